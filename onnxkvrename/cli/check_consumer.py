@@ -25,9 +25,9 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     add_version_option,
 )
+from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
-from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer

@@ -28,9 +28,9 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     add_version_option,
 )
+from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
-from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff, compare_sides

@@ -27,13 +27,13 @@ from onnxkvrename.cli.options import (
     add_version_option,
 )
 from onnxkvrename.cli.options.projection import add_projection_options
+from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
 from onnxkvrename.cli.output import print_answer, print_lines
 from onnxkvrename.cli.requested_rules import (
     add_pairs_token_option,
     check_pairs_token,
     pick_requested_rules,
 )
-from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.layout.digest import compute_layout_digest

@@ -28,9 +28,9 @@ from onnxkvrename.cli.options import (
     add_verbose_option,
     add_version_option,
 )
+from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
-from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.patterns.pattern import Pattern, compile_pattern
 from onnxkvrename.qefficient.find_export import check_cache_state

@@ -143,7 +143,7 @@ class ModelNames(NamedTuple):
         return None
 
     def may_be_current(self, text: str) -> bool:
-        """Return whether the models may have a name now; a template means all names that match it."""
+        """Return whether the models may have a name now; a template: names that match it."""
         is_known = self.find_new_name(text, is_graph_value=True) is not None
         return is_known or self.find_other_token(text, is_graph_value=True) is None
 
