@@ -123,16 +123,15 @@ def rename_all(
 ) -> Report:
     """Rename many models, all of them or none.
 
-    After an exception, all files are as they were.
+    After an exception, all files are as they were. ``strip``, ``replace``, ``normalize``,
+    ``rules``, ``to``, ``verify``, ``consumer``, ``strict``, ``force``, ``sidecars`` and
+    ``dry_run`` are as for `rename`.
 
     Args:
         models: Paths of models, and of directories: then every ``.onnx`` file below.
         token: As for `rename`.
         directory: Where the results go, laid out like the models; by default in place.
-        strip, replace, normalize: As for `rename`.
-        rules, to, verify, consumer: As for `rename`.
         group_windows: Check the windows of one model against each other.
-        strict, force, sidecars, dry_run: As for `rename`.
         keep_going: Rename the sets without an error though others have one. A path without a
             model is then an error in the report, unless `directory` is given.
         executor: Reads and writes, such as a ``ProcessPoolExecutor`` or Dask's; results are
