@@ -115,6 +115,18 @@ def compare_dims(
     return tuple(_compare_dim(before, after) for before, after in zip(into, out, strict=True))
 
 
+def are_same_sizes(changes: Sequence[DimChange] | None) -> bool:
+    """Return whether `compare_dims` shows that no axis changes."""
+    return changes is not None and all(change == "same" for change in changes)
+
+
+def find_growth(changes: Sequence[DimChange] | None) -> BufferUpdate | None:
+    """Return the growth that `compare_dims` shows; ``None`` without one."""
+    if changes is None or "grows" not in changes:
+        return None
+    return BufferUpdate("append", changes.index("grows"))
+
+
 def build_mix_up_finding(input_name: str, output_name: str, other_inputs: Sequence[str]) -> Finding:
     """Return KV110 for a retained output that is not made of its own input.
 

@@ -41,10 +41,12 @@ from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
     BufferUpdate,
     DimChange,
+    are_same_sizes,
     build_mix_up_finding,
     build_update_finding,
     choose_worst_update,
     compare_dims,
+    find_growth,
 )
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.verification.operators import SizeChange
@@ -277,12 +279,18 @@ def _decide_outcome(
     certain = {number for number, is_certain in cheapest if is_certain}
     if certain == {own_number}:
         path = cheapest[own_number, True]
+        changes = _compare_sides(pair)
+        if not _has_batch_symbol(pair):
+            whole = (each._replace(sliced_axes=frozenset[int]()) for each in path.resizings)
+            path = path._replace(resizings=frozenset(whole))
+        update = _decide_update(path, changes)
         copies = tuple(sources[number] for number in find_copies(paths) if number != own_number)
+        reason = "" if update.is_resized else _find_doubt(path, changes)
         if copies:
             reason = f"values of {format_list(list(copies))} are copied or added into it as well"
-            update = _decide_update_without_input(_compare_sides(pair), is_read=True)
+        if reason:
+            update = _decide_update_without_input(changes, is_read=True)
             return BufferFlow(pair, "untraced", path.updated_by, copies, reason, update)
-        update = _decide_update(path, _compare_sides(pair))
         is_moved_only = path.updated_by is None
         if is_moved_only and not any(map(_takes_or_adds_values, path.resizings)):
             return BufferFlow(pair, "passed through", update=update)
@@ -301,6 +309,23 @@ def _decide_outcome(
         reason = next(path.uncertainty for path in cheapest.values() if path.uncertainty)
     update = _decide_update_without_input(_compare_sides(pair), is_read=True)
     return BufferFlow(pair, "untraced", location, other_inputs, reason, update)
+
+
+def _find_doubt(path: FlowPath, changes: Sequence[DimChange] | None) -> str:
+    """Return why the only input on the cheapest paths may not be retained; empty if it is."""
+    drops, several = SizeChange.DROPS_NEW, SizeChange.SEVERAL
+    drops_new = all(each.changes & (drops | several) == drops for each in path.resizings)
+    if drops_new and not path.is_written_again:
+        return "its first values are kept, and what is appended to them may be cut off again"
+    if are_same_sizes(changes) and all(resizing.axes for resizing in path.resizings):
+        return "its axes come out in another order"
+    return ""
+
+
+def _has_batch_symbol(pair: KvPair) -> bool:
+    """Return whether the first axis, the batch, has any size: then a slice may be less than it."""
+    shape = (pair.input and pair.input.value.shape) or (None,)
+    return isinstance(shape[0], str)
 
 
 def _decide_update(path: FlowPath, changes: Sequence[DimChange] | None) -> BufferUpdate:
@@ -329,14 +354,14 @@ def _decide_update_without_input(
         changes: How the declared size of each axis changes; ``None`` if that is not known.
         is_read: Whether the output depends on the input at all.
     """
-    grown = _find_grown(changes)
+    grown = find_growth(changes)
     if grown is not None:
         return grown
     if is_read or changes is None:
         return UNKNOWN_UPDATE
     if "shrinks" in changes:
         return BufferUpdate("delta", changes.index("shrinks"))
-    return _ONCE if _is_same(changes) else UNKNOWN_UPDATE
+    return _ONCE if are_same_sizes(changes) else UNKNOWN_UPDATE
 
 
 def _decide_resizing(
@@ -345,7 +370,7 @@ def _decide_resizing(
     flags = resizing.changes
     if flags & ~SizeChange.MOVES_AXES == SizeChange.SHIFTS:
         return _SHIFT  # the operator keeps the size, whatever the symbols are called
-    grown = _find_grown(changes)
+    grown = find_growth(changes)
     appends, cuts = bool(flags & SizeChange.APPENDS), bool(flags & SizeChange.CUTS)
     is_written_over = path.cost[0] > 0  # then the size is that of the other value
     is_open = is_written_over or bool(flags & (SizeChange.RESIZES | SizeChange.SEVERAL))
@@ -353,10 +378,10 @@ def _decide_resizing(
         return grown or BufferUpdate("append", _find_axis(resizing, changes))
     if grown is not None:
         return grown
-    if flags & SizeChange.FITS and changes is not None and not _is_same(changes):
+    if flags & SizeChange.FITS and changes is not None and not are_same_sizes(changes):
         return BufferUpdate("append", _find_axis(resizing, changes))
     if appends or cuts or is_open or flags & SizeChange.FITS:
-        is_kept = _is_same(changes) and not _is_size_lost(resizing, path, changes)
+        is_kept = are_same_sizes(changes) and not _is_size_lost(resizing, path, changes)
         if not is_kept:
             return UNKNOWN_UPDATE
         return _SHIFT if appends and cuts else _INPLACE
@@ -399,7 +424,7 @@ def _is_size_lost(resizing: Resizing, path: FlowPath, changes: Sequence[DimChang
     """Return whether operators make a size that equal declared shapes do not prove.
 
     A part of the input is not all of it, unless something is joined to it along that axis. A
-    choice along the first axis, the batch, may have all of it in another order.
+    choice along the first axis, the batch, may have all of it in another order; a slice not.
     """
     if path.cost[0] > 0:  # it is written over another value, whose size it has
         return False
@@ -408,14 +433,8 @@ def _is_size_lost(resizing: Resizing, path: FlowPath, changes: Sequence[DimChang
     grown_axes, cut_axes = _count_from_front(resizing, changes)
     if resizing.changes & SizeChange.APPENDS and (None in cut_axes or not grown_axes):
         return False
-    return bool(cut_axes - grown_axes - {0})
-
-
-def _find_grown(changes: Sequence[DimChange] | None) -> BufferUpdate | None:
-    """Return the growth that the declared shapes state."""
-    if changes is None or "grows" not in changes:
-        return None
-    return BufferUpdate("append", changes.index("grows"))
+    sliced = {axis % len(changes) for axis in resizing.sliced_axes} if changes else set[int]()
+    return bool(cut_axes - grown_axes - ({0} - sliced))
 
 
 def _find_axis(resizing: Resizing, changes: Sequence[DimChange] | None) -> int | None:
@@ -429,7 +448,3 @@ def _find_axis(resizing: Resizing, changes: Sequence[DimChange] | None) -> int |
     if resizing.axis is not None and -len(changes) <= resizing.axis < len(changes):
         return resizing.axis % len(changes)
     return candidates[0] if len(candidates) == 1 else None
-
-
-def _is_same(changes: Sequence[DimChange] | None) -> bool:
-    return changes is not None and all(change == "same" for change in changes)

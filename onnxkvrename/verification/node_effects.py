@@ -12,7 +12,12 @@ from onnx import NodeProto
 from onnxkvrename.verification.constants import SmallConstants
 from onnxkvrename.verification.graph_bodies import Operation
 from onnxkvrename.verification.operators import OperandFlow, SizeChange
-from onnxkvrename.verification.provenance import SAME_SIZE, Resizing, build_resizing
+from onnxkvrename.verification.provenance import (
+    REVERSED_AXES,
+    SAME_SIZE,
+    Resizing,
+    build_resizing,
+)
 
 _LARGEST_END = 2**31 - 1
 """The smallest end of a Slice that exporters write for all that is there."""
@@ -45,6 +50,8 @@ def find_resizings(
         return build_resizing(flow.fixed_change, None)
     if node.op_type == "Slice" and flow.size_change == SizeChange.CUTS:
         return _find_slice_resizing(node, constants)
+    if node.op_type == "Transpose":
+        return frozenset({Resizing(SizeChange.MOVES_AXES, axes=_read_axes_order(node))})
     axis: int | None
     if isinstance(flow.axis, str):
         is_said = any(attribute.name == flow.axis for attribute in node.attribute)
@@ -58,12 +65,11 @@ def find_resizings(
 
 def _find_slice_resizing(node: NodeProto, constants: SmallConstants) -> frozenset[Resizing]:
     """Return what a Slice cuts: nothing along an axis that it takes from 0 to the largest end."""
-    starts, ends, axes, steps = (
-        constants.find_integers(name) if name else None
-        for name in [*node.input, "", "", "", ""][1:5]
-    )
+    names = [*node.input, "", "", "", ""][1:5]
+    starts, ends, axes, steps = (constants.find_integers(name) if name else None for name in names)
     if axes is None:
         return build_resizing(SizeChange.CUTS, None)
+    has_no_gaps = not names[3] or steps == (1,) * len(axes)
     cut = [
         axis
         for number, axis in enumerate(axes)
@@ -73,12 +79,27 @@ def _find_slice_resizing(node: NodeProto, constants: SmallConstants) -> frozense
             and len(starts) == len(ends) == len(axes)
             and starts[number] == 0
             and ends[number] >= _LARGEST_END
-            and (len(node.input) < 5 or not node.input[4] or steps == (1,) * len(axes))
+            and has_no_gaps
         )
     ]
     if not cut:
         return SAME_SIZE
-    return frozenset({Resizing(SizeChange.CUTS, cut_axes=frozenset(cut))})
+    changes, sliced_axes = SizeChange.CUTS, frozenset[int]()
+    if starts is not None and len(starts) == len(axes):
+        cut_starts = [start for start, axis in zip(starts, axes, strict=True) if axis in cut]
+        if has_no_gaps and not any(cut_starts):
+            changes |= SizeChange.KEEPS_FIRST
+        if ends is not None:
+            sliced_axes = frozenset(cut)
+    return frozenset({Resizing(changes, cut_axes=frozenset(cut), sliced_axes=sliced_axes)})
+
+
+def _read_axes_order(node: NodeProto) -> tuple[int, ...] | None:
+    """Return the order into which a Transpose brings the axes; `None` if its caller decides it."""
+    for attribute in node.attribute:
+        if attribute.name == "perm":
+            return None if attribute.ref_attr_name else tuple(attribute.ints)
+    return REVERSED_AXES
 
 
 def _read_integer(node: NodeProto, name: str) -> int | None:

@@ -41,6 +41,12 @@ class SizeChange(IntFlag):
     """Its axes are others, so that an axis that grew before is no longer known."""
     SEVERAL = 64
     """These are the changes of many paths together, in no order."""
+    IS_FIRST = 128
+    """What is appended comes after it, where a cut that keeps the first values drops it."""
+    KEEPS_FIRST = 256
+    """It is cut so that its first values are left."""
+    DROPS_NEW = 512
+    """What was appended may be cut off again."""
 
 
 NO_CHANGE = SizeChange.NONE
@@ -236,6 +242,8 @@ def find_operand_flows(
         return (_CUT,)
     if domain != "":
         return None
+    if op_type == "Split" and output == 0:
+        return (_MOVE_OPS[op_type]._replace(size_change=SizeChange.CUTS | SizeChange.KEEPS_FIRST),)
     if op_type in _MOVE_OPS:
         return (_MOVE_OPS[op_type],)
     if op_type in _ELEMENTWISE_OPS:
@@ -247,9 +255,11 @@ def find_operand_flows(
     if op_type == "Concat" and operand_count == 1:
         return (_PLAIN_MOVE,)
     if op_type == "Concat":
+        first = SizeChange.APPENDS | SizeChange.IS_FIRST
+        changes = (first, *[SizeChange.APPENDS] * (operand_count - 1))
         return tuple(
-            OperandFlow(operand, size_change=SizeChange.APPENDS, axis="axis")
-            for operand in range(operand_count)
+            OperandFlow(operand, size_change=change, axis="axis")
+            for operand, change in enumerate(changes)
         )
     if op_type == "SequenceConstruct":
         return tuple(

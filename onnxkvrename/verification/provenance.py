@@ -33,19 +33,27 @@ class Resizing(NamedTuple):
         grown_axes: All axes along which it surely grows, as far as they are known.
         cut_axes: All axes along which it may be cut; ``None`` among them is an axis that is
             not known.
+        sliced_axes: Those of them of which it surely is a part between two constant positions.
+        axes: Its axes in their order now, empty if that is the order from before;
+            `REVERSED_AXES` if they are reversed, ``None`` if they are not known.
     """
 
     changes: SizeChange = SizeChange.NONE
     axis: int | None = None
     grown_axes: frozenset[int] = frozenset()
     cut_axes: frozenset[int | None] = frozenset()
+    sliced_axes: frozenset[int] = frozenset()
+    axes: tuple[int, ...] | None = ()
 
     def move_axes(self) -> Resizing:
         """Return the same when axes may have changed places since: they are not known."""
         cut_axes = frozenset({None}) if self.cut_axes else self.cut_axes
-        return self._replace(axis=None, grown_axes=frozenset(), cut_axes=cut_axes)
+        no_axes = frozenset[int]()
+        return self._replace(axis=None, grown_axes=no_axes, cut_axes=cut_axes, sliced_axes=no_axes)
 
 
+REVERSED_AXES = (-1,)
+"""All axes in reversed order, however many there are."""
 SAME_SIZE = frozenset({Resizing()})
 """The size stays as it is, whatever the path."""
 
@@ -58,7 +66,9 @@ def build_resizing(changes: SizeChange, axis: int | None) -> frozenset[Resizing]
     grows, cuts = changes & SizeChange.APPENDS, changes & SizeChange.CUTS
     grown_axes = frozenset({axis} if grows and axis is not None else ())
     cut_axes = frozenset({axis} if cuts else ())
-    return frozenset({Resizing(changes, None if cuts else axis, grown_axes, cut_axes)})
+    axes = None if changes & SizeChange.MOVES_AXES else ()
+    resized = Resizing(changes, None if cuts else axis, grown_axes, cut_axes, axes=axes)
+    return frozenset({resized})
 
 
 @lru_cache(maxsize=4096)
@@ -75,8 +85,43 @@ def _chain_resizings(
             axis = before.axis
         grown_axes = before.grown_axes | after.grown_axes
         cut_axes = before.cut_axes | after.cut_axes
-        chained.add(Resizing(before.changes | after.changes, axis, grown_axes, cut_axes))
+        sliced_axes = before.sliced_axes | after.sliced_axes
+        axes = _chain_axes(before.axes, after.axes)
+        changes = _chain_changes(before, after)
+        chained.add(Resizing(changes, axis, grown_axes, cut_axes, sliced_axes, axes))
     return _limit_resizings(chained)
+
+
+def _chain_changes(before: Resizing, after: Resizing) -> SizeChange:
+    """Return all changes; a cut of what was appended before is a change of its own."""
+    changes = before.changes
+    if changes & SizeChange.IS_FIRST and after.changes & SizeChange.KEEPS_FIRST:
+        are_known = None not in after.cut_axes and before.grown_axes
+        signs = {axis is not None and axis < 0 for axis in (*after.cut_axes, *before.grown_axes)}
+        if not are_known or len(signs) > 1 or before.grown_axes & after.cut_axes:
+            changes |= SizeChange.DROPS_NEW
+    elif after.changes & SizeChange.CUTS:
+        changes &= ~SizeChange.IS_FIRST
+    return changes | after.changes
+
+
+def _chain_axes(
+    first: tuple[int, ...] | None, second: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """Return the order of axes after two reorderings."""
+    if first is None or second is None:
+        return None
+    if not first or not second:
+        return first or second
+    if first == second == REVERSED_AXES:
+        return ()
+    count = len(second) if first == REVERSED_AXES else len(first)
+    in_order = tuple(range(count))
+    first, second = (in_order[::-1] if axes == REVERSED_AXES else axes for axes in (first, second))
+    if sorted(first) != [*in_order] or sorted(second) != [*in_order]:
+        return None
+    chained = tuple(first[axis] for axis in second)
+    return () if chained == in_order else chained
 
 
 def _limit_resizings(resizings: Iterable[Resizing]) -> frozenset[Resizing]:
@@ -88,7 +133,7 @@ def _limit_resizings(resizings: Iterable[Resizing]) -> frozenset[Resizing]:
     axes = {resizing.axis for resizing in distinct if resizing.changes & SizeChange.APPENDS}
     axis = axes.pop() if len(axes) == 1 else None
     cut_axes: frozenset[int | None] = frozenset({None} if changes & SizeChange.CUTS else ())
-    return frozenset({Resizing(changes | SizeChange.SEVERAL, axis, cut_axes=cut_axes)})
+    return frozenset({Resizing(changes | SizeChange.SEVERAL, axis, cut_axes=cut_axes, axes=None)})
 
 
 class NodeLocation(NamedTuple):
@@ -116,6 +161,7 @@ class FlowPath(NamedTuple):
         resizings: What becomes of its size; several where paths cost the same.
         is_copy: Whether on some path, also on one that costs more, the values themselves arrive,
             or multiples or sums of them.
+        is_written_again: Whether several nodes on some path make a new state.
     """
 
     cost: tuple[int, int]
@@ -123,6 +169,7 @@ class FlowPath(NamedTuple):
     uncertainty: str = ""
     resizings: frozenset[Resizing] = SAME_SIZE
     is_copy: bool = True
+    is_written_again: bool = False
 
 
 FlowPaths = Mapping[tuple[int, bool], FlowPath]
@@ -206,6 +253,7 @@ def _extend_paths(
             path.uncertainty,
             path.resizings if resizing is SAME_SIZE else _chain_resizings(path.resizings, resizing),
             path.is_copy and not flow.is_new,
+            path.is_written_again or (flow.makes_new_state and path.updated_by is not None),
         )
         for key, path in paths.items()
     }
@@ -310,6 +358,9 @@ def _compose_origin(
                     inner.uncertainty or path.uncertainty,
                     _chain_resizings(path.resizings, inner.resizings),
                     path.is_copy and inner.is_copy,
+                    path.is_written_again
+                    or inner.is_written_again
+                    or (path.updated_by is not None and inner.updated_by is not None),
                 )
                 for (number, is_certain), path in paths.items()
             }
@@ -328,7 +379,7 @@ def _qualify_location(inner: NodeLocation, call: NodeLocation) -> NodeLocation:
 def _merge_cheapest_paths(several_paths: Iterable[FlowPaths]) -> FlowPaths:
     """Return the cheapest path for each source; of equal ones the first, with both resizings.
 
-    It is a copy if any path to the source is one.
+    It is a copy, or written again, if any path to the source is.
     """
     cheapest: dict[tuple[int, bool], FlowPath] = {}
     for paths in several_paths:
@@ -341,8 +392,11 @@ def _merge_cheapest_paths(several_paths: Iterable[FlowPaths]) -> FlowPaths:
                 cheapest[key] = _add_resizings(known, path.resizings)
             elif path.cost < known.cost:
                 cheapest[key] = path
-            if cheapest[key].is_copy is not (is_copy := known.is_copy or path.is_copy):
-                cheapest[key] = cheapest[key]._replace(is_copy=is_copy)
+            is_copy = known.is_copy or path.is_copy
+            is_again = known.is_written_again or path.is_written_again
+            kept = cheapest[key]
+            if (is_copy, is_again) != (kept.is_copy, kept.is_written_again):
+                cheapest[key] = kept._replace(is_copy=is_copy, is_written_again=is_again)
     if len(cheapest) <= _MAX_SOURCES:
         return cheapest
     nearest = sorted(cheapest, key=lambda key: (cheapest[key].cost, key))[:_MAX_SOURCES]

@@ -35,7 +35,7 @@ def test_a_value_that_is_moved_comes_from_where_it_came_from() -> None:
 
 def test_each_step_costs_and_the_last_one_is_where_the_state_is_made() -> None:
     twice = carry_origin(carry_origin(build_source_origin(0), CHANGED, CONCAT), CHANGED, ADD)
-    assert twice.outcomes == ({(0, True): FlowPath((0, 2), ADD)},)
+    assert twice.outcomes == ({(0, True): FlowPath((0, 2), ADD, is_written_again=True)},)
     written = carry_origin(build_source_origin(0), OperandFlow(2, overwrites=True), CONCAT)
     assert list_costs(written) == [{0: (1, 0)}]
 
