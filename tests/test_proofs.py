@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 import pytest
 from conftest import FIXTURES
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, NodeProto, numpy_helper
+from onnx.helper import make_node
 from test_growing_caches import build_growing_model
 
 TOKEN = "vllmKvCache"
@@ -73,6 +74,51 @@ def not_updated(tmp_path: Path, run) -> Example:
     rename_result(model, output, "dropped")
     passed_on = onnx.helper.make_node("Identity", [f"past_key.0_{TOKEN}"], [output])
     model.graph.node.insert(0, passed_on)
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
+def feed_other(model: ModelProto, nodes: list[NodeProto], result: str) -> None:
+    """Let the key of layer 0 be updated with the result of some nodes as its past."""
+    key = f"past_key.0_{TOKEN}"
+    for node in model.graph.node:
+        if f"{key}_RetainedState" in node.output:
+            node.input[:] = [result if name == key else name for name in node.input]
+    for node in reversed(nodes):
+        model.graph.node.insert(0, node)
+
+
+def copied(tmp_path: Path, run) -> Example:
+    """The difference to the value is added to the key, so that the key is the value."""
+    model = load_decoder(tmp_path, run)
+    key, value = (f"past_{part}.0_{TOKEN}" for part in ("key", "value"))
+    nodes = [make_node("Sub", [value, key], ["gap"]), make_node("Add", [key, "gap"], ["sum"])]
+    feed_other(model, nodes, "sum")
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
+def emptied(tmp_path: Path, run) -> Example:
+    model = load_decoder(tmp_path, run)
+    key = f"past_key.0_{TOKEN}"
+    (value,) = (value for value in model.graph.input if value.name == key)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(1, dtype), "nothing"))
+    feed_other(model, [make_node("Mul", [key, "nothing"], ["empty"])], "empty")
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
+def cut_off(tmp_path: Path, run) -> Example:
+    """The new key is appended, and the result is cut to the context from its first position on."""
+    model = load_decoder(tmp_path, run)
+    key = f"past_key.0_{TOKEN}"
+    output = f"{key}_RetainedState"
+    for name, number in (("start", 0), ("axis", 2)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([number]), name))
+    nodes = model.graph.node
+    (index,) = (number for number, node in enumerate(nodes) if output in node.output)
+    new = nodes[index].input[2]
+    nodes[index].CopyFrom(make_node("Slice", ["longer", "start", "end", "axis"], [output]))
+    nodes.insert(index, make_node("Concat", [key, new], ["longer"], axis=2))
+    nodes.insert(index, make_node("Shape", [key], ["end"], start=2, end=3))
     return Example(save(model, tmp_path / "model.onnx"))
 
 
@@ -137,6 +183,17 @@ def other_window(tmp_path: Path, run) -> Example:
     return Example(paths[0], decode=paths[1])
 
 
+def turned(tmp_path: Path, run) -> Example:
+    """On decode, batch and context have changed places."""
+    model = load_decoder(tmp_path, run)
+    path = save(model, tmp_path / "model.onnx")
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith("past_"):
+            dims = value.type.tensor_type.shape.dim
+            dims[0].dim_param, dims[2].dim_param = dims[2].dim_param, dims[0].dim_param
+    return Example(path, decode=save(model, tmp_path / "decode.onnx"))
+
+
 def other_weights(tmp_path: Path, run) -> Example:
     paths = []
     for number in (0, 1):
@@ -150,6 +207,9 @@ def other_weights(tmp_path: Path, run) -> Example:
 DANGERS: dict[str, Callable[..., Example]] = {
     "a retained output without its input": unpaired,
     "a buffer computed from another one's input": swapped,
+    "values of another buffer written or added into a buffer": copied,
+    "a buffer that a constant condition or a product with 0 empties": emptied,
+    "new positions that are appended and cut off again": cut_off,
     "a buffer that nothing writes to": not_updated,
     "a cache that grows": growing,
     "a new name that is taken": taken_name,
@@ -159,6 +219,7 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "a sidecar with the names from before": stale_sidecar,
     "names that the consumer does not select": unselected,
     "a buffer that the consumer cuts": cut_state,
+    "axes in another order on the other side": turned,
     "a window on one side, the whole context on the other": other_window,
     "weights of another model on the other side": other_weights,
 }

@@ -11,7 +11,7 @@ a *later state* of: where its elements are carried from. Going back from the out
   cost of one step, since a linear state is decayed and added to;
 - an operator that mixes its operands (MatMul, Softmax, Conv, ...) leads nowhere:
   that is where layers and the attention between key and value end;
-- a shape, an index or a condition leads nowhere;
+- a shape, an index, a condition, and what a constant leaves out lead nowhere;
 - a custom operator without a body may lead to any operand or to none: uncertain.
 
 The output is a later state of the input with the cheapest path (overwritten least
@@ -23,9 +23,9 @@ cache begins.
 The operators on the path, and the declared shapes, also tell how the output is made: written
 in place, appended to, or otherwise.
 
-An output that reaches its own input only through what mixes, only by an uncertain
-path, or no sooner than the input of another buffer is not proved, but not called
-wrong either.
+An output that reaches its own input only through what mixes, only by an uncertain path, or no
+sooner than another one, is not proved, but not called wrong either; nor is one into which
+another buffer is copied, which loses its new positions, or whose axes change places.
 """
 
 from __future__ import annotations

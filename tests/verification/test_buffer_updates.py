@@ -224,7 +224,7 @@ def test_a_cut_along_the_same_axis_or_of_the_batch_leaves_it_to_the_shapes(
         ("j = Concat<axis = 2>(k, x) k_out, rest = Split<axis = 2>(j, n, n)", "cut off again"),
         ("j = Concat<axis = 2>(x, k) k_out = Slice(j, zero, five, two)", ""),  # the oldest go
         ("j = Concat<axis = 2>(k, x) k_out = Slice(j, one, end, two)", ""),
-        ("j = Concat<axis = 2>(k, x) u = Slice(j, one, end, two) k_out, v = Split<axis = 2>(u)", ""),
+        ("j = Concat<axis = 2>(k, x) u = Slice(j, one, end, two) k_out, v = Split<axis=2>(u)", ""),
         ("s = ScatterND(k, i, x) j = Concat<axis = 2>(s, x) k_out = Slice(j, zero, five, two)", ""),
         ("j = Concat<axis = 2>(k, x) s = ScatterND(j, i, x) k_out = Slice(s, zero, five, two)", ""),
     ],
