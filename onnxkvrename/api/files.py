@@ -23,7 +23,7 @@ from onnxkvrename.api.arguments import (
 from onnxkvrename.qefficient.find_export import check_cache_reuse
 from onnxkvrename.renaming.run import find_sidecars, rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs, split_paths
-from onnxkvrename.rules.results import ModelReport, Options, Report, SidecarSearch
+from onnxkvrename.rules.results import ModelReport, Options, RenameJob, Report, SidecarSearch
 from onnxkvrename.storage.read import is_directory
 
 if TYPE_CHECKING:
@@ -161,14 +161,25 @@ def rename_all(
     )._replace(group_windows=group_windows, keep_going=keep_going)
     results = as_optional_path(directory, "directory", is_output=True)
     if keep_going:
-        usable, lost = split_paths(paths, keeps_layout=results is not None)
-        paths, options = list(usable), options._replace(lost=lost)
-    jobs = find_jobs(paths, None, results)
-    loaded_rules = load_rules_for(rules, paths, to)
+        paths, jobs, options = _find_good_jobs(paths, results, options)
+    else:
+        jobs = find_jobs(paths, None, results)
+    known = [job.model for job in jobs] if options.lost else paths
+    loaded_rules = load_rules_for(rules, known, to)
     search = _build_search(sidecars, paths)._replace(takes_folders=directory is not None)
     found = find_sidecars(jobs, change, loaded_rules, search)
     report = rename_batch(jobs, change, loaded_rules, options, executor=executor, sidecars=found)
     return report._replace(profile=loaded_rules.profile_choice)
+
+
+def _find_good_jobs(
+    paths: list[Path], results: Path | None, options: Options
+) -> tuple[list[Path], tuple[RenameJob, ...], Options]:
+    """Return the paths that lead to models, the jobs, and the options with what is left out."""
+    usable, lost = split_paths(paths, keeps_layout=results is not None)
+    unlisted = list[ModelReport]()
+    jobs = find_jobs(usable, None, results, unlisted)
+    return list(usable), jobs, options._replace(lost=(*lost, *unlisted))
 
 
 def _build_search(follow: bool, paths: Iterable[Path] = ()) -> SidecarSearch:

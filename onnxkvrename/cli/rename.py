@@ -270,7 +270,7 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
         normalize=arguments.normalize,
         keeps_tokens=arguments.to is not None and token is None and not arguments.strip,
     )
-    options = _build_options(arguments, view)._replace(lost=lost)
+    options = _build_options(arguments, view)
     rules = add_target(_load_rules(arguments), arguments.to)
     check_token_change(change)
     check_exclusive("--strip", change.strip, "--replace", change.replace)
@@ -280,7 +280,10 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
         from onnxkvrename.qefficient.seed_cache import find_moved_paths  # only for --seed-cache
 
         models = find_moved_paths(models, rules, change)
-    jobs = find_jobs(models, arguments.output, arguments.directory)
+    unlisted = list[ModelReport]()
+    skipped = unlisted if arguments.keep_going else None
+    jobs = find_jobs(models, arguments.output, arguments.directory, skipped)
+    options = options._replace(lost=(*lost, *unlisted))
     if arguments.seed_cache:
         return _rename_in_cache(jobs, change, rules, options, arguments)
     report = _run_jobs(jobs, change, rules, options, arguments)
@@ -323,6 +326,8 @@ def _pick_rules(models: Sequence[Path], arguments: _Arguments, token: str | None
     """Return the rules that fit the models, by their names or with ``--pairs``."""
     from onnxkvrename.cli.requested_rules import pick_requested_rules  # not where qeff fits
 
+    if arguments.keep_going:
+        models = [job.model for job in find_jobs(models, lost=[])]
     return pick_requested_rules(models, arguments, token, skips_unread=arguments.keep_going)
 
 

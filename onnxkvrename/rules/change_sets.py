@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.rules.kv_model import KvModel
-from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.profile import MERGED, PartPath, Rules
 from onnxkvrename.storage.read import is_directory, is_occupied, resolve_path
 
 
@@ -173,6 +173,10 @@ def _is_surely(query: Callable[[Path], bool], path: Path) -> bool:
         return False
 
 
+def _is_merged(part: PartPath | None) -> bool:
+    return part is not None and part.name.stage == MERGED
+
+
 def _link_unread(
     paths: Sequence[Path], models: Sequence[KvModel | None], rules: Rules
 ) -> Iterator[list[int]]:
@@ -197,11 +201,16 @@ def _link_unread(
             below = Path(_find_place(path))
             places.add(below)
         windows = set() if is_known else places | {place.parent for place in places}
+        above = set() if below is None else set(below.parents)
         yield [
             index,
             *(
                 other
                 for other, folder in enumerate(folders)
-                if folder in places or below in folder.parents or roots[other] in windows
+                if folder in places
+                or below in folder.parents
+                or roots[other] in windows
+                # A merged file may lie anywhere above the windows that it is made of.
+                or (roots[other] in above and _is_merged(parts[other]))
             ),
         ]

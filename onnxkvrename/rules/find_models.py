@@ -63,7 +63,10 @@ def check_is_local(path: str, *, is_output: bool = False) -> None:
 
 
 def find_jobs(
-    models: Sequence[Path], output: Path | None = None, directory: Path | None = None
+    models: Sequence[Path],
+    output: Path | None = None,
+    directory: Path | None = None,
+    lost: list[ModelReport] | None = None,
 ) -> tuple[RenameJob, ...]:
     """Return a job for each model below some paths.
 
@@ -78,6 +81,8 @@ def find_jobs(
         directory: The directory for results: each goes to the place below it that its
             model has below the common parent of all paths. Results of an earlier run in it
             are not treated as models. Without either, results replace the models.
+        lost: Gets a report on each directory below one of the paths that cannot be listed. By
+            default, and with `output`, which is for one model, such a directory is an error.
 
     Returns:
         Each model once, whatever links lead to it: paths in the order given, and models in
@@ -88,7 +93,8 @@ def find_jobs(
         WriteError: Several results would go to one file, or a result to its own model.
     """
     results = None if directory is None else read_status(directory)
-    found = [_find_models(path, results) for path in models]
+    lost = lost if output is None else None
+    found = [_find_models(path, results, lost) for path in models]
     models_by_real_path: dict[str, Path] = {}
     for model in (model for paths in found for model in paths.models):
         real_path = identify_path(model)
@@ -123,6 +129,9 @@ def split_paths(
 ) -> tuple[tuple[Path, ...], tuple[ModelReport, ...]]:
     """Return the paths that lead to models, and a report on each of the others.
 
+    A path counts as one that leads to models if a directory below it cannot be listed:
+    :func:`find_jobs` reports that.
+
     Args:
         paths: The paths of a command line.
         keeps_layout: Whether the places of results, or whether there may be several, depend on
@@ -134,7 +143,7 @@ def split_paths(
     usable, lost, errors = list[Path](), list[ModelReport](), list[ModelError]()
     for path in paths:
         try:
-            find_jobs([path])
+            find_jobs([path], lost=[])
         except ModelError as error:
             errors.append(error)
             lost.append(ModelReport(str(path), str(path), "failed", error=error))
@@ -274,7 +283,9 @@ def _choose_output(
     return directory / os.path.relpath(os.path.abspath(model), parent)
 
 
-def _find_models(path: Path, results: os.stat_result | None) -> _FoundModels:
+def _find_models(
+    path: Path, results: os.stat_result | None, lost: list[ModelReport] | None
+) -> _FoundModels:
     """Return the models at or below a path, except those in the directory `results`.
 
     A link that leads nowhere, or in a circle, is a model, which cannot be opened.
@@ -286,7 +297,7 @@ def _find_models(path: Path, results: os.stat_result | None) -> _FoundModels:
             raise
         status = None
     if status is not None and stat.S_ISDIR(status.st_mode):
-        return _FoundModels(path, _search_directory(path, results))
+        return _FoundModels(path, _search_directory(path, results, lost))
     if status is None and not is_link(path):
         hint = (
             "a pattern is not expanded here: pass the directory; in a shell, pass it without quotes"
@@ -297,22 +308,25 @@ def _find_models(path: Path, results: os.stat_result | None) -> _FoundModels:
     return _FoundModels(path.parent, [path])
 
 
-def _search_directory(directory: Path, results: os.stat_result | None) -> list[Path]:
+def _search_directory(
+    directory: Path, results: os.stat_result | None, lost: list[ModelReport] | None
+) -> list[Path]:
     """Return the models below a directory, except those in the directory `results` below it."""
     models: list[Path] = []
     pending = [os.fspath(directory)]
     while pending:
         folder = pending.pop()
         try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        if _may_hold_models(entry, results):
-                            pending.append(entry.path)
-                    elif entry.name.endswith(".onnx") and not _is_directory(entry.path):
-                        models.append(Path(entry.path))
-        except OSError as error:
-            raise ModelError(f"cannot be listed: {error.strerror}", path=folder) from None
+            found, folders = _list_folder(folder, results)
+        except ModelError as error:
+            if lost is None or folder == os.fspath(directory):
+                raise
+            lost.append(ModelReport(folder, folder, "failed", error=error))
+        else:
+            models += found
+            pending += folders
+    if not models and lost and lost[-1].error is not None:
+        raise lost[-1].error
     if not models:
         raise ModelError(
             "has no .onnx file, at any depth",
@@ -320,6 +334,27 @@ def _search_directory(directory: Path, results: os.stat_result | None) -> list[P
             hint="pass an .onnx file, or a directory that has some",
         )
     return sorted(models, key=_build_sort_key)
+
+
+def _list_folder(folder: str, results: os.stat_result | None) -> tuple[list[Path], list[str]]:
+    """Return the models in a folder, and the folders in it that may hold more.
+
+    Raises:
+        ModelError: It cannot be listed, or it cannot be determined what is in it.
+    """
+    models, folders = list[Path](), list[str]()
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    if _may_hold_models(entry, results):
+                        folders.append(entry.path)
+                elif entry.name.endswith(".onnx") and not _is_directory(entry.path):
+                    models.append(Path(entry.path))
+    except OSError as error:
+        place = str(Path(folder))
+        raise ModelError(f"cannot be listed: {error.strerror}", path=place) from None
+    return models, folders
 
 
 def _is_directory(path: str) -> bool:

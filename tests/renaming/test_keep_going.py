@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -456,3 +457,60 @@ def test_after_a_kill_the_next_run_removes_what_is_left_though_a_set_still_fails
         assert read_directory(here) == done, (name, nth)
     assert killed > 1
     assert half_done or name != "replace"
+
+
+def refuse_to_list(monkeypatch: pytest.MonkeyPatch, *refused: str) -> None:
+    """Let the system list no directory of these, whoever asks."""
+    real = os.scandir
+
+    def scandir(path: str | Path) -> object:
+        if any(os.path.abspath(path) == os.path.abspath(name) for name in refused):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+
+
+@pytest.mark.parametrize(
+    ("unlisted", "renamed"),
+    [
+        ("a/other", {"d", "e", "top"}),  # it may be a window of a
+        ("a/other/below", {"a", "d", "e", "top"}),  # windows are not so deep
+        ("top/x/y", {"a", "d", "e"}),  # the merged file may be made of windows in it
+        ("e/x", {"a", "d", "e", "top"}),  # a model alone needs nothing below it
+        ("x", {"a", "d", "e", "top"}),
+    ],
+)
+def test_a_directory_that_cannot_be_listed_holds_back_what_it_may_belong_to(
+    unlisted: str, renamed: set[str], here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree("b")
+    shutil.rmtree("c")
+    for name in ("d/m.onnx", "e/m.onnx", "top/merged_0-3.onnx"):
+        Path(name).parent.mkdir()
+        saved(build_window(0, 3), Path(name))
+    Path(unlisted).mkdir(parents=True, exist_ok=True)
+    refuse_to_list(monkeypatch, unlisted)
+    assert run(".", "--prefix", "VLLM").code == 2
+    outcome = run(".", *V)
+    assert outcome.code == 2
+    assert f"error: {unlisted}: cannot be listed: Permission denied" in outcome.err
+    assert {name for name in ("a", "d", "e", "top") if read_tokens(Path(name)) == {True}} == renamed
+
+
+def test_a_directory_that_cannot_be_listed_is_reported_once_for_all_else(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(models.decoder(), here / "m.onnx")
+    Path("b/only").mkdir(parents=True)
+    refuse_to_list(monkeypatch, "b/only")
+    for options in (("--profile", "auto"), ("--sidecars",), ("-d", "new"), ("--check",)):
+        outcome = run("a", "b", *V, *options)
+        assert outcome.code == 2, options
+        assert outcome.err.count("b/only: cannot be listed") == 1, options
+    assert read_tokens(Path("new/a")) == {True}
+    report = rename_all(["a", "b"], "VLLM", keep_going=True)
+    assert [model.path for model in report.models if model.error] == ["b/only"]
+    assert run("b/only", *V).code == 2
+    one = run("b", *V, "-o", "one.onnx")
+    assert (one.code, "b/only: cannot be listed" in one.err) == (2, True)
