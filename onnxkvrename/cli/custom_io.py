@@ -56,6 +56,7 @@ def _complete_precision(ctx: click.Context, param: click.Parameter, incomplete: 
 @add_one_model_argument()
 @add_single_option(
     "--precision",
+    is_eager=True,  # missing, it is told first: a command that is suggested for MODEL needs it
     metavar="NAME",
     required=True,
     shell_complete=_complete_precision,
