@@ -338,7 +338,9 @@ LINKED_MODELS = {
 }
 MODEL_FILES_REFUSED = {
     "a pipe": replace_model(lambda path: os.mkfifo(path)),
-    "a directory's link": replace_model(lambda path: path.symlink_to("/")),
+    "a directory's link": replace_model(
+        lambda path: (path.with_name("empty").mkdir(), path.symlink_to("empty"))
+    ),
     "a device": replace_model(lambda path: path.symlink_to("/dev/zero")),
     "a socket": replace_model(bind_socket),
     "a dangling link": replace_model(lambda path: path.symlink_to("nowhere")),
