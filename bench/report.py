@@ -28,7 +28,7 @@ METHOD = """\
 - Before a run the older result is removed, every input is read once so that it is in the page
   cache, and `sync` is called so that nothing is left to write.
 - Each contender first runs once uncounted and its result is judged; every later result has to
-  hash the same or is judged anew. Then come the rounds: all contenders in turn, each round
+  hash the same or is judged again. Then come the rounds: all contenders in turn, each round
   starting one further on. Shown are medians; the spread is (slowest - fastest) / median of wall
   time.
 - What takes less than 3 s has four turns in a round, since noise weighs more there. A contender

@@ -108,7 +108,7 @@ class Bench:
         _say(f"{_label(entry)}: {run.wall:.2f} s, {entry.verdict} {'; '.join(entry.words)[:200]}")
 
     def time(self, entry: Entry, number: int) -> None:
-        """Run once more; a result that differs from the proved one is judged anew."""
+        """Run once more; a result that differs from the proved one is judged again."""
         run = self.run(entry, number)
         entry.runs.append(run)
         if run.code or digest(entry.workload) != entry.digest:

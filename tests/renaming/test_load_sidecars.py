@@ -275,7 +275,7 @@ def test_a_finding_in_the_model_leaves_the_sidecar_as_it_was(here: Path, run, sn
         ("notes.txt", "is not a sidecar of a known format (known formats: custom I/O, "),
         (MODEL, "is not a sidecar of a known format"),
         (".", "is a directory"),
-        ("secret.yaml", "is not readable"),
+        ("secret.yaml", "cannot be read"),
         ("custom_io_large.yaml", "more than"),
         ("custom_io_torn.yaml", "cannot be read as custom I/O"),
         ("pipe", "is not a regular file"),
