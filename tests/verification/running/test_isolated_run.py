@@ -119,7 +119,7 @@ def test_a_model_that_wants_too_much_memory_is_told_the_limit(
 def test_the_limit_is_for_the_model_not_for_onnxruntime_itself(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     path = models.saved(build_large_tensor(4), tmp_path / "m.onnx")
-    run = run_with(path, RunLimits(memory_bytes=64 << 20))
+    run = run_with(path, RunLimits(memory_bytes=32 << 20))
     assert len(run.step_results) == 3
 
 
