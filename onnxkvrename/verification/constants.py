@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 
-from onnx import NodeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, NodeProto, TensorProto, numpy_helper
 
 from onnxkvrename.verification.graph_bodies import Body, decode_name
 from onnxkvrename.verification.strip_weights import MAX_KEPT_BYTES, list_removed_data
@@ -25,18 +26,10 @@ class SmallConstants:
 
     def find_integers(self, name: str) -> tuple[int, ...] | None:
         """Return a short list of integers; `None` if it is not such a constant of this body."""
-        node = self._find_node(name)
-        if node is None:
-            tensor = self._find_initializer(name)
-            return None if tensor is None else _read_integers(tensor)
-        for attribute in node.attribute:
-            if attribute.ref_attr_name:
-                return None
-            if attribute.name == "value":
-                return _read_integers(attribute.t)
-            if attribute.name == "value_ints":
-                return tuple(attribute.ints) if len(attribute.ints) <= _MAX_INTEGERS else None
-        return None
+        value = self._find_value(name, ("value_ints",))
+        if isinstance(value, AttributeProto):
+            return tuple(value.ints) if len(value.ints) <= _MAX_INTEGERS else None
+        return None if value is None else _read_integers(value)
 
     def find_truth(self, name: str) -> bool | None:
         """Return whether all elements of a constant are true, which is not 0.
@@ -50,17 +43,27 @@ class SmallConstants:
         return self._truths[name]
 
     def _read_truth(self, name: str) -> bool | None:
+        value = self._find_value(name, ("value_int", "value_float"))
+        if isinstance(value, AttributeProto):
+            return bool(value.i if value.name == "value_int" else value.f)
+        return None if value is None else _read_tensor_truth(value)
+
+    def _find_value(
+        self, name: str, attributes: Collection[str]
+    ) -> TensorProto | AttributeProto | None:
+        """Return the tensor of a constant, or one of these attributes that a node has instead."""
         node = self._find_node(name)
         if node is None:
-            tensor = self._find_initializer(name)
-            return None if tensor is None else _read_tensor_truth(tensor)
+            return self._find_initializer(name)
+        attribute: AttributeProto
         for attribute in node.attribute:
             if attribute.ref_attr_name:
                 return None
             if attribute.name == "value":
-                return _read_tensor_truth(attribute.t)
-            if attribute.name in ("value_int", "value_float"):
-                return bool(attribute.i if attribute.name == "value_int" else attribute.f)
+                tensor: TensorProto = attribute.t
+                return tensor
+            if attribute.name in attributes:
+                return attribute
         return None
 
     def _find_node(self, name: str) -> NodeProto | None:

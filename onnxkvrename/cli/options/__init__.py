@@ -317,13 +317,24 @@ def add_verbose_option(text: str) -> Decorator:
 
 
 def add_dim_option(text: str) -> Decorator:
-    """Add ``--dim``, sizes of symbolic dimensions for :func:`.values.sizes.parse_dim_sizes`."""
+    """Add ``--dim``, sizes of symbolic dimensions for :func:`.sizes.parse_dim_sizes`."""
     return click.option("--dim", "dims", metavar="SYMBOL=SIZE", multiple=True, help=text)
+
+
+def combine_options(*options: Decorator) -> Decorator:
+    """Add several options; the help lists them in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def add_compile_options() -> Decorator:
     """Add ``--dim``, ``--specializations`` and ``--custom-io``: what is known of a compile."""
-    options = (
+    return combine_options(
         add_dim_option("The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated."),
         add_single_option(
             "--specializations",
@@ -338,13 +349,6 @@ def add_compile_options() -> Decorator:
             help="Dtypes from a compile's custom_io.yaml, instead of the graph's.",
         ),
     )
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 def add_full_transfer_option(subject: str = "The consumer") -> Decorator:

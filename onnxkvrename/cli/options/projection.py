@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
-from onnxkvrename.cli.options import Decorator, NonEmptyPath, add_single_option
+from onnxkvrename.cli.options import Decorator, NonEmptyPath, add_single_option, combine_options
 from onnxkvrename.vllm.specs import KV_CACHE_DTYPES, VLLM_VERSIONS
 
 
 def add_projection_options() -> Decorator:
     """Add ``--block-size`` and what else a projection onto vLLM depends on."""
-    options = [
+    return combine_options(
         add_single_option(
             "--block-size",
             metavar="N",
@@ -68,11 +66,4 @@ def add_projection_options() -> Decorator:
             multiple=True,
             help="With --block-size: the length of a prompt that is handed over. May be repeated.",
         ),
-    ]
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+    )
