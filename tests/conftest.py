@@ -29,8 +29,9 @@ COMMAND = Path(sys.executable).with_name("onnxkvrename")
 OS_PARTS = dict(vars(os))
 """What the system can do, while no test has replaced any of it."""
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
+# A busy machine is no failure, so no test has a deadline.
+settings.register_profile("default", deadline=None, max_examples=40)
+settings.register_profile("full", deadline=None, max_examples=500)
 
 Run = Callable[..., "Outcome"]
 Spawn = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -46,7 +47,41 @@ class Outcome(NamedTuple):
     err: str
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that chooses the tier."""
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="also run the cases marked full: kill points, browsers, real exports",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let hypothesis draw as many examples as the tier asks for."""
+    settings.load_profile("full" if config.getoption("--full") else "default")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the full tier unless it is asked for, and refuse a test without cases."""
+    _refuse_empty_parametrizations(items)
+    if config.getoption("--full"):
+        return
+    full = [item for item in items if item.get_closest_marker("full")]
+    items[:] = [item for item in items if not item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=full)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say which tier ran, and how to run the other."""
+    if config.getoption("--full"):
+        terminalreporter.write_line("full tier; without --full: the default tier, 3 minutes")
+    else:
+        terminalreporter.write_line("default tier; all cases: pytest --full")
+
+
+def _refuse_empty_parametrizations(items: list[pytest.Item]) -> None:
     """Refuse a parametrization without cases: pytest would skip it, and nobody would notice.
 
     Where the cases come from files that may be absent, a ``skipif`` has to say so.
