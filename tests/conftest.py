@@ -8,11 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import posix_only
 import pytest
@@ -36,6 +37,7 @@ settings.register_profile("full", deadline=None, max_examples=500)
 Run = Callable[..., "Outcome"]
 Spawn = Callable[..., "subprocess.CompletedProcess[str]"]
 Piped = Callable[[str, Path], "subprocess.CompletedProcess[str]"]
+Sample = Callable[[Iterable[Any], int], list[Any]]
 Snapshot = Callable[[Path], dict[str, tuple[int, bytes]]]
 
 
@@ -59,6 +61,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Let hypothesis draw as many examples as the tier asks for."""
     settings.load_profile("full" if config.getoption("--full") else "default")
+    if hasattr(config, "cache") and "PYTHONDONTWRITEBYTECODE" in os.environ:
+        _cache_bytecode(config.cache.mkdir("bytecode"))
+
+
+def _cache_bytecode(directory: Path) -> None:
+    """Let all processes share compiled modules, away from the sources.
+
+    Else each child compiles all of our modules again, which takes a third of its time.
+    """
+    del os.environ["PYTHONDONTWRITEBYTECODE"]
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(directory)
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -128,6 +142,23 @@ def _skip_without_posix() -> Iterator[None]:
         if isinstance(error, ImportError) and error.name in posix_only.MODULES:
             pytest.skip(f"this system has no module {error.name}")
         raise
+
+
+@pytest.fixture
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """Return all values in the full tier; in the default one some, other ones in each case."""
+
+    def choose(values: Iterable[Any], default: int) -> list[Any]:
+        listed = list(values)
+        if request.config.getoption("--full") or len(listed) <= default:
+            return listed
+        start = crc32(request.node.nodeid.encode())
+        return [
+            listed[(start + index * len(listed) // default) % len(listed)]
+            for index in range(default)
+        ]
+
+    return choose
 
 
 @pytest.fixture

@@ -1,22 +1,26 @@
 """Every command that writes is killed, and meets every error, at every call that changes something.
 
 Each case runs the command in a child process and judges what is left (:mod:`faults.judging`).
-Here each call is the last one once, and every other call meets an error; that takes minutes.
-``python -m tests.soak`` tries all faults at all calls.
+In the full tier each call is the last one once, and every other call meets an error; that takes
+minutes. The default tier tries a few calls of each command. ``python -m tests.soak`` tries all
+faults at all calls.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import Sample
 from faults.commands import COMMANDS, Command
 from faults.controls import CONTROLS
 from faults.injection import ERRNOS, READING_ERRNOS, SYSTEMS, Fault, System
 from faults.judging import Trial, in_memory
 from kill_commands import needs_fork
+from tiers import thin
 
 pytestmark = needs_fork
 
@@ -50,31 +54,44 @@ def list_faults(calls: int, system: System) -> Iterator[Fault]:
             yield Fault(nth, 0) if nth % 2 else error
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
-@pytest.mark.parametrize("system", SYSTEMS, ids=str)
-def test_a_fault_at_any_call_leaves_every_file_whole(command: Command, system: System) -> None:
+@pytest.fixture(scope="module", params=COMMANDS, ids=str)
+def trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
+    """A command on a system with everything."""
+    with in_memory() as root:
+        yield Trial(request.param, root)
+
+
+def test_a_fault_at_any_call_leaves_every_file_whole(trial: Trial, sample: Sample) -> None:
+    calls = trial.count()
+    assert {"open", "write", "fsync", "close"} <= set(calls)
+    for fault in sample(list_faults(len(calls), trial.system), 4):
+        trial.try_fault(fault)
+
+
+@pytest.mark.parametrize(
+    ("command", "system"), thin(itertools.product(COMMANDS, SYSTEMS[1:]), 8), ids=str
+)
+def test_a_fault_on_a_lesser_system_leaves_every_file_whole(
+    command: Command, system: System, sample: Sample
+) -> None:
     with in_memory() as root:
         trial = Trial(command, root, system)
-        calls = trial.count()
-        assert {"open", "write", "fsync", "close"} <= set(calls)
-        for fault in list_faults(len(calls), system):
+        for fault in sample(list_faults(len(trial.count()), system), 3):
             trial.try_fault(fault)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_a_call_that_cannot_look_at_a_file_is_an_error_and_no_answer(command: Command) -> None:
-    with in_memory() as root:
-        trial = Trial(command, root)
-        for nth in range(1, len(trial.count(reading=True)) + 1, 5):
-            trial.try_fault(Fault(nth, READING_ERRNOS[nth % 2], reading=True))
+def test_a_call_that_cannot_look_at_a_file_is_an_error_and_no_answer(
+    trial: Trial, sample: Sample
+) -> None:
+    for nth in sample(range(1, len(trial.count(reading=True)) + 1, 5), 1):
+        trial.try_fault(Fault(nth, READING_ERRNOS[nth % 2], reading=True))
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_an_interrupt_or_an_error_after_the_call_leaves_every_file_whole(command: Command) -> None:
-    with in_memory() as root:
-        trial = Trial(command, root)
-        for nth in range(1, len(trial.count()) + 1, 3):
-            trial.try_fault(Fault(nth, (-1, errno.EIO)[nth % 2], after=True))
+def test_an_interrupt_or_an_error_after_the_call_leaves_every_file_whole(
+    trial: Trial, sample: Sample
+) -> None:
+    for nth in sample(range(1, len(trial.count()) + 1, 3), 1):
+        trial.try_fault(Fault(nth, (-1, errno.EIO)[nth % 2], after=True))
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=str)
