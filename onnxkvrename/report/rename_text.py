@@ -64,11 +64,13 @@ class StateRow(NamedTuple):
         models: The models.
         outcome: Their status, or ``held back``: they would change without another model's error.
         state: What became of them, in a few words.
+        has_result: Whether there is a file at the place of the result, so that it can be used.
     """
 
     models: tuple[ModelReport, ...]
     outcome: Status | Literal["held back"]
     state: str
+    has_result: bool
 
     @property
     def label(self) -> str:
@@ -83,9 +85,9 @@ class StateRow(NamedTuple):
     def destination(self) -> str:
         """Where the results went, or would go, after an arrow; nothing for those in place.
 
-        Nothing was written for models that failed, or were held back.
+        It is empty for models of which no name changes: a refused run does not copy them.
         """
-        if self.outcome in ("failed", "held back"):
+        if self.outcome not in ("renamed", "would-rename"):
             return ""
         if len(self.models) == 1 or self.models[0].output == self.models[0].path:
             return _format_destination(self.models[0])
@@ -257,7 +259,7 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
     is_short = is_folded(report, verbose=verbose)
     held_back = _find_held_back(report, dry_run=dry_run)
     groups: dict[object, list[ModelReport]] = {}
-    texts = dict[object, tuple[Status | Literal["held back"], str]]()
+    texts = dict[object, tuple[Status | Literal["held back"], str, bool]]()
     for index, model in sorted(enumerate(report.models), key=lambda item: not item[1].failed):
         outcome: Status | Literal["held back"] = model.status
         state = format_model_state(model)
@@ -269,8 +271,16 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
         has_own_row = not is_short and (verbose or outcome != "held back")
         key = index if has_own_row else (outcome, state, model.error is None)
         groups.setdefault(key, []).append(model)
-        texts[key] = outcome, state
+        texts[key] = outcome, state, _has_result(report, index, dry_run=dry_run)
     return [StateRow(tuple(models), *texts[key]) for key, models in groups.items()]
+
+
+def _has_result(report: Report, index: int, *, dry_run: bool) -> bool:
+    model = report.models[index]
+    if model.status != "unchanged":
+        return model.status == "renamed"
+    is_there = model.output == model.path or bool(model.name_map)  # in place, or up to date
+    return is_there or not (dry_run or index in report.refused)
 
 
 def _find_held_back(report: Report, *, dry_run: bool) -> frozenset[int]:

@@ -198,15 +198,19 @@ class Report(NamedTuple):
         return any(model.failed for model in self.models)
 
     @property
-    def held_back(self) -> frozenset[int]:
-        """The indexes of models that stay because another model of their set has an error."""
+    def refused(self) -> frozenset[int]:
+        """The indexes of models whose set has an error, so that none of it is written."""
         return frozenset(
             index
             for indexes in self.sets or (tuple(range(len(self.models))),)
             if any(self.models[index].failed for index in indexes)
             for index in indexes
-            if self.models[index].status == "would-rename"
         )
+
+    @property
+    def held_back(self) -> frozenset[int]:
+        """The indexes of models that stay because another model of their set has an error."""
+        return frozenset(i for i in self.refused if self.models[i].status == "would-rename")
 
     @property
     def has_good_set(self) -> bool:

@@ -130,6 +130,20 @@ def test_the_model_that_failed_comes_before_those_left_alone(decoder: Path) -> N
     ]
 
 
+def test_a_refused_run_points_to_no_result(decoder: Path) -> None:
+    done = rename(decoder, "VLLM")._replace(status="unchanged", name_map={}, output="out/m.onnx")
+    failed = done._replace(path="bad.onnx", status="failed", findings=(FAULT,))
+    call = done.feed_back_call
+    assert call is not None
+    for models in ((failed, done), (failed, *[done] * 5)):
+        text = drawn(*models, dry_run=False, width=300)
+        assert "unchanged" in text
+        assert "->" not in text
+        assert call not in text
+    assert call in drawn(done, dry_run=False, width=300)
+    assert call not in drawn(done, dry_run=True, width=300)  # out/m.onnx is not there yet
+
+
 def test_a_dry_run_points_to_where_results_would_go(decoder: Path) -> None:
     found = rename(decoder, "VLLM", output=decoder.with_name("new.onnx"), dry_run=True)
     assert re.search(r"8 names would change\s+-> \S*new\.onnx", drawn(found, width=300))
