@@ -116,8 +116,12 @@ class NamesOption(SingleOption):
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the option and its help."""
         names = ", ".join(item.value for item in self.shell_complete(ctx, ""))
-        self.help = (self.help or "").replace("{names}", names)
-        return super().get_help_record(ctx)
+        template = self.help
+        self.help = (template or "").replace("{names}", names)
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.help = template
 
 
 add_names_option = partial(click.option, cls=NamesOption, metavar="NAME")
