@@ -25,7 +25,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV109": ("warning", "layers missing between the first and the last"),
     "KV110": ("error", "retained output not computed from its own input"),
     "KV111": ("warning", "retained buffer that no rule matches: not renamed"),
-    "KV112": ("warning", "KV output with a suffix that consumers do not match with an input"),
+    "KV112": ("warning", "KV output with a suffix that some consumers do not match with an input"),
     "KV113": ("warning", "retained output that could not be traced to its input: not proved"),
     "KV114": ("warning", "buffer that is read but never written: it passes through unchanged"),
     "KV115": ("error", "onnx's checker rejects the model"),

@@ -129,9 +129,11 @@ def growing(tmp_path: Path, run) -> Example:
 
 
 def taken_name(tmp_path: Path, run) -> Example:
-    model = load_decoder(tmp_path, run)
-    tensor = numpy_helper.from_array(np.zeros(1, np.float32), "past_key.0_VLLM")
-    model.graph.initializer.append(tensor)
+    """For each token of a column, a name that would change into one that is there already."""
+    model = onnx.load(PLAIN / "decoder.onnx")
+    for token in ("VLLM", TOKEN):
+        tensor = numpy_helper.from_array(np.zeros(1, np.float32), f"past_key.0_{token}")
+        model.graph.initializer.append(tensor)
     return Example(save(model, tmp_path / "model.onnx"))
 
 

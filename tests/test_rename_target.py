@@ -68,7 +68,12 @@ def test_what_the_consumer_cannot_take_is_not_written(tmp_path: Path, run) -> No
     assert outcome.code == 1
     assert "error KV604: the model has no logits output" in outcome.err
     assert path.read_bytes() == before
-    assert run(path, "--prefix", "vllmKvCache").code == 0
+    (alone,) = find_hints("", outcome.err)
+    assert (alone.code, run(*shlex.split(alone.command)[1:]).code) == ("KV604", 0)
+    outcome = run("check-consumer", path)
+    assert (outcome.code, "KV604" in outcome.err) == (1, True)
+    assert not list(find_hints("", outcome.err))  # no name would change
+    assert not list(find_hints("", run(path, "--target", "vllm-qaic").err))
 
 
 def test_one_such_model_keeps_all_from_being_written(decoder: Path, tmp_path: Path, run) -> None:
@@ -110,14 +115,19 @@ def test_a_model_that_mixes_up_its_buffers_is_never_called_usable(decoder: Path,
 
 def test_names_are_judged_as_they_will_be(tmp_path: Path, run) -> None:
     path = tmp_path / "internal.onnx"
-    shutil.copyfile(FIXTURES / "plain" / "internal_suffix.onnx", path)
-    outcome = run(path, "--target", "vllm-qaic")
+    model = onnx.load(FIXTURES / "plain" / "serving" / "hybrid.onnx")
+    for part in model.graph.node:
+        part.output[:] = [name.replace("_Ret", "_InternalRet") for name in part.output]
+    for value in model.graph.output:
+        value.name = value.name.replace("_Ret", "_InternalRet")
+    saved(model, path)
+    outcome = run(path, "--target", "vllm-qaic", "--full-transfer")
     assert outcome.code == 1
-    assert (
-        "error KV602: 4 outputs (first: past_key.0_vllmKvCache_InternalRetainedState)"
-        in outcome.err
-    )
-    assert run(path, "--target", "vllm-qaic", "--normalize").code == 0
+    assert "_vllmKvCache_InternalRetainedState) do not end in _RetainedState" in outcome.err
+    assert "error KV602" in outcome.err
+    assert run(path, "--target", "vllm-qaic", "--full-transfer", "--normalize").code == 0
+    uniform = FIXTURES / "plain" / "internal_suffix.onnx"
+    assert run(uniform, "--target", "vllm-qaic", "-o", tmp_path / "new.onnx").code == 0
 
 
 def test_to_check_is_to_judge_them_as_they_will_be_too(decoder: Path, run) -> None:
@@ -291,8 +301,8 @@ def test_names_without_the_token_are_counted_with_those_that_carry_another_one(
 ) -> None:
     path = saved(_name_half("VLLM"), tmp_path / "m.onnx")
     assert (
-        "8 names (first: past_key.0_VLLM) do not carry the token vllmKvCache, 4 of them a "
-        "different one; vllm-qaic ignores these buffers"
+        "8 names (first: past_key.0_VLLM) do not carry the token vllmKvCache (4 carry a "
+        "different one); vllm-qaic ignores these buffers"
     ) in run("check-consumer", path).err
 
 

@@ -34,6 +34,7 @@ from onnxkvrename.handoff.selection import (
     BufferId,
     SelectedValue,
     Selection,
+    find_misnamed_logits,
     find_unselected_buffers,
     select_values,
 )
@@ -239,12 +240,13 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
     label = checked.side.label
     if outputs - inputs in (0, 1):
         appended = count_appended_outputs(checked.side.layout, checked.consumer)
+        name = find_misnamed_logits(checked.side.layout)
+        no_logits = f"has logits called {name}" if name else "has no logits output"
         cause = (
             f"has {appended} outputs that start with log; {checked.consumer.name} drops only 1 of "
             "them, and"
             if appended
-            else f"has no logits output; {checked.consumer.name} then drops the last KV buffer "
-            "instead, and"
+            else f"{no_logits}; {checked.consumer.name} then drops the last KV buffer instead, and"
         )
         return build_finding(
             "KV604",

@@ -141,7 +141,7 @@ def _check_consumer(
         return [[] for _ in items]
     from onnxkvrename.handoff.consumer_checks import check_sets
     from onnxkvrename.handoff.find_consumers import load_consumer
-    from onnxkvrename.handoff.name_checks import drop_vain_conversions
+    from onnxkvrename.handoff.name_checks import drop_vain_renames
     from onnxkvrename.layout.updates import find_mix_ups
 
     renamed, updates, mix_ups = [], {}, []
@@ -170,7 +170,7 @@ def _check_consumer(
         if end is not None
     ]
     return [
-        [*first, *drop_vain_conversions(_drop_reported(others, model), names, rules)]
+        [*first, *drop_vain_renames(_drop_reported(others, model), names, rules, consumer)]
         for first, others, model in zip(mix_ups, checked, models, strict=True)
     ]
 

@@ -67,6 +67,8 @@ class SidecarSearch(NamedTuple):
 
 ModelCheck = Callable[[RenameJob, Rules, RenamePlan], Iterator[Finding]]
 """A further check of a model and of what changes in it; it travels between processes."""
+FindingUpdate = Callable[["ModelReport", Rules], tuple[Finding, ...]]
+"""What the findings about a model say once it is renamed."""
 
 
 class Options(NamedTuple):
@@ -80,6 +82,7 @@ class Options(NamedTuple):
         group_windows: Whether windows of one model are checked against each other.
         verify: Whether the dataflow and validity of each result are proved before writing.
         checks: Further checks of each model.
+        restate: Returns the findings of a renamed model, where they spoke of what would be.
         consumer: The name of the consumer that is to take the results; ``None`` for none.
         full_transfer: Whether that consumer transfers all of each buffer.
         read_files: Further files that the command reads, such as rules; no result may
@@ -96,6 +99,7 @@ class Options(NamedTuple):
     group_windows: bool = True
     verify: bool = False
     checks: tuple[ModelCheck, ...] = ()
+    restate: FindingUpdate | None = None
     consumer: str | None = None
     full_transfer: bool = False
     read_files: tuple[Path, ...] = ()

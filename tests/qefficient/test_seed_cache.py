@@ -385,19 +385,31 @@ def test_a_finding_in_the_model_leaves_everything_as_it_was(
 # Without --seed-cache.
 
 
-def test_a_rename_in_place_within_the_cache_gets_a_warning(plain: Path, run) -> None:
+def test_a_rename_in_place_within_the_cache_gets_a_warning(plain: Path, snapshot, run) -> None:
+    """Before it, with the command to use instead; after it, with the one that undoes it."""
+    before, names = snapshot(plain), below(plain)
+    for option, code in (("-n", 0), ("--check", 1), ("--strict", 1)):
+        outcome = run(plain, "--prefix", "VLLM", option)
+        (seed,) = find_hints("", outcome.err)
+        assert (outcome.code, seed.code) == (code, "KV402")
+        assert "--seed-cache" in seed.command
+        assert "if you rename it here" in seed.text
+        assert snapshot(plain) == before
     outcome = run(plain, "--prefix", "VLLM")
-    assert outcome.code == 0
-    assert "warning KV402: decoder.onnx is in QEfficient's export cache" in outcome.err
-    assert f"`onnxkvrename {plain} --strip` undoes a rename here; then " in outcome.err
-    assert "--seed-cache --prefix VLLM` puts it where" in outcome.err
+    (undo,) = find_hints("", outcome.err)
+    assert (outcome.code, undo.code) == (0, "KV402")
+    assert undo.command == f"onnxkvrename {plain} --strip"
+    assert "if you rename it here" not in outcome.err
+    assert "has names with the token VLLM" in undo.text
+    assert run(*undo.command.split()[1:], "-q") == (0, "", "")
+    assert below(plain) == names
 
 
 def test_a_model_beside_others_is_put_into_the_cache_by_its_export(plain: Path, run: Run) -> None:
     """The others are not part of an export, and one that failed by that would stop it."""
     shutil.copyfile(FIXTURES / "plain" / "decoder.onnx", plain.parent / "alone.onnx")
     outcome = run(plain.parent, "--prefix", "VLLM", "-n")
-    (_, seed) = find_hints("", outcome.err)
+    (seed,) = find_hints("", outcome.err)
     assert seed.command == f"onnxkvrename {plain} --seed-cache --prefix VLLM"
     assert run(*seed.command.split()[1:]).code == 0
 
@@ -428,7 +440,7 @@ def test_a_model_renamed_where_the_plain_one_is_looked_for_is_reported_until_it_
     assert "error KV402" in run(*command, "--strict").err
     assert run_quietly(plain, "--strip") == 0
     assert below(plain) == before
-    assert "has names" not in run(*command).err
+    assert "KV402" not in run("verify", plain).err
 
 
 def test_a_seeded_model_without_its_token_is_reported_until_it_is_restored(

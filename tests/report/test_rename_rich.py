@@ -135,8 +135,8 @@ def test_a_refused_run_points_to_no_result(decoder: Path) -> None:
     failed = done._replace(path="bad.onnx", status="failed", findings=(FAULT,))
     call = done.feed_back_call
     assert call is not None
-    for models in ((failed, done), (failed, *[done] * 5)):
-        text = drawn(*models, dry_run=False, width=300)
+    for reports in ((failed, done), (failed, *[done] * 5)):
+        text = drawn(*reports, dry_run=False, width=300)
         assert "unchanged" in text
         assert "->" not in text
         assert call not in text

@@ -173,14 +173,14 @@ def test_findings_say_what_is_wrong_and_how_to_fix_it() -> None:
     }
     assert tell("past_key.0 past_value.0", "past_key.0_InternalRetainedState past_value.0~") == {
         "KV112": (
-            "has a suffix that consumers do not match with its input",
+            "has a suffix that some consumers do not match with its input",
             "`onnxkvrename MODEL... --prefix VLLM --normalize` makes the suffix _RetainedState",
         )
     }
     both = "past_key.0_InternalRetainedState past_value.0_InternalRetainedState"
     assert tell("past_key.0 past_value.0", both)["KV112"][0] == (
-        "2 names (first: past_key.0_InternalRetainedState) have a suffix that consumers do not "
-        "match with their inputs"
+        "2 names (first: past_key.0_InternalRetainedState) have a suffix that some consumers do "
+        "not match with their inputs"
     )
     old = "past_key.0_OLD past_value.0_OLD"
     assert tell(old, old.replace("OLD", "OLD~")) == {

@@ -262,8 +262,8 @@ def _check_suffixes(plan: RenamePlan) -> Iterator[Finding]:
             "KV112",
             [output.old_name for output in outputs],
             (
-                "has a suffix that consumers do not match with its input",
-                "have a suffix that consumers do not match with their inputs",
+                "has a suffix that some consumers do not match with its input",
+                "have a suffix that some consumers do not match with their inputs",
             ),
             f"`onnxkvrename MODEL... {change} --normalize` makes the suffix _RetainedState",
         )
