@@ -8,12 +8,15 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.rules.patterns import MAX_MATCHED_LENGTH
 from onnxkvrename.rules.profile import NameMatch, Rules
 
 MAX_BUFFERS = 1 << 12
 """KV buffers of a model, and names that claim one that another name has."""
 REASON_UNKNOWN = "unknown"
 """The reason for keeping a retained output that matches no rule."""
+REASON_TOO_LONG = "too long"
+"""The reason for keeping an output whose name no pattern is tried on."""
 REASON_NOT_RETAINED = "not retained"
 """The reason for keeping an output that is not a retained state."""
 _NO_DIMS: Mapping[str, str] = {}
@@ -376,6 +379,8 @@ def _find_feeds(
 
 
 def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
+    if side == "output" and len(name) > MAX_MATCHED_LENGTH:
+        return REASON_TOO_LONG
     reason = rules.find_reason_to_keep(name)
     if reason is None and side == "output":
         return REASON_UNKNOWN if rules.is_retained_name(name) else REASON_NOT_RETAINED

@@ -19,10 +19,10 @@ from onnxkvrename.layout.digest import check_stamp
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.patterns.pattern import Pattern
 from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import KvModel, check_models_together, read_kv_model, scan_model
+from onnxkvrename.rules.patterns import Pattern
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import SIDES, Rules
 from onnxkvrename.rules.results import ModelCheck, ModelReport, report_model

@@ -554,7 +554,7 @@ def test_a_file_that_the_rules_name_follows(name: str, text: str, here: Path, go
     ("table", "fault"),
     [
         ("[[sidecar]]\nreader = 'x'\n", "sidecar[0].file: is missing"),
-        ("[[sidecar]]\nfile = '('\n", "sidecar[0].file: is not an RE2 pattern"),
+        ("[[sidecar]]\nfile = '('\n", "sidecar[0].file: is not a regular expression"),
         ("[[sidecar]]\nfile = 'a'\nnames = []\n", "sidecar[0].names: is not a known key"),
         ("[[sidecar]]\nfile = 'a'\nreader = 1\n", "sidecar[0].reader: must be text"),
         (

@@ -18,8 +18,8 @@ from onnxkvrename.layout.load import load_layout
 from onnxkvrename.model.metadata import STAMP_KEY
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.patterns.pattern import compile_pattern
 from onnxkvrename.rules.load import parse_rules
+from onnxkvrename.rules.patterns import compile_pattern
 from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.verification.verify import (
     VerifiedModel,

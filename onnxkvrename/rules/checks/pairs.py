@@ -21,8 +21,10 @@ from onnxkvrename.model.signature import (
     format_shape,
     is_shape_compatible,
 )
+from onnxkvrename.rules.patterns import MAX_MATCHED_LENGTH
 from onnxkvrename.rules.plan import (
     REASON_NOT_RETAINED,
+    REASON_TOO_LONG,
     REASON_UNKNOWN,
     KvPair,
     RenamePlan,
@@ -338,6 +340,14 @@ def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
                 unchanged.name,
                 "is a retained state that no rule matches, so it is not renamed",
                 "if it is a KV buffer, add it to a rules file (--rules FILE)",
+            )
+        elif unchanged.reason == REASON_TOO_LONG:
+            yield build_finding(
+                "KV111",
+                unchanged.name,
+                f"has more than {MAX_MATCHED_LENGTH:,} characters: no rule is tried on it, and it "
+                "is not renamed",
+                "export the model again with shorter names, if it is a KV buffer",
             )
 
 
