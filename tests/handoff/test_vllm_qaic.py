@@ -222,7 +222,7 @@ def test_names_without_the_token_are_told_once() -> None:
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        ("_vllmkvcache", "vllmKvCache in upper and lower case"),
+        ("_vllmkvcache", "differ from the token vllmKvCache"),
         ("_VLLM", "carry a different token"),
     ],
 )
