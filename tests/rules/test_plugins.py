@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Run
 
-import onnxkvrename
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.rules.plugins import describe_exception, find_plugins
 
@@ -34,7 +33,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Return a function that installs a distribution with one module and some entry points."""
 
     def install_distribution(
-        *entries: str, project: str = "numbers", module: str = MODULE, metadata: str | None = None
+        *entries: str,
+        project: str = "numbers",
+        module: str = MODULE,
+        metadata: str | None = None,
+        group: str = GROUP,
     ) -> None:
         site = tmp_path / "site"
         info = site / f"{project}_dist-1.0.dist-info"
@@ -42,7 +45,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         if metadata is None:
             metadata = f"Metadata-Version: 2.1\nName: {project}-dist\nVersion: 1.0\n"
         (info / "METADATA").write_text(metadata, "utf-8")
-        (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *entries]), "utf-8")
+        (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *entries]), "utf-8")
         (site / f"kv_{project}.py").write_text(module, "utf-8")
         monkeypatch.syspath_prepend(site)
         monkeypatch.delitem(sys.modules, f"kv_{project}", raising=False)
@@ -202,21 +205,12 @@ SEND_INTERRUPT = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\n
     ],
 )
 def test_a_plugin_cannot_end_the_command_but_ctrl_c_can(
-    module: str, code: int, message: str, install: Install, tmp_path: Path, decoder: Path
+    module: str, code: int, message: str, install: Install, decoder: Path, run: Run
 ) -> None:
-    install("mine = kv_numbers:NUMBER", module=module)
-    entry_points = tmp_path / "site" / "numbers_dist-1.0.dist-info" / "entry_points.txt"
-    entry_points.write_text("[onnxkvrename.profiles]\nmine = kv_numbers:NUMBER\n", "utf-8")
-    command = [sys.executable, "-m", "onnxkvrename", str(decoder), "--prefix", "VLLM"]
-    path = os.pathsep.join([str(tmp_path / "site"), str(Path(onnxkvrename.__file__).parents[1])])
-    process = subprocess.run(
-        [*command, "--profile", "mine"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert (process.returncode, process.stdout) == (code, "")
-    (line,) = process.stderr.strip().splitlines()
+    install("mine = kv_numbers:NUMBER", module=module, group="onnxkvrename.profiles")
+    outcome = run(decoder, "--prefix", "VLLM", "--profile", "mine")
+    assert (outcome.code, outcome.out) == (code, "")
+    (line,) = outcome.err.strip().splitlines()
     assert message in line
 
 

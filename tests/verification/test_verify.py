@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -387,8 +388,7 @@ def test_a_reference_that_cannot_be_read_keeps_the_job_from_being_done(tmp_path:
 def test_without_onnxruntime_nothing_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "onnxruntime.py").write_text("raise ImportError('none here')")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
     path = saved(models.decoder(), tmp_path / "m.onnx")
     assert codes(path) == []
     with pytest.raises(KvRenameError, match=r"pip install onnxruntime"):
