@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def _cross(group: str, root: Path) -> Iterator[Row]:
     """Build a row for each command and each model or directory of models."""
     is_real = group in ROOTS
     models = sorted(path.relative_to(root) for path in root.rglob("*.onnx"))
-    folders = {model.parent for model in models if is_real or "external" in model.parts}
+    parents = Counter(model.parent for model in models if is_real)
+    folders = {parent for parent, count in parents.items() if count > 1}
     folders |= {path for model in models for path in model.parents if path.name == "windows"}
     for position, path in enumerate([*models, *sorted(folders)]):
         # A model comes with what lies beside it, except for the fixtures in one large folder.

@@ -405,8 +405,9 @@ def _describe_file(path: Path) -> str:
     content = path.read_bytes()
     if path.suffix in PAGES:
         return "a page"
-    if path.suffix == ".json" and isinstance(document := _read_json(content.decode()), dict):
-        if str(document.get("schema", "")).startswith("onnxkvrename."):
+    if path.suffix == ".json":
+        document = _read_json(content.decode())
+        if _name_schema(document).startswith("manifest"):
             return f"facts {digest_facts(document, str(Path.cwd()))}"
     found = digest(content)
     twin = list_known_models().get(found)
