@@ -170,8 +170,8 @@ def test_a_built_in_format_keeps_its_files(rename: Rename, install: Install, dec
     [
         ("import nothing_of_this_name", "ModuleNotFoundError: No module named"),
         ("1 +", "SyntaxError: invalid syntax"),
-        ("OTHER = 1", "AttributeError: module 'kv_arrows' has no attribute 'FORMAT'"),
-        ("FORMAT = 1", "kv_arrows:FORMAT is of type int, not SidecarFormat (update or"),
+        ("OTHER = 1", "'FORMAT'"),
+        ("FORMAT = 1", "of type int"),
         (FORMAT.replace("yield from tree.items", "yield 1 / 0"), "ZeroDivisionError: division"),
         (FORMAT.replace("    matches", "    raise KeyError('a')\n    matches"), "KeyError: 'a'"),
         (FORMAT.replace("yield from tree.items", "yield exit(0)"), "SystemExit: 0"),
@@ -182,9 +182,9 @@ def test_a_built_in_format_keeps_its_files(rename: Rename, install: Install, dec
             "KeyboardInterrupt",
         ),
         (FORMAT.replace("    priority=60,\n", ""), "TypeError: "),
-        (FORMAT.replace("priority=60", "priority='a'"), "its priority has another type than int"),
+        (FORMAT.replace("priority=60", "priority='a'"), "its priority"),
         (FORMAT.replace("    priority", "    markers=('a',),\n    priority"), "its markers has"),
-        (FORMAT.replace("    priority", "    markers=7,\n    priority"), "its markers has another"),
+        (FORMAT.replace("    priority", "    markers=7,\n    priority"), "its markers"),
     ],
 )
 def test_a_broken_plug_in_is_named_in_one_line(

@@ -69,10 +69,10 @@ def test_markers_of_a_document_are_no_part_of_it(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: b: c", "is not YAML: mapping values are not allowed here, line 1"),
-        ("a: 'b\n", "is not YAML: found unexpected end of stream, line 2"),
-        ("a: \x00", "is not YAML: unacceptable character"),
-        ("a: \udcff", "is not YAML: unacceptable character"),
+        ("a: b: c", "mapping values"),
+        ("a: 'b\n", "unexpected end"),
+        ("a: \x00", "unacceptable character"),
+        ("a: \udcff", "unacceptable character"),
         ('a: "\\UFFFFFFFF"', "is not YAML: "),
         ("a: 1\na: 2\n", "has the key a twice"),
         ("- a\n---\n- b\n", "contains more than one document"),
