@@ -173,7 +173,7 @@ def test_one_module_prints_and_none_exits() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_modules_and_functions_fit_on_a_page(module: str) -> None:
-    assert len(MODULES[module].splitlines()) <= 450
+    assert len(MODULES[module].splitlines()) <= 700
     long = [
         node.name
         for node in ast.walk(TREES[module])

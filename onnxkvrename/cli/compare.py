@@ -25,6 +25,7 @@ from onnxkvrename.cli.options import (
     add_quiet_option,
     add_rules_option,
     add_single_option,
+    add_strict_option,
     add_verbose_option,
     add_version_option,
 )
@@ -68,7 +69,7 @@ from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_li
 from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.verification import trace_buffer_updates
+from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
@@ -91,6 +92,7 @@ class _Arguments(NamedTuple):
     vllm_version: str | None
     tokens: tuple[int, ...]
     no_set: bool
+    strict: bool
     profile: str | None
     rules: Path | None
     pairs: str | None
@@ -148,6 +150,7 @@ class _Arguments(NamedTuple):
     help="Also simulate a prompt of N tokens. May be repeated.",
 )
 @add_no_set_option()
+@add_strict_option()
 @add_profile_option()
 @add_rules_option()
 @add_pairs_option()
@@ -190,6 +193,7 @@ def command(**values: Any) -> int:
         tokens=arguments.tokens,
         more_findings=handshake.findings,
         more_notes=handshake.notes,
+        strict=arguments.strict,
     )
     handoff = handoff._replace(findings=complete_findings(handoff.findings))
     prefill, decode = (
@@ -246,7 +250,13 @@ def _load_sides(arguments: _Arguments, rules: Rules) -> tuple[LoadedLayout, Load
     info = CompileInfo(group_windows=not arguments.no_set)
     prefill, decode = (
         load_model_or_manifest(
-            path, rules, info, trace_updates=trace_buffer_updates, with_weights=True
+            path,
+            rules,
+            info,
+            strict=arguments.strict,
+            trace_updates=trace_buffer_updates,
+            trace_scales=trace_buffer_scales,
+            with_weights=True,
         )
         for path in (arguments.prefill, arguments.decode)
     )

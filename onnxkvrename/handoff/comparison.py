@@ -22,6 +22,7 @@ from onnxkvrename.handoff.slots import find_clipped_axes
 from onnxkvrename.handoff.worker import HandoffSide, fill_missing_sizes, find_longest_prompt
 from onnxkvrename.layout.dims import format_size_option
 from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.layout.scales import compare_scales, is_quantized
 from onnxkvrename.model.signature import Dim, format_shape
 
 _LONGEST_WINDOW_PLACEHOLDER = 1 << 30
@@ -47,6 +48,14 @@ class BufferPair(NamedTuple):
         return self.present_buffer.layer, self.present_buffer.part
 
     @property
+    def has_known_scales(self) -> bool | None:
+        """Whether the scales of both sides are known; ``None`` if it has none to compare."""
+        sides = [side for side in self if side is not None]
+        if len(sides) < 2 or not all(is_quantized(side.dtype) for side in sides):
+            return None
+        return compare_scales(*(side.scales for side in sides)) is not None
+
+    @property
     def name(self) -> str:
         """The name on prefill, or on decode if prefill lacks it."""
         return self.present_buffer.names[0]
@@ -57,7 +66,7 @@ class Difference(NamedTuple):
 
     Attributes:
         code: The code of the finding for it.
-        prefill: The dtype, or the dtype and the shape, on prefill.
+        prefill: The dtype, or the dtype and the shape, on prefill; empty for scales.
         decode: The same on decode.
         is_certain: Whether the two differ whatever the prompt.
         needed_symbols: The symbols without a size on which the result depends.
@@ -128,6 +137,8 @@ def find_differences(
         return
     if pair.prefill.dtype != pair.decode.dtype:
         yield Difference("KV612", pair.prefill.dtype, pair.decode.dtype)
+    elif compare_scales(pair.prefill.scales, pair.decode.scales) is False:
+        yield Difference("KV626", "", "")
     if pair.prefill.sequence_shape is None or pair.decode.sequence_shape is None:
         return
     prefill_shape = prefill.resolve_shape(pair.prefill.sequence_shape)

@@ -16,11 +16,13 @@ from onnxkvrename.layout.dims import format_size_option, list_symbols
 from onnxkvrename.layout.layout import (
     Layout,
     apply_dtypes,
+    apply_scales,
     apply_sizes,
     apply_updates,
     build_layout,
 )
 from onnxkvrename.layout.manifest import parse_manifest
+from onnxkvrename.layout.scales import BufferScales, ScaleTracer
 from onnxkvrename.layout.updates import BufferUpdate, UpdateTracer, find_mix_ups
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.weights import Weight, describe_weights, merge_weights
@@ -112,6 +114,7 @@ def load_layout(
     *,
     strict: bool = False,
     trace_updates: UpdateTracer | None = None,
+    trace_scales: ScaleTracer | None = None,
     with_weights: bool = False,
 ) -> LoadedLayout:
     """Load the layout of one model, or of the windows of one; nothing is written.
@@ -126,6 +129,7 @@ def load_layout(
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
         trace_updates: Tells how buffers are updated; without it that stays unknown.
+        trace_scales: Tells the scales of quantized buffers; likewise.
         with_weights: Whether to describe some weights, which tell models apart.
 
     Raises:
@@ -135,12 +139,12 @@ def load_layout(
         RulesError: A template of the rules makes names that could not be undone.
     """
     compile_info = compile_info or CompileInfo()
-    read = _read_models(paths, rules, trace_updates, with_weights=with_weights)
+    read = _read_models(paths, rules, trace_updates, trace_scales, with_weights=with_weights)
     models, updates, identities = read.models, read.updates, read.identities
     set_findings = _check_together(models, rules, compile_info)
     selected = _select_layout_models(models)
     _refuse_other_profiles(models, set_findings, selected)
-    layout = apply_updates(build_layout(selected), updates)
+    layout = apply_scales(apply_updates(build_layout(selected), updates), read.scales)
     others = (model.path for model in models if model.pairs and model not in selected)
     layout = layout._replace(other_stages=tuple(others))
     if with_weights:
@@ -163,18 +167,24 @@ def load_layout(
 
 
 class _ReadModels(NamedTuple):
-    """Models, and by their paths updates of buffers, some weights, and states of files."""
+    """Models, and by their paths updates and scales of buffers, some weights, states of files."""
 
     models: list[KvModel]
     updates: dict[str, Mapping[str, BufferUpdate]]
+    scales: dict[str, Mapping[str, BufferScales]]
     weights: dict[str, tuple[Weight, ...]]
     identities: dict[str, FileIdentity]
 
 
 def _read_models(
-    paths: Sequence[Path], rules: Rules, trace_updates: UpdateTracer | None, *, with_weights: bool
+    paths: Sequence[Path],
+    rules: Rules,
+    trace_updates: UpdateTracer | None,
+    trace_scales: ScaleTracer | None,
+    *,
+    with_weights: bool,
 ) -> _ReadModels:
-    result = _ReadModels([], {}, {}, {})
+    result = _ReadModels([], {}, {}, {}, {})
     for job in find_jobs(paths):
         with open_model(job.model) as opened:
             source, signature = opened.source, opened.signature
@@ -184,10 +194,13 @@ def _read_models(
                 result.updates[model.path] = updates
                 mix_ups = find_mix_ups(model.pairs, updates)
                 model = model._replace(findings=(*model.findings, *mix_ups))
+            directory = opened.file.path.parent
+            if trace_scales is not None:
+                result.scales[model.path] = trace_scales(source, model.pairs, directory)
             result.models.append(model)
             result.identities[model.path] = opened.file.identity
             if with_weights and model.pairs:
-                result.weights[model.path] = describe_weights(source, opened.file.path.parent)
+                result.weights[model.path] = describe_weights(source, directory)
     return result
 
 
@@ -198,6 +211,7 @@ def load_model_or_manifest(
     *,
     strict: bool = False,
     trace_updates: UpdateTracer | None = None,
+    trace_scales: ScaleTracer | None = None,
     with_weights: bool = False,
 ) -> LoadedLayout:
     """Load the layout of a model, of a directory with the windows of one, or of a manifest.
@@ -211,6 +225,7 @@ def load_model_or_manifest(
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
         trace_updates: As for :func:`load_layout`; a manifest says itself what was found.
+        trace_scales: Likewise.
         with_weights: Likewise.
 
     Raises:
@@ -226,6 +241,7 @@ def load_model_or_manifest(
             compile_info,
             strict=strict,
             trace_updates=trace_updates,
+            trace_scales=trace_scales,
             with_weights=with_weights,
         )
     manifest = parse_manifest(read_text_file(path, _MAX_MANIFEST_BYTES), str(path))

@@ -55,7 +55,8 @@ def test_a_model_hands_over_to_itself(run, named) -> None:
     outcome = run("compare", model, model, *SIZES)
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out == (
-        "hand-off works: 6 buffers of layers 0-2, prompts of up to 32 tokens\n"
+        "hand-off works: 6 buffers of layers 0-2, prompts of up to 32 tokens, if both sides are "
+        "compiled with the same precision; based on vllm-qaic's rules, one model on both sides\n"
         "LAYERS  PARTS       PREFILL                         DECODE  HAND-OFF\n"
         "0, 2    key, value  FLOAT [2, ctx_len=32, 4]        same    ok\n"
         "1       key, value  FLOAT [2, sliding_window=8, 4]  same    ok\n"

@@ -49,7 +49,8 @@ def test_two_sides_alike_work() -> None:
     found = predict_handoff(side, side)
     assert (list_codes(found), found.verdict.outcome) == ([], "works")
     assert format_handoff_verdict(found) == (
-        "hand-off works: 4 buffers of layers 0-1, prompts of up to 32 tokens"
+        "hand-off works: 4 buffers of layers 0-1, prompts of up to 32 tokens, if both sides are "
+        "compiled with the same precision; based on vllm-qaic's rules, one model on both sides"
     )
 
 
@@ -59,10 +60,11 @@ def test_sizes_that_are_missing_do_not_matter_between_sides_that_are_alike() -> 
     assert list_codes(found) == []
     assert format_handoff_verdict(found) == (
         "hand-off works: 4 buffers of layers 0-1, for any ctx_len, if both sides have the same "
-        "sliding_window"
+        "sliding_window and are compiled with the same precision; based on vllm-qaic's rules, one "
+        "model on both sides"
     )
-    assert format_handoff_verdict(predict_handoff(side, side, full_transfer=True)).endswith(
-        "of layers 0-1, if both sides have the same ctx_len, sliding_window"
+    assert "if both sides have the same ctx_len, sliding_window and are" in format_handoff_verdict(
+        predict_handoff(side, side, full_transfer=True)
     )
 
 
@@ -71,8 +73,8 @@ def test_a_known_context_does_not_hide_that_windows_must_agree() -> None:
         *describe_attention(0), *describe_attention(1, shape=WINDOW), ctx_len=32
     )
     found = predict_handoff(side, side, tokens=(9,))
-    assert format_handoff_verdict(found).endswith(
-        "prompts of up to 32 tokens, if both sides have the same sliding_window"
+    assert "32 tokens, if both sides have the same sliding_window and" in format_handoff_verdict(
+        found
     )
     assert list(render_prompt_lines(found)) == [
         "a prompt of 9 tokens: ok, if both sides have the same sliding_window"
@@ -470,7 +472,8 @@ def test_a_plain_side_is_compared_as_if_it_were_renamed() -> None:
     assert list_codes(found) == ["KV616"]
     assert format_handoff_verdict(found) == (
         "hand-off would corrupt every prompt: vllm-qaic selects no buffer on decode (KV616); "
-        "after a rename, it works: 2 buffers of layer 0, for any ctx_len"
+        "after a rename, it works: 2 buffers of layer 0, for any ctx_len, if both sides are "
+        "compiled with the same precision; based on vllm-qaic's rules, one model on both sides"
     )
     assert resolve_outcome(predict_handoff(plain, named)) == "fails"
 
