@@ -32,6 +32,7 @@ from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, Rules
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
+from onnxkvrename.sidecars.compiles import read_compiles
 from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
 from onnxkvrename.sidecars.specializations import parse_specializations
 from onnxkvrename.storage.read import FileIdentity, open_file, read_status, read_text_file
@@ -287,13 +288,47 @@ def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:
         raise ModelError(error.message, path=path, hint=error.hint) from None
 
 
-def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], option: str = "--dim") -> None:
+def apply_found_compiles(
+    loaded: LoadedLayout, *, with_dtypes: bool = True, with_sizes: bool = True
+) -> tuple[LoadedLayout, str]:
+    """Return a layout with what compiles beside its models say, and the sentence that names them.
+
+    Args:
+        loaded: The layout; one of a manifest, or without compiles, stays as it is.
+        with_dtypes: Whether to take over dtypes.
+        with_sizes: Whether to take over sizes of symbols that have none.
+
+    Raises:
+        ModelError: A directory cannot be listed, or the sides of a buffer differ in a compile.
+    """
+    layout = loaded.layout
+    if not loaded.identities:
+        return loaded, ""
+    compiles = read_compiles(Path(model).parent for model in layout.models)
+    names = {name for buffer in layout.buffers for name in buffer.names}
+    dtypes = {name: dtype for name, dtype in compiles.dtypes.items() if name in names}
+    missing = set(layout.unresolved_symbols)
+    sizes = {symbol: size for symbol, size in compiles.sizes.items() if symbol in missing}
+    used = []
+    if with_dtypes and dtypes:
+        layout = apply_dtypes(layout, dtypes)
+        used.append("dtypes")
+    if with_sizes and sizes:
+        layout = apply_sizes(layout, sizes)
+        used.append("sizes")
+    if not used:
+        return loaded, ""
+    directories = format_list([directory.name for directory in compiles.directories])
+    return loaded._replace(layout=layout), f"{' and '.join(used)} of {directories}"
+
+
+def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], prefix: str = "") -> None:
     """Check that each size is of a symbolic dimension of the buffers, if they have any.
 
     Args:
         sizes: The symbols that sizes were given for.
         symbols: The symbols of the buffers.
-        option: The option that gave the sizes, for the message.
+        prefix: The side that ``--dim`` gave the sizes for, for the message.
 
     Raises:
         KvRenameError: The buffers have symbols, and one with a size is not among them.
@@ -302,7 +337,7 @@ def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], option: str
     if unknown and symbols:
         fault = f"buffers have no such dimension; they have {format_list(symbols)}"
         hint = suggest_similar(unknown[0], symbols)
-        raise KvRenameError(f"{option} {unknown[0]}: {fault}", hint=hint)
+        raise KvRenameError(f"--dim {prefix}{unknown[0]}: {fault}", hint=hint)
 
 
 def _check_together(

@@ -120,7 +120,7 @@ def _find_undecided(handoff: Handoff) -> list[RootCause]:
 
 
 def _format_size_arguments(undecided: Sequence[RootCause]) -> str:
-    """Return the arguments that decide, each once: ``--decode-dim sliding_window=SIZE``."""
+    """Return the arguments that decide, each once: ``--dim decode:ctx_len=SIZE``."""
     differences = (root.difference for root in undecided if root.difference is not None)
     arguments = dict.fromkeys(difference.size_arguments for difference in differences)
     return " ".join(arguments)

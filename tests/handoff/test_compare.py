@@ -402,12 +402,12 @@ def test_a_size_that_is_known_on_one_side_only_is_asked_for_where_it_matters() -
     found = predict_handoff(apply_sizes(side, {"sliding_window": 8}), side)
     assert (list_codes(found), found.verdict.outcome) == (["KV614"], "unknown")
     assert format_handoff_verdict(found) == (
-        "cannot decide: the result depends on sliding_window (KV614); pass --decode-dim "
-        "sliding_window=SIZE"
+        "cannot decide: the result depends on sliding_window (KV614); pass --dim "
+        "decode:sliding_window=SIZE"
     )
     assert format_handoff_verdict(
         predict_handoff(side, apply_sizes(side, {"sliding_window": 8}))
-    ).endswith("pass --prefill-dim sliding_window=SIZE")
+    ).endswith("pass --dim prefill:sliding_window=SIZE")
     assert list_codes(predict_handoff(apply_sizes(side, {"ctx_len": 8}), side)) == []
 
 
@@ -424,7 +424,7 @@ def test_a_context_that_is_known_on_one_side_is_not_to_blame_for_a_window() -> N
         "depends on sizes",
     ]
     assert list(render_prompt_lines(found)) == [
-        "a prompt of 9 tokens: cannot decide; pass --decode-dim sliding_window=SIZE",
+        "a prompt of 9 tokens: cannot decide; pass --dim decode:sliding_window=SIZE",
         "a prompt of 33 tokens: longer than the context of 32 tokens",
     ]
 
@@ -434,7 +434,7 @@ def test_a_context_that_is_moved_in_full_is_asked_for_as_the_window_is() -> None
     found = predict_handoff(apply_sizes(side, SIZES), side, full_transfer=True)
     assert list_codes(found) == ["KV618", "KV614"]
     assert format_handoff_verdict(found).endswith(
-        "pass --decode-dim ctx_len=SIZE --decode-dim sliding_window=SIZE"
+        "pass --dim decode:ctx_len=SIZE --dim decode:sliding_window=SIZE"
     )
 
 
@@ -892,7 +892,7 @@ def test_only_sizes_are_asked_back_where_a_dtype_differs_as_well() -> None:
     decode = decode._replace(buffers=tuple(one._replace(kind="mamba") for one in decode.buffers))
     assert list_codes(predict_handoff(prefill, decode)) == ["KV612", "KV618"]
     assert list(render_prompt_lines(predict_handoff(prefill, decode, tokens=(9,)))) == [
-        "a prompt of 9 tokens: cannot decide; pass --prefill-dim ctx_len=SIZE"
+        "a prompt of 9 tokens: cannot decide; pass --dim prefill:ctx_len=SIZE"
     ]
 
 
