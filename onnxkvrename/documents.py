@@ -138,6 +138,10 @@ class ObjectReader:
         number: int | None = self._read(key, "an integer or null", int, _NULL)
         return number
 
+    def read_number(self, key: str) -> float:
+        """Return a number, with or without a fraction."""
+        return float(self._read(key, "a number", float, int))
+
     def read_boolean(self, key: str, *, default: bool) -> bool:
         """Return a truth value."""
         value: bool = self._read(key, "true or false", bool, default=default)

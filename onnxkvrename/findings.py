@@ -116,6 +116,8 @@ CODES: dict[str, tuple[Severity, str]] = {
         "the numbers of selected inputs and outputs differ: prefill counts them, and stops",
     ),
     "KV625": ("warning", "the consumer's configuration is not beside the model: defaults assumed"),
+    "KV626": ("error", "a quantized buffer that decode reads with a different scale"),
+    "KV627": ("warning", "scales of quantized buffers that are not known: not compared"),
 }
 """Severity and meaning of every code; `docs/findings.md` explains each."""
 
