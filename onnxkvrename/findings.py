@@ -44,6 +44,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV122": ("warning", "same content as the source, encoded in different bytes (--renamed-from)"),
     "KV123": ("warning", "operators that onnx does not define: their nodes were not checked"),
     "KV124": ("warning", "a local function defined more than once, with the same bytes"),
+    "KV125": ("error", "a value with the name of a cache, but with too few axes for one"),
     "KV201": ("error", "a new name is already in use"),
     "KV202": ("error", "buffers already carry a different token"),
     "KV203": ("error", "a buffer that does not fit the profile of --to"),

@@ -70,9 +70,10 @@ def test_a_sound_model_has_no_findings() -> None:
         ("k_pe.0 a/compressed_kv.0", "k_pe.0~ a/compressed_kv.0~ b/k_pe.0~", "KV101 b/k_pe.0~"),
         ("past_key.0 past_value.0", "past_key.0~", "KV102 past_value.0"),
         ("past_key.0 past_value.0:INT8", "past_key.0~ past_value.0~", "KV103 past_value.0~"),
-        ("k_pe.0:F[1,2] compressed_kv.0", "k_pe.0~:F[1,3] compressed_kv.0~", "KV104 k_pe.0~"),
-        ("k_pe.0:F[1,b] compressed_kv.0", "k_pe.0~:F[1] compressed_kv.0~", "KV104 k_pe.0~"),
-        ("k_pe.0:F[] compressed_kv.0", "k_pe.0~:F[1] compressed_kv.0~", "KV104 k_pe.0~"),
+        ("k_pe.0:F[1,a,2] compressed_kv.0", "k_pe.0~:F[1,a,3] compressed_kv.0~", "KV104 k_pe.0~"),
+        ("k_pe.0:F[1,b,2,2] compressed_kv.0", "k_pe.0~:F[1,b,2] compressed_kv.0~", "KV104 k_pe.0~"),
+        ("k_pe.0:F[1,b] compressed_kv.0", "k_pe.0~:F[1,b] compressed_kv.0~", "KV125 k_pe.0"),
+        ("k_pe.0:F compressed_kv.0", "k_pe.0~:F[] compressed_kv.0~", "KV125 k_pe.0~"),
         ("past_key.0 past_value.0", "past_key.0~ past_key.0~ past_value.0~", "KV106 past_key.0~"),
         ("past_key.0 past_key.0 past_value.0", "past_key.0~ past_value.0~", "KV106 past_key.0"),
         ("k_pe.0 k_pe.0_VLLM compressed_kv.0", "k_pe.0~ compressed_kv.0~", "KV106 k_pe.0_VLLM"),
@@ -118,8 +119,8 @@ GAPS = " ".join(f"{part}.{n}" for n in (0, 2, 5) for part in ("past_key", "past_
         (PAIR, "past_key.0~", "KV102", "past_value of layer 0", "export"),
         ("past_key.0 past_value.0:I", "past_key.0~ past_value.0~:F", "KV103",
          "input past_value.0 is I", "memory"),
-        ("past_key.0:F[1,2] past_value.0", "past_key.0~:F[1,3] past_value.0~", "KV104",
-         "past_key.0 is [1, 2]", "memory"),
+        ("past_key.0:F[1,1,2] past_value.0", "past_key.0~:F[1,1,3] past_value.0~", "KV104",
+         "past_key.0 is [1, 1, 2]", "memory"),
         (PAIR, f"past_key.0~ {RETAINED}", "KV106", "graph output", "export"),
         (f"{PAIR} past_key.0", RETAINED, "KV106", "graph input", "export"),
         ("past_key.0_OLD past_key.0_VLLM past_value.0", RETAINED, "KV106",
@@ -214,11 +215,11 @@ def test_a_new_name_that_is_taken_is_said_with_its_use() -> None:
 @pytest.mark.parametrize(
     ("inputs", "outputs"),
     [
-        ("past_key.0:F[b,c] past_value.0", "past_key.0~:F[d,e] past_value.0~"),
-        ("past_key.0:F[b,8] past_value.0", "past_key.0~:F[1,c] past_value.0~"),
-        ("past_key.0:F[1,?] past_value.0", "past_key.0~:F[1,4] past_value.0~"),
-        ("past_key.0:F past_value.0", "past_key.0~:F[1,4] past_value.0~"),
-        ("past_key.0:F[] past_value.0", "past_key.0~:F[] past_value.0~"),
+        ("past_key.0:F[b,c,8] past_value.0", "past_key.0~:F[d,e,8] past_value.0~"),
+        ("past_key.0:F[b,8,8] past_value.0", "past_key.0~:F[1,c,8] past_value.0~"),
+        ("past_key.0:F[1,?,8] past_value.0", "past_key.0~:F[1,4,8] past_value.0~"),
+        ("past_key.0:F past_value.0", "past_key.0~:F[1,4,8] past_value.0~"),
+        ("conv_state.0:F[b,8] recurrent_state.0:F[]", "conv_state.0~:F recurrent_state.0~:F"),
         ("past_value.0_VLLM past_key.0", "past_key.0_VLLM~ past_value.0~"),
         ("past_key.7 past_value.7", "past_key.7~ past_value.7~"),
         ("input_ids x x past_key.0 past_value.0", "y y past_key.0~ past_value.0~"),
@@ -229,6 +230,17 @@ def test_a_new_name_that_is_taken_is_said_with_its_use() -> None:
 )  # fmt: skip
 def test_what_only_looks_like_a_fault_is_none(inputs: str, outputs: str) -> None:
     assert found(inputs, outputs) == []
+
+
+def test_few_axes_are_no_error_under_rules_of_ones_own() -> None:
+    values = tuple(value(f"past_{part}.0:F[1,b]") for part in ("key", "value"))
+    outputs = tuple(each._replace(name=f"{each.name}_RetainedState") for each in values)
+    codes = {}
+    for name in ("qeff", "mine.toml"):
+        signature = Signature(values, outputs)
+        plan = build_rename_plan(signature, QEFF._replace(name=name), TokenChange("VLLM"))
+        codes[name] = {f.code for f in check_pairs(signature, plan, NameUses())}
+    assert "KV125" in codes["qeff"] - codes["mine.toml"]
 
 
 def test_a_retained_output_must_be_produced_by_a_node() -> None:
