@@ -66,15 +66,17 @@ def check_batch(
     for indexes in lacking:
         _say_unchecked([items[index] for index in indexes], options)
     errors: dict[int, KvRenameError] = {}
+    checked_for: dict[int, str] = {}
     for indexes in _list_consumer_sets(items, all_sets) if options.consumer is not None else ():
         try:
-            taken = _check_consumer([items[index] for index in indexes], rules, options)
+            taken, members = _check_consumer([items[index] for index in indexes], rules, options)
         except ModelError as failure:
             if not sets:
                 raise
             paths = {items[index].report.path: index for index in indexes}
             errors[paths.get(str(failure.path), indexes[0])] = failure
             continue
+        checked_for.update(dict.fromkeys((indexes[each] for each in members), options.consumer))
         for index, of_consumer in zip(indexes, taken, strict=True):
             set_findings[index] += of_consumer
     space = _SpaceCheck()
@@ -86,7 +88,8 @@ def check_batch(
             error = space.claim(item)
         if options.strict:
             findings = promote_to_errors(findings)
-        report = item.report._replace(findings=findings, error=error)
+        consumer = checked_for.get(index, "")
+        report = item.report._replace(findings=findings, error=error, consumer=consumer)
         checked.append(item._replace(report=set_failed(report), model=None))
     return tuple(checked)
 
@@ -134,11 +137,15 @@ def set_failed(report: ModelReport) -> ModelReport:
 
 def _check_consumer(
     items: Sequence[PreparedModel], rules: Rules, options: Options
-) -> list[list[Finding]]:
-    """Check whether the consumer can use the models of a set as they will be."""
+) -> tuple[list[list[Finding]], list[int]]:
+    """Check whether the consumer can use the models of a set as they will be.
+
+    Returns:
+        The findings of each model, and the models that were checked, by their indexes.
+    """
     models = [item.model for item in items if item.model is not None]
     if options.consumer is None or not models:
-        return [[] for _ in items]
+        return [[] for _ in items], []
     from onnxkvrename.handoff.consumer_checks import check_sets
     from onnxkvrename.handoff.find_consumers import load_consumer
     from onnxkvrename.handoff.name_checks import drop_vain_renames
@@ -169,10 +176,11 @@ def _check_consumer(
         for side, end in (("input", pair.input), ("output", pair.output))
         if end is not None
     ]
-    return [
+    findings = [
         [*first, *drop_vain_renames(_drop_reported(others, model), names, rules, consumer)]
         for first, others, model in zip(mix_ups, checked, models, strict=True)
     ]
+    return findings, [index for indexes in sets for index in indexes]
 
 
 def _drop_reported(findings: Sequence[Finding], model: KvModel) -> Iterator[Finding]:

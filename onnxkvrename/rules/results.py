@@ -123,6 +123,9 @@ class ModelReport(NamedTuple):
         stamp: The layout digest that the model gets; empty if it loses one.
         name_map: Old to new, of the names that change.
         new_profile: The profile whose names the buffers get; empty if they keep the same.
+        consumer: The consumer for which the result was checked; empty for none.
+        proved: How many buffers the graph of the result was shown to retain; ``None`` if nothing
+            was proved.
     """
 
     path: str
@@ -137,6 +140,8 @@ class ModelReport(NamedTuple):
     stamp: str | None = None
     name_map: Mapping[str, str] = _NO_NAMES
     new_profile: str = ""
+    consumer: str = ""
+    proved: int | None = None
 
     @property
     def has_changes(self) -> bool:
