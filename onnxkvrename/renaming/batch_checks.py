@@ -63,6 +63,8 @@ def check_batch(
     )
     for index, of_set in zip(readable, across, strict=True):
         set_findings[index] += of_set
+    if options.verify and options.group_windows and any(model.plan.feeds for model in models):
+        items = _drop_filled(items, readable, models)
     for indexes in lacking:
         _say_unchecked([items[index] for index in indexes], options)
     errors: dict[int, KvRenameError] = {}
@@ -76,7 +78,7 @@ def check_batch(
             paths = {items[index].report.path: index for index in indexes}
             errors[paths.get(str(failure.path), indexes[0])] = failure
             continue
-        checked_for.update(dict.fromkeys((indexes[each] for each in members), options.consumer))
+        checked_for.update((indexes[each], options.consumer or "") for each in members)
         for index, of_consumer in zip(indexes, taken, strict=True):
             set_findings[index] += of_consumer
     space = _SpaceCheck()
@@ -92,6 +94,23 @@ def check_batch(
         report = item.report._replace(findings=findings, error=error, consumer=consumer)
         checked.append(item._replace(report=set_failed(report), model=None))
     return tuple(checked)
+
+
+def _drop_filled(
+    items: Sequence[PreparedModel], readable: Sequence[int], models: Sequence[KvModel]
+) -> Sequence[PreparedModel]:
+    """Return the models without KV114 on buffers that another of them fills."""
+    from onnxkvrename.rules.feeds import find_filled_outputs, is_filled  # few models fill others
+
+    changed = list(items)
+    for index, filled in zip(readable, find_filled_outputs(models), strict=True):
+        report = items[index].report
+        kept = tuple(finding for finding in report.findings if not is_filled(finding, filled))
+        if report.proved is not None:
+            proved = report.proved + len(report.findings) - len(kept)
+            report = report._replace(findings=kept, proved=proved)
+        changed[index] = items[index]._replace(report=report)
+    return changed
 
 
 def _list_consumer_sets(

@@ -406,7 +406,7 @@ def format_model_state(model: ModelReport) -> str:
     if not model.pairs:
         if any(finding.code == "KV001" for finding in model.findings):
             return "unchanged: another profile knows its names"
-        return "unchanged: no KV buffer in it"
+        return f"unchanged: {describe_no_pairs(model)}"
     if model.name_map:
         return f"unchanged: {escape_text(model.output)} is up to date"
     if model.new_profile:
@@ -415,6 +415,13 @@ def format_model_state(model: ModelReport) -> str:
     tokens = {side.token for pair in model.pairs for side in pair.sides}
     carried = ", ".join(sorted(escape_text(token) for token in tokens if token))
     return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token in it"
+
+
+def describe_no_pairs(report: ModelReport) -> str:
+    """Return why a model has no KV buffer: it fills those of a decoder, or there is none."""
+    if not report.feeds:
+        return "no KV buffer in it"
+    return f"it fills {format_count(len(report.feeds), 'KV buffer')} of another model"
 
 
 def _format_change(model: ModelReport, verb: str) -> str:
