@@ -49,6 +49,10 @@ def test_passed_checks_are_told_on_stderr(decoder: Path, tmp_path: Path, run) ->
         assert "4 of 4 buffers retained" in said
         if options in (both, (*both, "-n")):
             assert outcome.out == plain.out
+    (told,) = json.loads(run(decoder, *both, "-n", "--format", "json").out)["models"]
+    assert (told["checked_for"], told["proved"]) == ("vllm-qaic", 4)
+    (told,) = json.loads(run(decoder, "--prefix", "VLLM", "-n", "--format", "json").out)["models"]
+    assert (told["checked_for"], told["proved"]) == (None, None)
     assert run(decoder, *both, "-q") == (0, "", "")
     assert "verified" not in plain.err
 
