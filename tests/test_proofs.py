@@ -171,6 +171,14 @@ def unselected(tmp_path: Path, run) -> Example:
     return Example(PLAIN / "decoder.onnx")
 
 
+def misnamed_logits(tmp_path: Path, run) -> Example:
+    model = load_decoder(tmp_path, run)
+    rename_result(model, "logits", "layer_0/logits")
+    for value in model.graph.output:
+        value.name = value.name.replace("logits", "layer_0/logits")
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
 def cut_state(tmp_path: Path, run) -> Example:
     path = tmp_path / "model.onnx"
     run(PLAIN / "serving" / "hybrid.onnx", "--prefix", TOKEN, "-o", path, "-q")
@@ -220,6 +228,7 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "external data that are not there": missed_data,
     "a sidecar with the names from before": stale_sidecar,
     "names that the consumer does not select": unselected,
+    "logits that the consumer does not find by their name": misnamed_logits,
     "a buffer that the consumer cuts": cut_state,
     "axes in another order on the other side": turned,
     "a window on one side, the whole context on the other": other_window,

@@ -32,9 +32,41 @@ def outputs(path: Path) -> list[str]:
 
 def test_a_target_gives_its_token(decoder: Path, run) -> None:
     outcome = run(decoder, "--target", "vllm-qaic")
-    assert (outcome.code, outcome.err) == (0, f"{decoder}: 8 names changed\n")
+    said = outcome.err.splitlines()
+    assert (outcome.code, said[0]) == (0, f"{decoder}: 8 names changed")
+    assert [line.partition(":")[0] for line in said[1:]] == ["checked for vllm-qaic"]
     assert outputs(decoder)[1] == "past_key.0_vllmKvCache_RetainedState"
     assert run(decoder, "--target", "vllm-qaic", "--check").code == 0
+
+
+def test_passed_checks_are_told_on_stderr(decoder: Path, tmp_path: Path, run) -> None:
+    plain = run(decoder, "--prefix", "vllmKvCache", "-n")
+    both = ("--target", "vllm-qaic", "--verify")
+    for options in ((*both, "-n"), both, (*both, "--check"), (*both, "--format", "github")):
+        outcome = run(decoder, *options, "-o", tmp_path / "new.onnx", "--force")
+        said = outcome.out if "github" in options else outcome.err
+        assert "it selects, pairs and moves 4 buffers" in said
+        assert "4 of 4 buffers retained" in said
+        if options in (both, (*both, "-n")):
+            assert outcome.out == plain.out
+    (told,) = json.loads(run(decoder, *both, "-n", "--format", "json").out)["models"]
+    assert (told["checked_for"], told["proved"]) == ("vllm-qaic", 4)
+    (told,) = json.loads(run(decoder, "--prefix", "VLLM", "-n", "--format", "json").out)["models"]
+    assert (told["checked_for"], told["proved"]) == (None, None)
+    assert run(decoder, *both, "-q") == (0, "", "")
+    assert "verified" not in plain.err
+
+
+def test_verify_counts_only_what_it_proves(decoder: Path, run) -> None:
+    """A custom operator that nobody can look into updates one of the buffers."""
+    model = onnx.load(decoder)
+    (node,) = (n for n in model.graph.node if "past_key.0_RetainedState" in n.output)
+    node.op_type, node.domain = "Unknown", "elsewhere"
+    del node.attribute[:]
+    model.opset_import.add(domain="elsewhere", version=1)
+    outcome = run(saved(model, decoder), "--target", "vllm-qaic", "--verify")
+    assert (outcome.code, "KV113" in outcome.err) == (0, True)
+    assert "3 of 4 buffers retained" in outcome.err
 
 
 def test_the_same_token_may_be_given_as_well(decoder: Path, run) -> None:

@@ -139,9 +139,11 @@ def _prepare_open_model(
     is_proved = options.verify or options.consumer is not None  # by the graph itself
     if not is_proved and change.final_token and rules.target is None:
         findings += _check_declared_growth(scanned, rules)
+    proved: int | None = None
     if options.verify:
         result = build_spliced_source(opened.source, splice_plan.pieces)
-        findings += _verify_result(result, splice_plan.expected_signature, change, rules)
+        proved, faults = _verify_result(result, splice_plan.expected_signature, change, rules)
+        findings += faults
     report = report_model(model)._replace(
         output=str(job.output),
         status="would-rename" if has_new_names or drops_stamp else "unchanged",
@@ -150,6 +152,7 @@ def _prepare_open_model(
         value_names=model.value_names,
         stamp="" if drops_stamp else None,
         new_profile="" if rules.target is None else rules.target.name,
+        proved=proved,
     )
     if not options.group_windows:
         model = model.set_apart()
@@ -198,14 +201,15 @@ def prepare_stamp(
 
 def _verify_result(
     result: ByteSource, signature: Signature, change: TokenChange, rules: Rules
-) -> tuple[Finding, ...]:
-    """Return a finding for each property that cannot be proved of the unwritten result."""
-    from onnxkvrename.verification.verify import prove_retention
+) -> tuple[int, tuple[Finding, ...]]:
+    """Return how many buffers the unwritten result retains, and what cannot be proved of it."""
+    from onnxkvrename.verification.verify import count_proved_flows, prove_retention
 
     if rules.target is not None:
         rules, change = rules.target, TokenChange(None)
     plan = build_rename_plan(signature, rules, change)
-    return prove_retention(result, plan.pairs, plan.updates_by_kind, rules.name)[1]
+    flows, faults = prove_retention(result, plan.pairs, plan.updates_by_kind, rules.name)
+    return count_proved_flows(flows, plan.updates_by_kind), faults
 
 
 def _check_declared_growth(scanned: ScannedModel, rules: Rules) -> Iterator[Finding]:

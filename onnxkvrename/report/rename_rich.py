@@ -15,6 +15,7 @@ from onnxkvrename.report.rename_text import (
     StateRow,
     format_total,
     is_folded,
+    list_passed_checks,
     list_state_rows,
     render_sidecar_states,
 )
@@ -64,6 +65,7 @@ def render_report(report: Report, *, dry_run: bool, verbose: bool) -> Renderable
     parts += (Text(line, no_wrap=True, overflow="ignore") for line in sidecar_states)
     if len(report.models) > 1:
         parts.append(Text(format_total(report, dry_run=dry_run), style="bold"))
+    parts += (Text(line, style="green") for line in list_passed_checks(report))
     return Group(*parts)
 
 

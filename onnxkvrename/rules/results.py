@@ -123,6 +123,10 @@ class ModelReport(NamedTuple):
         stamp: The layout digest that the model gets; empty if it loses one.
         name_map: Old to new, of the names that change.
         new_profile: The profile whose names the buffers get; empty if they keep the same.
+        feeds: The outputs that fill KV buffers of another model.
+        consumer: The consumer for which the result was checked; empty for none.
+        proved: How many buffers the graph of the result was shown to retain; ``None`` if nothing
+            was proved.
     """
 
     path: str
@@ -137,6 +141,9 @@ class ModelReport(NamedTuple):
     stamp: str | None = None
     name_map: Mapping[str, str] = _NO_NAMES
     new_profile: str = ""
+    feeds: tuple[str, ...] = ()
+    consumer: str = ""
+    proved: int | None = None
 
     @property
     def has_changes(self) -> bool:
@@ -159,6 +166,7 @@ def report_model(model: KvModel) -> ModelReport:
         unchanged_names=model.plan.unchanged_names,
         findings=model.findings,
         name_map=model.plan.name_map,
+        feeds=tuple(feed.side.old_name for feed in model.plan.feeds),
     )
 
 

@@ -65,6 +65,27 @@ def test_what_was_renamed_alone_is_joined_again(both: tuple[Path, Path], run) ->
     assert [onnx.load(path) for path in both] == [encoder("_VLLM"), decoder("_VLLM")]
 
 
+def test_a_buffer_that_the_encoder_fills_needs_no_warning(both: tuple[Path, Path], run) -> None:
+    """Alone nothing shows who fills it, nor with an encoder that writes under another name."""
+    outcome = run(*both, "--prefix", "VLLM", "--verify", "--strict")
+    assert (outcome.code, "KV114" in outcome.err) == (0, False)
+    assert "4 of 4 buffers retained" in outcome.err
+    outcome = run("verify", *both, "--strict")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "2 of 4 buffers retained, 2 filled by another model, layers 0-1" in outcome.out
+    assert "it fills 2 KV buffers of another model" in outcome.out
+    for alone in ((both[1],), (*both, "--no-set")):
+        assert "error KV114" in run("verify", *alone, "--strict").err
+    saved(encoder(), both[0])
+    assert "warning KV114" in run("verify", *both).err
+
+
+def test_an_encoder_shows_what_it_fills(both: tuple[Path, Path], run) -> None:
+    text = run("inspect", both[0]).out
+    assert "2 KV buffers of another model: past_key.1, past_value.1" in " ".join(text.split())
+    assert "no KV buffer" not in text
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
