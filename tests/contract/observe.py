@@ -38,7 +38,9 @@ ROOTS = {
 
 CODE = re.compile(r"\bKV\d{3}\b")
 OPTION = re.compile(r"^  ((?:-\w, )?--[a-z-]+(?:, --[a-z-]+)*)(.*(?:\n    .*)*)", re.MULTILINE)
-VALUES = re.compile(r"\[([\w.-]+(?:\|[\w.-]+)+)\]|[:(] ?((?:[a-z\d_-]+, )+[a-z\d_-]+)(?![\w.,]*\w)")
+VALUES = re.compile(
+    r"\[([\w.-]+(?:\|[\w.-]+)+)\]|[:(] ?((?:[a-z\d_-]+, )+[a-z\d_-]+)(?=$|[.;)]| \()"
+)
 COMMAND = re.compile(r"^  ([a-z-]+)  ", re.MULTILINE)
 HIDDEN = re.compile(r"\.onnxkvrename-[\w-]+")
 MAPS = ("sizes", "dims", "names", "name_map")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def find_command(row: Row) -> str:
     return row.argv[0] if row.argv and row.argv[0] in list_options() else "rename"
 
 
+@cache
 def list_options() -> dict[str, list[str]]:
     """List each command with its options as its help names them, all names of one in a line."""
     return {
