@@ -32,7 +32,7 @@ OS_PARTS = dict(vars(os))
 """What the system can do, while no test has replaced any of it."""
 
 # A busy machine is no failure, so no test has a deadline.
-settings.register_profile("default", deadline=None, max_examples=40)
+settings.register_profile("default", deadline=None, max_examples=25)
 settings.register_profile("full", deadline=None, max_examples=500)
 
 Run = Callable[..., "Outcome"]

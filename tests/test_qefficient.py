@@ -16,6 +16,7 @@ import qefficient_exports
 from ci_machine import ROOT, Machine
 from kill_commands import read_directory
 from real_exports import EXPORTS
+from tiers import full
 
 from onnxkvrename import rename
 from onnxkvrename.findings import CODES
@@ -158,6 +159,7 @@ def test_by_path(
 
 
 @pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
+@full
 def test_of_dynamo_with_subfunctions_the_export_with_the_token_is_broken_and_the_plain_one_is_not(
     machine: Machine,
 ) -> None:

@@ -4,14 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
-import jsonschema
 import models
 import onnx
 import pytest
 import window_sets
 from models import KEY, KEY_OUT, VALUE, VALUE_OUT, node, saved
 from onnx import ModelProto
-from schemas import load_schema
+from schemas import load_schema, validate
 
 from onnxkvrename.findings import CODES
 from onnxkvrename.rules.load import list_profiles
@@ -167,7 +166,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(
 def test_a_mistake_is_told_in_json_too(args: tuple[str, ...], said: str, here: Path, run) -> None:
     outcome = run("verify", "--format", "json", *args)
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     errors = [document["error"], *(model["error"] for model in document["models"])]
     told = [f"{error['path']}: {error['message']} ({error['hint']})" for error in errors if error]
     assert said in told[0].removeprefix("None: ")
@@ -241,7 +240,7 @@ def test_json_is_one_valid_document_whatever_happens(
     pytest.importorskip("onnxruntime")
     outcome = run("verify", *args, *spelling)
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert outcome.code == document["exit_code"] == code
     assert [model["verified"] for model in document["models"]] == verified
     assert (document["error"] is not None) == (not verified)
@@ -259,7 +258,7 @@ def test_json_of_a_bug_or_an_interrupt_is_a_document_too(
     monkeypatch.setattr("onnxkvrename.cli.verify.verify_model", fail)
     outcome = run("verify", MODEL, "--format", "json")
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert outcome.code == document["exit_code"] == code
     assert ("a bug in onnxkvrename: ZeroDivisionError" in outcome.err) == (code == 2)
     if code == 2:
@@ -339,7 +338,7 @@ def test_hostile_names_are_whole_in_json(here: Path, run) -> None:
     path = hostile(here / "a\nb.onnx")
     outcome = run("verify", path.name, "--format", "json")
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     (model,) = document["models"]
     assert model["path"] == "a\nb.onnx"
     assert model["pairs"][0]["input"] == f"{HOSTILE}/past_key.0"
@@ -439,7 +438,7 @@ def test_without_onnxruntime_the_job_cannot_be_done(
     assert error.startswith("error: onnxruntime cannot be loaded")
     assert error.endswith("(`python -m pip install onnxruntime`)")
     outcome = run("verify", MODEL, "--run", "--format", "json")
-    jsonschema.validate(json.loads(outcome.out), SCHEMA)
+    validate(json.loads(outcome.out), SCHEMA)
     assert json.loads(outcome.out)["error"]["hint"] == "`python -m pip install onnxruntime`"
 
 
