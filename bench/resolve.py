@@ -6,7 +6,7 @@ it runs on, not for the target. Uses the package index that uv is set up with, a
 installs nothing.
 
     python bench/resolve.py                # the base install
-    python bench/resolve.py --extra re2    # together with an extra
+    python bench/resolve.py --extra dask   # together with an extra
 
 Prints a Markdown table. A cell says ok, or which distribution has no wheel. Exits
 with 1 if a target that the classifiers promise does not resolve, or if a version

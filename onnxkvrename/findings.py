@@ -25,7 +25,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV109": ("warning", "layers missing between the first and the last"),
     "KV110": ("error", "retained output not computed from its own input"),
     "KV111": ("warning", "retained buffer that no rule matches: not renamed"),
-    "KV112": ("warning", "KV output with a suffix that consumers do not match with an input"),
+    "KV112": ("warning", "KV output with a suffix that some consumers do not match with an input"),
     "KV113": ("warning", "retained output that could not be traced to its input: not proved"),
     "KV114": ("warning", "buffer that is read but never written: it passes through unchanged"),
     "KV115": ("error", "onnx's checker rejects the model"),
@@ -44,6 +44,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV122": ("warning", "same content as the source, encoded in different bytes (--renamed-from)"),
     "KV123": ("warning", "operators that onnx does not define: their nodes were not checked"),
     "KV124": ("warning", "a local function defined more than once, with the same bytes"),
+    "KV125": ("error", "a value with the name of a cache, but with too few axes for one"),
     "KV201": ("error", "a new name is already in use"),
     "KV202": ("error", "buffers already carry a different token"),
     "KV203": ("error", "a buffer that does not fit the profile of --to"),
@@ -116,6 +117,8 @@ CODES: dict[str, tuple[Severity, str]] = {
         "the numbers of selected inputs and outputs differ: prefill counts them, and stops",
     ),
     "KV625": ("warning", "the consumer's configuration is not beside the model: defaults assumed"),
+    "KV626": ("error", "a quantized buffer that decode reads with a different scale"),
+    "KV627": ("warning", "scales of quantized buffers that are not known: not compared"),
 }
 """Severity and meaning of every code; `docs/findings.md` explains each."""
 

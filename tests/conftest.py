@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,10 +60,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let hypothesis draw as many examples as the tier asks for."""
+    """Let hypothesis draw as many examples as the tier asks for, and signals through."""
     settings.load_profile("full" if config.getoption("--full") else "default")
     if hasattr(config, "cache") and "PYTHONDONTWRITEBYTECODE" in os.environ:
         _cache_bytecode(config.cache.mkdir("bytecode"))
+    _let_signals_through()
 
 
 def _cache_bytecode(directory: Path) -> None:
@@ -73,6 +75,17 @@ def _cache_bytecode(directory: Path) -> None:
     del os.environ["PYTHONDONTWRITEBYTECODE"]
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(directory)
     sys.dont_write_bytecode = False
+
+
+def _let_signals_through() -> None:
+    """Handle signals as at a terminal: nohup and background jobs ignore some, children as well."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.name == "posix":
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        ended_by = {signal.SIGINT, signal.SIGHUP, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ended_by)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

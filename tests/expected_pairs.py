@@ -15,6 +15,7 @@ import onnx
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 OTHER_EXPORTS = SHARED / "exports-other"
+EXPORTERS = ("by-hand", "dynamo", "genai", "mobius", "optimum", "qnn")
 FLOATS = {"FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "UINT8", "INT8"}
 DYNAMO = {  # in the order of the arguments and results that torch.onnx.export was called with
     "d_tuple": {
@@ -33,8 +34,8 @@ DYNAMO = {  # in the order of the arguments and results that torch.onnx.export w
 
 
 def list_exports() -> list[Path]:
-    """All models of both folders; none where they are not there."""
-    folders = (SHARED / "exports", OTHER_EXPORTS)
+    """All models of the exporters that are known here; none where they are not there."""
+    folders = (SHARED / "exports", *(OTHER_EXPORTS / name for name in EXPORTERS))
     return [path for folder in folders for path in sorted(folder.rglob("*.onnx"))]
 
 

@@ -53,8 +53,8 @@ def build_decoder(
             *(node("Add", [f"{stem}.{name}", "x"], [f"present.{name}"]) for name in names),
         ],
         "main",
-        [info("x", 2), *(info(f"{stem}.{name}", 2) for name in names)],
-        [info("logits", 2), *(info(f"present.{name}", 2) for name in names)],
+        [info("x", 2), *(info(f"{stem}.{name}", 1, 1, 2) for name in names)],
+        [info("logits", 2), *(info(f"present.{name}", 1, 1, 2) for name in names)],
     )
     opsets = [helper.make_opsetid("", 18)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)

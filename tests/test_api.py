@@ -354,7 +354,7 @@ def test_a_value_that_makes_no_sense_is_named(call, message: str) -> None:
     [
         ({"token": "a b"}, "may contain only ASCII letters and digits"),
         ({"token": ""}, "is empty"),
-        ({"select": "("}, "select='.'.*RE2 pattern"),
+        ({"select": "("}, "select='.'.*not a regular expression"),
     ],
 )
 def test_a_token_or_an_expression_that_cannot_be_used_is_an_error(how, message: str) -> None:

@@ -76,17 +76,49 @@ def test_the_workflow_with_the_action(machine: Machine, state: str, code: int) -
     assert ci_machine.run_action(machine, {**step["with"], "install": "none"}).code == code
 
 
+HOOKS = ROOT / ".pre-commit-hooks.yaml"
+
+
 @STATES
-def test_the_hook_for_pre_commit(machine: Machine, state: str, code: int) -> None:
-    """pre-commit calls a hook's entry with its arguments."""
-    exported(machine, state)
+@pytest.mark.parametrize("more", [(), ("--check",)])
+def test_the_hook_for_pre_commit(
+    machine: Machine, state: str, code: int, more: tuple[str, ...]
+) -> None:
+    """pre-commit calls a hook's entry with a user's arguments, which replace those of the hook."""
+    before = models(exported(machine, state))
     installed(machine)
-    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
+    (hook,) = yaml.safe_load(HOOKS.read_text("utf-8"))
     ((used,),) = [repo["hooks"] for repo in yaml.safe_load(block("pre-commit-hook"))["repos"]]
     assert used["id"] == hook["id"]
     assert not hook["pass_filenames"]
-    script = shlex.join([hook["entry"], *used["args"]])
+    script = shlex.join([*shlex.split(hook["entry"]), *used["args"], *more])
     assert machine.run_script(script, shell="bash -e").returncode == code
+    assert models(machine.workspace / "windows") == before
+
+
+@pytest.mark.full
+@STATES
+def test_pre_commit_itself_changes_no_model(machine: Machine, state: str, code: int) -> None:
+    """Only the language differs from the hook: no package is built for the test."""
+    if not (found := shutil.which("pre-commit")):
+        pytest.skip("pre-commit is not installed")
+    before = models(exported(machine, state))
+    installed(machine)
+    config = yaml.safe_load(block("pre-commit-hook"))
+    config["repos"][0] |= {"repo": str(machine.temp / "hooks"), "rev": "HEAD"}
+    hooks = HOOKS.read_text("utf-8").replace("language: python", "language: system")
+    for place, name, text in (
+        (machine.temp / "hooks", HOOKS.name, hooks),
+        (machine.workspace, ".pre-commit-config.yaml", yaml.safe_dump(config)),
+    ):
+        place.mkdir(exist_ok=True)
+        (place / name).write_text(text, "utf-8")
+        commit = "git init -q && git add . && git -c user.name=a -c user.email=a@b commit -qm a"
+        assert machine.run_script(f"cd '{place}' && {commit}").returncode == 0
+    done = machine.run_script(f"'{found}' run --all-files", shell="bash -e")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("names would change" in done.stdout) == bool(code)
+    assert models(machine.workspace / "windows") == before
 
 
 @STATES

@@ -14,7 +14,9 @@ from onnx import ModelProto, helper
 from real_exports import EXPORTS
 
 import onnxkvrename
+from onnxkvrename.layout.updates import BufferUpdate, find_declared_growth
 from onnxkvrename.model.file import open_model
+from onnxkvrename.model.signature import Value
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import KvPair, PairSide
 from onnxkvrename.verification import trace_buffer_updates
@@ -79,6 +81,37 @@ def test_a_rename_that_verifies_writes_nothing(growing: Path, run) -> None:
     outcome = run(growing, "--prefix", "VLLM", "--verify")
     assert (outcome.code, growing.read_bytes()) == (1, before)
     assert "error KV120" in outcome.err
+
+
+def test_a_plain_rename_warns_by_the_declared_shapes(growing: Path, tmp_path: Path, run) -> None:
+    outcome = run(growing, "--prefix", "VLLM", "-o", tmp_path / "new.onnx")
+    assert outcome.code == 0
+    assert outcome.err.count("warning KV120") == 1
+    assert ", like 3 more, so it does not fit" in outcome.err
+    assert run(growing, "--prefix", "V", "-o", tmp_path / "other.onnx", "--strict").code == 1
+    target = run(growing, "--target", "vllm-qaic", "--dry-run").err
+    assert ("error KV120" in target, "warning KV120" in target) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("into", "out", "op_type", "expected"),
+    [
+        ("ctx_len", "Concat{}_dim_2", "Concat", True),  # as torch.onnx calls what it cannot tell
+        ("past", "past + 1", "Attention", True),
+        ("ctx_len", "Slice{}_dim_2", "Slice", False),  # a window that is moved on
+        ("ctx_len", "ctx_len", "Concat", False),
+        (8, "Concat{}_dim_2", "Concat", False),
+        ("ctx_len", None, "Concat", False),
+    ],
+)
+def test_another_symbol_is_a_longer_axis_where_something_was_joined(
+    into: str | int, out: str | None, op_type: str, expected: bool
+) -> None:
+    shapes = ("batch", 2, into, 4), ("other_batch", 2, out, 4)
+    key = Value("k", "FLOAT", shapes[0]), Value("k_RetainedState", "FLOAT", shapes[1])
+    sides = [PairSide(value, "", value.name) for value in key]
+    found = find_declared_growth(KvPair("attention", "", "k", 0, *sides), op_type)
+    assert found == (BufferUpdate("append", 2) if expected else None)
 
 
 def test_the_consumer_cannot_take_it(growing: Path, run) -> None:

@@ -44,7 +44,7 @@ def test_the_names_are_gone_there(tmp_path: Path) -> None:
 def test_every_module_can_be_imported(tmp_path: Path) -> None:
     found = pkgutil.walk_packages(onnxkvrename.__path__, "onnxkvrename.")
     modules = [module.name for module in found if not module.name.endswith("__main__")]
-    assert len(modules) > 80
+    assert "onnxkvrename.cli.main" in modules
     done = run_without_posix("-c", f"import {', '.join(modules)}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

@@ -130,9 +130,11 @@ def growing(tmp_path: Path, run) -> Example:
 
 
 def taken_name(tmp_path: Path, run) -> Example:
-    model = load_decoder(tmp_path, run)
-    tensor = numpy_helper.from_array(np.zeros(1, np.float32), "past_key.0_VLLM")
-    model.graph.initializer.append(tensor)
+    """For each token of a column, a name that would change into one that is there already."""
+    model = onnx.load(PLAIN / "decoder.onnx")
+    for token in ("VLLM", TOKEN):
+        tensor = numpy_helper.from_array(np.zeros(1, np.float32), f"past_key.0_{token}")
+        model.graph.initializer.append(tensor)
     return Example(save(model, tmp_path / "model.onnx"))
 
 
@@ -168,6 +170,14 @@ def stale_sidecar(tmp_path: Path, run) -> Example:
 
 def unselected(tmp_path: Path, run) -> Example:
     return Example(PLAIN / "decoder.onnx")
+
+
+def misnamed_logits(tmp_path: Path, run) -> Example:
+    model = load_decoder(tmp_path, run)
+    rename_result(model, "logits", "layer_0/logits")
+    for value in model.graph.output:
+        value.name = value.name.replace("logits", "layer_0/logits")
+    return Example(save(model, tmp_path / "model.onnx"))
 
 
 def cut_state(tmp_path: Path, run) -> Example:
@@ -219,6 +229,7 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "external data that are not there": missed_data,
     "a sidecar with the names from before": stale_sidecar,
     "names that the consumer does not select": unselected,
+    "logits that the consumer does not find by their name": misnamed_logits,
     "a buffer that the consumer cuts": cut_state,
     "axes in another order on the other side": turned,
     "a window on one side, the whole context on the other": other_window,

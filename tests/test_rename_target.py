@@ -32,9 +32,41 @@ def outputs(path: Path) -> list[str]:
 
 def test_a_target_gives_its_token(decoder: Path, run) -> None:
     outcome = run(decoder, "--target", "vllm-qaic")
-    assert (outcome.code, outcome.err) == (0, f"{decoder}: 8 names changed\n")
+    said = outcome.err.splitlines()
+    assert (outcome.code, said[0]) == (0, f"{decoder}: 8 names changed")
+    assert [line.partition(":")[0] for line in said[1:]] == ["checked for vllm-qaic"]
     assert outputs(decoder)[1] == "past_key.0_vllmKvCache_RetainedState"
     assert run(decoder, "--target", "vllm-qaic", "--check").code == 0
+
+
+def test_passed_checks_are_told_on_stderr(decoder: Path, tmp_path: Path, run) -> None:
+    plain = run(decoder, "--prefix", "vllmKvCache", "-n")
+    both = ("--target", "vllm-qaic", "--verify")
+    for options in ((*both, "-n"), both, (*both, "--check"), (*both, "--format", "github")):
+        outcome = run(decoder, *options, "-o", tmp_path / "new.onnx", "--force")
+        said = outcome.out if "github" in options else outcome.err
+        assert "it selects, pairs and moves 4 buffers" in said
+        assert "4 of 4 buffers retained" in said
+        if options in (both, (*both, "-n")):
+            assert outcome.out == plain.out
+    (told,) = json.loads(run(decoder, *both, "-n", "--format", "json").out)["models"]
+    assert (told["checked_for"], told["proved"]) == ("vllm-qaic", 4)
+    (told,) = json.loads(run(decoder, "--prefix", "VLLM", "-n", "--format", "json").out)["models"]
+    assert (told["checked_for"], told["proved"]) == (None, None)
+    assert run(decoder, *both, "-q") == (0, "", "")
+    assert "verified" not in plain.err
+
+
+def test_verify_counts_only_what_it_proves(decoder: Path, run) -> None:
+    """A custom operator that nobody can look into updates one of the buffers."""
+    model = onnx.load(decoder)
+    (node,) = (n for n in model.graph.node if "past_key.0_RetainedState" in n.output)
+    node.op_type, node.domain = "Unknown", "elsewhere"
+    del node.attribute[:]
+    model.opset_import.add(domain="elsewhere", version=1)
+    outcome = run(saved(model, decoder), "--target", "vllm-qaic", "--verify")
+    assert (outcome.code, "KV113" in outcome.err) == (0, True)
+    assert "3 of 4 buffers retained" in outcome.err
 
 
 def test_the_same_token_may_be_given_as_well(decoder: Path, run) -> None:
@@ -68,7 +100,12 @@ def test_what_the_consumer_cannot_take_is_not_written(tmp_path: Path, run) -> No
     assert outcome.code == 1
     assert "error KV604: the model has no logits output" in outcome.err
     assert path.read_bytes() == before
-    assert run(path, "--prefix", "vllmKvCache").code == 0
+    (alone,) = find_hints("", outcome.err)
+    assert (alone.code, run(*shlex.split(alone.command)[1:]).code) == ("KV604", 0)
+    outcome = run("check-consumer", path)
+    assert (outcome.code, "KV604" in outcome.err) == (1, True)
+    assert not list(find_hints("", outcome.err))  # no name would change
+    assert not list(find_hints("", run(path, "--target", "vllm-qaic").err))
 
 
 def test_one_such_model_keeps_all_from_being_written(decoder: Path, tmp_path: Path, run) -> None:
@@ -110,14 +147,19 @@ def test_a_model_that_mixes_up_its_buffers_is_never_called_usable(decoder: Path,
 
 def test_names_are_judged_as_they_will_be(tmp_path: Path, run) -> None:
     path = tmp_path / "internal.onnx"
-    shutil.copyfile(FIXTURES / "plain" / "internal_suffix.onnx", path)
-    outcome = run(path, "--target", "vllm-qaic")
+    model = onnx.load(FIXTURES / "plain" / "serving" / "hybrid.onnx")
+    for part in model.graph.node:
+        part.output[:] = [name.replace("_Ret", "_InternalRet") for name in part.output]
+    for value in model.graph.output:
+        value.name = value.name.replace("_Ret", "_InternalRet")
+    saved(model, path)
+    outcome = run(path, "--target", "vllm-qaic", "--full-transfer")
     assert outcome.code == 1
-    assert (
-        "error KV602: 4 outputs (first: past_key.0_vllmKvCache_InternalRetainedState)"
-        in outcome.err
-    )
-    assert run(path, "--target", "vllm-qaic", "--normalize").code == 0
+    assert "_vllmKvCache_InternalRetainedState) do not end in _RetainedState" in outcome.err
+    assert "error KV602" in outcome.err
+    assert run(path, "--target", "vllm-qaic", "--full-transfer", "--normalize").code == 0
+    uniform = FIXTURES / "plain" / "internal_suffix.onnx"
+    assert run(uniform, "--target", "vllm-qaic", "-o", tmp_path / "new.onnx").code == 0
 
 
 def test_to_check_is_to_judge_them_as_they_will_be_too(decoder: Path, run) -> None:
@@ -291,8 +333,8 @@ def test_names_without_the_token_are_counted_with_those_that_carry_another_one(
 ) -> None:
     path = saved(_name_half("VLLM"), tmp_path / "m.onnx")
     assert (
-        "8 names (first: past_key.0_VLLM) do not carry the token vllmKvCache, 4 of them a "
-        "different one; vllm-qaic ignores these buffers"
+        "8 names (first: past_key.0_VLLM) do not carry the token vllmKvCache (4 carry a "
+        "different one); vllm-qaic ignores these buffers"
     ) in run("check-consumer", path).err
 
 

@@ -20,7 +20,7 @@ from onnxkvrename.api.arguments import (
     list_rules_files,
     load_rules_for,
 )
-from onnxkvrename.qefficient.find_export import check_cache_reuse
+from onnxkvrename.qefficient.find_export import check_cache_reuse, restate_cache_reuse
 from onnxkvrename.renaming.run import find_sidecars, rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs, split_paths
 from onnxkvrename.rules.results import ModelReport, Options, RenameJob, Report, SidecarSearch
@@ -204,5 +204,6 @@ def _build_options(
         verify=verify,
         consumer=as_optional_text(consumer, "consumer"),
         checks=(check_cache_reuse,),
+        restate=restate_cache_reuse,
         read_files=list_rules_files(rules),
     )

@@ -26,7 +26,7 @@ from onnxkvrename.handoff.find_consumers import (
 )
 from onnxkvrename.handoff.worker import HandoffSide, build_loaded_side
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.layout.load import LoadedLayout
+from onnxkvrename.layout.load import LoadedLayout, apply_found_compiles
 from onnxkvrename.rules.profile import Rules
 
 _LAYOUT_TYPES = "a LoadedLayout, a Layout or a path (str or os.PathLike)"
@@ -77,7 +77,8 @@ def compare(
     """Predict whether decode finds prefill's KV buffers where it looks for them.
 
     Args:
-        prefill: The buffers of the prefill worker, or the path of its model or manifest.
+        prefill: The buffers of the prefill worker, or the path of its model or manifest. Beside
+            the model, a compile's ``qpc-HASH`` directory is read for dtypes and sizes.
         decode: The same for the decode worker.
         consumer: The consumer's name.
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
@@ -110,11 +111,11 @@ def compare(
     ]
     loaded_consumer = _load_consumer(consumer)
     loaded_rules = load_rules_for(rules, paths)
-    first = _as_loaded(prefill, "prefill", loaded_rules)
+    first, second = (_load_side(name, side, loaded_rules) for name, side in sides.items())
     loaded_consumer = configure_consumer(loaded_consumer, first.layout)
     return compare_sides(
         _build_side("prefill", first, loaded_consumer, loaded_rules),
-        _build_side("decode", decode, loaded_consumer, loaded_rules),
+        _build_side("decode", second, loaded_consumer, loaded_rules),
         loaded_consumer,
         ranks=None,
         full_transfer=full_transfer,
@@ -122,10 +123,14 @@ def compare(
     )
 
 
-def _build_side(
-    label: str, value: LoadedLayout | Layout | PathLike, consumer: Consumer, rules: Rules
-) -> HandoffSide:
+def _load_side(label: str, value: LoadedLayout | Layout | PathLike, rules: Rules) -> LoadedLayout:
+    """Return a side; for a path with what the compiles beside its models say."""
     loaded = _as_loaded(value, label, rules)
+    is_path = not isinstance(value, (Layout, LoadedLayout))
+    return apply_found_compiles(loaded)[0] if is_path else loaded
+
+
+def _build_side(label: str, loaded: LoadedLayout, consumer: Consumer, rules: Rules) -> HandoffSide:
     return build_loaded_side(label, Path(*loaded.layout.models[:1]), loaded, consumer, rules)
 
 

@@ -16,7 +16,7 @@ from onnxkvrename.api.arguments import (
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_model_or_manifest
 from onnxkvrename.layout.load import load_layout as load_models
-from onnxkvrename.verification import trace_buffer_updates
+from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 
 
 def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
@@ -92,6 +92,7 @@ def load_layout(
             loaded_rules,
             compile_info,
             trace_updates=trace_buffer_updates,
+            trace_scales=trace_buffer_scales,
             with_weights=True,
         )
     return load_models(
@@ -99,5 +100,6 @@ def load_layout(
         loaded_rules,
         compile_info,
         trace_updates=trace_buffer_updates,
+        trace_scales=trace_buffer_scales,
         with_weights=True,
     )

@@ -17,8 +17,8 @@ from onnxkvrename.api.arguments import (
     load_rules_for,
 )
 from onnxkvrename.errors import RulesError
-from onnxkvrename.patterns.pattern import Pattern, compile_pattern
 from onnxkvrename.qefficient.find_export import check_cache_state
+from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.verification.running.isolated_run import (
     DEFAULT_SECONDS,

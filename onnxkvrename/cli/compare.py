@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,6 @@ from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
     OutputFile,
-    add_compile_options,
     add_consumer_option,
     add_format_option,
     add_full_transfer_option,
@@ -24,10 +24,13 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_quiet_option,
     add_rules_option,
+    add_side_compile_options,
     add_single_option,
+    add_strict_option,
     add_verbose_option,
     add_version_option,
 )
+from onnxkvrename.cli.options.sides import SIDES, SideValues
 from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
@@ -41,6 +44,7 @@ from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
     apply_compile_info,
+    apply_found_compiles,
     check_size_symbols,
     load_model_or_manifest,
 )
@@ -68,7 +72,7 @@ from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_li
 from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.verification import trace_buffer_updates
+from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
@@ -79,11 +83,9 @@ class _Arguments(NamedTuple):
     prefill: Path
     decode: Path
     target: str
-    dims: tuple[str, ...]
-    specializations: Path | None
-    custom_io: Path | None
-    prefill_dim: tuple[str, ...]
-    decode_dim: tuple[str, ...]
+    dims: SideValues[str]
+    specializations: SideValues[Path]
+    custom_io: SideValues[Path]
     full_transfer: bool
     tp: str | None
     block_size: str | None
@@ -91,6 +93,7 @@ class _Arguments(NamedTuple):
     vllm_version: str | None
     tokens: tuple[int, ...]
     no_set: bool
+    strict: bool
     profile: str | None
     rules: Path | None
     pairs: str | None
@@ -110,11 +113,7 @@ class _Arguments(NamedTuple):
 @click.argument("prefill", metavar="PREFILL", type=NonEmptyPath(path_type=Path))
 @click.argument("decode", metavar="DECODE", type=NonEmptyPath(path_type=Path))
 @add_consumer_option()
-@add_compile_options()
-@click.option(
-    "--prefill-dim", metavar="SYMBOL=SIZE", multiple=True, help="Like --dim, for PREFILL."
-)
-@click.option("--decode-dim", metavar="SYMBOL=SIZE", multiple=True, help="Like --dim, for DECODE.")
+@add_side_compile_options()
 @add_full_transfer_option()
 @add_single_option(
     "--tp",
@@ -148,6 +147,7 @@ class _Arguments(NamedTuple):
     help="Also simulate a prompt of N tokens. May be repeated.",
 )
 @add_no_set_option()
+@add_strict_option()
 @add_profile_option()
 @add_rules_option()
 @add_pairs_option()
@@ -175,7 +175,7 @@ def command(**values: Any) -> int:
     rules = pick_requested_rules(sides, arguments, consumer.token)
     ranks = _parse_ranks(arguments.tp)
     requests = _build_requests(arguments, ranks)
-    prefill, decode = _load_sides(arguments, rules)
+    prefill, decode, notes = _load_sides(arguments, rules)
     handshake = Handshake()
     if requests is not None:
         layouts = (prefill.layout, decode.layout)
@@ -189,7 +189,8 @@ def command(**values: Any) -> int:
         full_transfer=arguments.full_transfer,
         tokens=arguments.tokens,
         more_findings=handshake.findings,
-        more_notes=handshake.notes,
+        more_notes=(*notes, *handshake.notes),
+        strict=arguments.strict,
     )
     handoff = handoff._replace(findings=complete_findings(handoff.findings))
     prefill, decode = (
@@ -241,37 +242,61 @@ def _build_requests(
     return prefill, decode
 
 
-def _load_sides(arguments: _Arguments, rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:
-    """Load both sides with their sizes; a size for no symbol of either side is an error."""
+def _load_sides(
+    arguments: _Arguments, rules: Rules
+) -> tuple[LoadedLayout, LoadedLayout, list[str]]:
+    """Load both sides with their compiles; a size for no symbol of either side is an error.
+
+    Returns:
+        Prefill, decode, and notes on files that were found.
+    """
     info = CompileInfo(group_windows=not arguments.no_set)
     prefill, decode = (
         load_model_or_manifest(
-            path, rules, info, trace_updates=trace_buffer_updates, with_weights=True
+            path,
+            rules,
+            info,
+            strict=arguments.strict,
+            trace_updates=trace_buffer_updates,
+            trace_scales=trace_buffer_scales,
+            with_weights=True,
         )
         for path in (arguments.prefill, arguments.decode)
     )
-    shared = parse_dim_sizes(arguments.dims)
+    shared = parse_dim_sizes(arguments.dims.both)
     check_size_symbols(shared, sorted({*prefill.layout.symbols, *decode.layout.symbols}))
-    return (
-        _apply_sizes(prefill, shared, "--prefill-dim", arguments.prefill_dim, arguments),
-        _apply_sizes(decode, shared, "--decode-dim", arguments.decode_dim, arguments),
-    )
+    notes = []
+    sides = []
+    for side, loaded in zip(SIDES, (prefill, decode), strict=True):
+        loaded, note = _apply_compile(loaded, side, shared, arguments)
+        sides.append(loaded)
+        notes += [f"{side}: {note}"] if note else []
+    prefill, decode = sides
+    return prefill, decode, notes
 
 
-def _apply_sizes(
-    loaded: LoadedLayout,
-    shared: Mapping[str, int],
-    option: str,
-    texts: tuple[str, ...],
-    arguments: _Arguments,
-) -> LoadedLayout:
-    """Apply the sizes of both sides, then those of this one, given by `option` as `texts`."""
-    own = parse_dim_sizes(texts, option)
+def _apply_compile(
+    loaded: LoadedLayout, side: str, shared: Mapping[str, int], arguments: _Arguments
+) -> tuple[LoadedLayout, str]:
+    """Apply what is known of a side's compile; files beside its models come last.
+
+    Returns:
+        The side, and a sentence on what was found beside its models.
+    """
+    prefix = f"{side}:"
+    own = parse_dim_sizes(getattr(arguments.dims, side), prefix)
     symbols = loaded.layout.symbols
-    check_size_symbols(own, symbols, option)
+    check_size_symbols(own, symbols, prefix)
     sizes = {symbol: size for symbol, size in {**shared, **own}.items() if symbol in symbols}
-    info = CompileInfo(sizes, arguments.specializations, arguments.custom_io)
-    return loaded._replace(layout=apply_compile_info(loaded.layout, info))
+    specializations, custom_io = (
+        next(iter((*getattr(values, side), *values.both)), None)
+        for values in (arguments.specializations, arguments.custom_io)
+    )
+    info = CompileInfo(sizes, specializations, custom_io)
+    loaded = loaded._replace(layout=apply_compile_info(loaded.layout, info))
+    return apply_found_compiles(
+        loaded, with_dtypes=custom_io is None, with_sizes=specializations is None
+    )
 
 
 def _write_page(
@@ -296,7 +321,8 @@ def _write_page(
             files.add_input(data_path, "external data of a model of this run")
     for side in (arguments.prefill, arguments.decode):
         files.add_input(side, "what is compared")
-    for given in (arguments.specializations, arguments.custom_io, arguments.rules):
+    compile_files = (*arguments.specializations, *arguments.custom_io)
+    for given in (*chain.from_iterable(compile_files), arguments.rules):
         if given is not None:
             files.add_input(given, "a file that this run reads")
     output = files.add_output(path, "the page of --html")

@@ -63,7 +63,7 @@ from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport, Options
 from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import needs_write, write_files
-from onnxkvrename.verification import trace_buffer_updates
+from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.projection import (
     Projection,
     check_projection,
@@ -245,6 +245,7 @@ def _load_layout(arguments: _Arguments, rules: Rules, compile_info: CompileInfo)
         compile_info,
         strict=arguments.strict,
         trace_updates=trace_buffer_updates,
+        trace_scales=trace_buffer_scales,
         with_weights=True,
     )
     if arguments.stamp and not loaded.identities:

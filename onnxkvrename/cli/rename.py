@@ -36,7 +36,11 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_answer, show_progress
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.qefficient.find_export import check_cache_reuse, check_cache_state
+from onnxkvrename.qefficient.find_export import (
+    check_cache_reuse,
+    check_cache_state,
+    restate_cache_reuse,
+)
 from onnxkvrename.renaming.parallel import open_executor
 from onnxkvrename.renaming.run import check_token_change, find_sidecars, rename_batch
 from onnxkvrename.report.rename_text import RenameView, build_rename_answer
@@ -420,6 +424,7 @@ def _build_options(arguments: _Arguments, view: RenameView) -> Options:
         group_windows=not arguments.no_set,
         verify=arguments.verify,
         checks=in_cache if arguments.seed_cache else (check_cache_reuse,),
+        restate=restate_cache_reuse,
         consumer=arguments.target,
         full_transfer=arguments.full_transfer,
         read_files=() if arguments.rules is None else (arguments.rules,),

@@ -32,12 +32,12 @@ from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.patterns.pattern import Pattern, compile_pattern
 from onnxkvrename.qefficient.find_export import check_cache_state
 from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json
 from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.storage.read import is_directory, read_status

@@ -6,20 +6,29 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, begin_message, build_finding, quote_path
+from onnxkvrename.findings import (
+    Finding,
+    begin_message,
+    build_finding,
+    promote_to_errors,
+    quote_path,
+)
 from onnxkvrename.handoff.comparison import BufferPair, Comparison, build_comparison
 from onnxkvrename.handoff.consumer import Consumer, MemoryKind
 from onnxkvrename.handoff.consumer_checks import has_lasting_error, leave_out_check
 from onnxkvrename.handoff.root_causes import RootCause, find_root_causes
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.side_checks import (
+    Basis,
     check_buffers_exist,
     check_each_side,
     check_same_model,
+    check_scales_known,
     check_side,
     check_side_tokens,
     check_startup,
     check_unmatched_non_kv,
+    find_basis,
     list_model_notes,
     list_update_notes,
 )
@@ -109,6 +118,7 @@ class Handoff(NamedTuple):
         requested_lengths: The requested prompt lengths in tokens.
         shared_symbols: The symbols without a size that must be equal on both sides.
         root_causes: The findings that are not consequences of others, with their buffers.
+        basis: What a success rests on.
     """
 
     consumer_name: str
@@ -127,6 +137,7 @@ class Handoff(NamedTuple):
     requested_lengths: tuple[int, ...] = ()
     shared_symbols: tuple[str, ...] = ()
     root_causes: tuple[RootCause, ...] = ()
+    basis: Basis = Basis()
 
     @property
     def failed(self) -> bool:
@@ -144,6 +155,7 @@ def compare_sides(
     tokens: Sequence[int] = (),
     more_findings: Sequence[Finding] = (),
     more_notes: Sequence[str] = (),
+    strict: bool = False,
 ) -> Handoff:
     """Compare two sides, and simulate the hand-off between them for every prompt length.
 
@@ -157,6 +169,7 @@ def compare_sides(
             Lengths beyond the context of a side are not simulated.
         more_findings: Further findings about the two sides together.
         more_notes: Further notes about them.
+        strict: Whether scales that are not known are a finding, not a note.
 
     Raises:
         KvRenameError: The consumer does not hand buffers from one model to another.
@@ -170,6 +183,11 @@ def compare_sides(
     comparison = build_comparison(prefill, decode, consumer, full_transfer)
     root_causes = find_root_causes(comparison)
     findings, notes = _collect_findings(prefill, decode, comparison, root_causes)
+    for finding in check_scales_known(comparison.pairs):
+        if strict:
+            findings += promote_to_errors([finding])
+        else:
+            notes.append(f"{finding.subject} {finding.message} ({finding.code})".lstrip())
     if ranks is not None:
         findings += check_tensor_parallelism(prefill.layout, decode.layout, ranks)
         notes += list_sharding_notes(prefill.layout, decode.layout, ranks)
@@ -198,6 +216,11 @@ def compare_sides(
         requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
         root_causes=root_causes,
+        basis=find_basis(
+            check_side(prefill, consumer, full_transfer),
+            check_side(decode, consumer, full_transfer),
+            comparison.pairs,
+        ),
     )
 
 

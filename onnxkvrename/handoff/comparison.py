@@ -22,6 +22,7 @@ from onnxkvrename.handoff.slots import find_clipped_axes
 from onnxkvrename.handoff.worker import HandoffSide, fill_missing_sizes, find_longest_prompt
 from onnxkvrename.layout.dims import format_size_option
 from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.layout.scales import compare_scales, is_quantized
 from onnxkvrename.model.signature import Dim, format_shape
 
 _LONGEST_WINDOW_PLACEHOLDER = 1 << 30
@@ -47,6 +48,14 @@ class BufferPair(NamedTuple):
         return self.present_buffer.layer, self.present_buffer.part
 
     @property
+    def has_known_scales(self) -> bool | None:
+        """Whether the scales of both sides are known; ``None`` if it has none to compare."""
+        sides = [side for side in self if side is not None]
+        if len(sides) < 2 or not all(is_quantized(side.dtype) for side in sides):
+            return None
+        return compare_scales(*(side.scales for side in sides)) is not None
+
+    @property
     def name(self) -> str:
         """The name on prefill, or on decode if prefill lacks it."""
         return self.present_buffer.names[0]
@@ -57,11 +66,11 @@ class Difference(NamedTuple):
 
     Attributes:
         code: The code of the finding for it.
-        prefill: The dtype, or the dtype and the shape, on prefill.
+        prefill: The dtype, or the dtype and the shape, on prefill; empty for scales.
         decode: The same on decode.
         is_certain: Whether the two differ whatever the prompt.
         needed_symbols: The symbols without a size on which the result depends.
-        size_option: The option that sets their sizes.
+        size_prefix: The side for which ``--dim`` sets their sizes.
         window_sizes: The windows of prefill and decode in tokens, if both have one of known size.
         has_moved_batch: Whether the batch is another axis, which a hand-off of one sequence
             cannot show.
@@ -72,7 +81,7 @@ class Difference(NamedTuple):
     decode: str
     is_certain: bool = True
     needed_symbols: tuple[str, ...] = ()
-    size_option: str = "--dim"
+    size_prefix: str = ""
     window_sizes: tuple[int, int] | None = None
     has_moved_batch: bool = False
 
@@ -84,9 +93,9 @@ class Difference(NamedTuple):
     @property
     def size_arguments(self) -> str:
         """The arguments that would decide: ``--dim sliding_window=SIZE``."""
-        option = "--dim" if self.is_certain else self.size_option
+        prefix = "" if self.is_certain else self.size_prefix
         return " ".join(
-            format_size_option(dim, option) for dim in self.needed_symbols if dim != "?"
+            format_size_option(dim, prefix) for dim in self.needed_symbols if dim != "?"
         )
 
 
@@ -128,6 +137,8 @@ def find_differences(
         return
     if pair.prefill.dtype != pair.decode.dtype:
         yield Difference("KV612", pair.prefill.dtype, pair.decode.dtype)
+    elif compare_scales(pair.prefill.scales, pair.decode.scales) is False:
+        yield Difference("KV626", "", "")
     if pair.prefill.sequence_shape is None or pair.decode.sequence_shape is None:
         return
     prefill_shape = prefill.resolve_shape(pair.prefill.sequence_shape)
@@ -199,15 +210,15 @@ class _ShapeComparison(NamedTuple):
     def _compare_axis(self, axis: int, prefill_dim: Dim, decode_dim: Dim) -> Difference:
         symbols = tuple(dim for dim in (prefill_dim, decode_dim) if isinstance(dim, str))
         both_known = isinstance(prefill_dim, int) and isinstance(decode_dim, int)
-        option = _choose_size_option(prefill_dim, decode_dim)
+        prefix = _choose_size_prefix(prefill_dim, decode_dim)
         if not all(_can_grow(buffer, axis) for buffer in (self.prefill, self.decode)):
             code = "KV613" if both_known else "KV618"
-            return Difference(code, "", "", both_known, symbols, option)
+            return Difference(code, "", "", both_known, symbols, prefix)
         windows = [b.window for b in (self.prefill, self.decode) if b.window is not None]
         if not windows and axis in self.clipped_axes:
             return Difference("KV614", "", "", is_certain=False)
         if not windows:
-            return Difference("KV618", "", "", both_known, symbols, option)
+            return Difference("KV618", "", "", both_known, symbols, prefix)
         needed = tuple(dict.fromkeys(str(window) for window in windows if window in symbols))
         is_clipped = axis in self.clipped_axes
         is_one_sided = len(windows) == 1 and (bool(needed) or not is_clipped)
@@ -215,14 +226,14 @@ class _ShapeComparison(NamedTuple):
         if isinstance(prefill_dim, int) and isinstance(decode_dim, int) and len(windows) == 2:
             sizes = (prefill_dim, decode_dim)
         is_certain = is_one_sided or (both_known and not is_clipped)
-        return Difference("KV614", "", "", is_certain, needed, option, sizes)
+        return Difference("KV614", "", "", is_certain, needed, prefix, sizes)
 
 
-def _choose_size_option(prefill_dim: Dim, decode_dim: Dim) -> str:
-    """Return the option for a missing size: one side's if the other has a size already."""
+def _choose_size_prefix(prefill_dim: Dim, decode_dim: Dim) -> str:
+    """Return the side that misses a size, if the other has one."""
     if isinstance(prefill_dim, int):
-        return "--decode-dim"
-    return "--prefill-dim" if isinstance(decode_dim, int) else "--dim"
+        return "decode:"
+    return "prefill:" if isinstance(decode_dim, int) else ""
 
 
 def _can_grow(buffer: KvBuffer, axis: int) -> bool:

@@ -40,7 +40,7 @@ class Consumer(NamedTuple):
             retained buffer.
         input_name_of: Returns the input name that the consumer derives from an output name, e.g.
             without ``_RetainedState``. Returns the name unchanged if the consumer cannot derive one
-            (KV602).
+            (KV602, for a consumer that pairs by name).
         sort_key: Returns the layer and the name that the consumer sorts by, of an input name.
             Raises `ValueError` where the consumer itself cannot read a layer and stops
             (KV603). A consumer with a sort key pairs inputs and outputs by position. `None` for a

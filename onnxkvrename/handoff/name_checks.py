@@ -25,6 +25,8 @@ RULES_HINT = "set input_name and output_name in your --rules FILE"
 """The hint for a name that a consumer does not select, if a token does not help."""
 _CONVERSION_HINT = ", or try "
 """What follows it in a hint that suggests the names of another profile."""
+NO_LOGITS_HINT = "a model for decode alone needs none"
+"""The end of a hint about missing logits; what follows it is the rename that remains to do."""
 
 
 class BufferName(NamedTuple):
@@ -160,7 +162,7 @@ def _join_token_groups(groups: _Groups, layout: Layout, consumer: Consumer) -> _
             joined[reason, side, hint] = names
             continue
         other = sum(len(groups[key]) for key in lacking if key[0].token_fault == "different")
-        text = f"not carry the token {consumer.token}, {other:,} of them a different one"
+        text = f"not carry the token {consumer.token} ({other:,} carry a different one)"
         whole = _Reason("does", "do", text, "different")
         command = format_rename_command(layout, consumer, "--replace")
         joined.setdefault((whole, side, command), []).extend(names)
@@ -202,7 +204,8 @@ def _explain_unselected(
             return reason, format_rename_command(layout, consumer, "--normalize")
         return reason, f"{RULES_HINT}{_CONVERSION_HINT}`{convert} --to qeff --prefix {token}`"
     if token.lower() in name.lower():
-        reason = _Reason("has", "have", f"{token} in different case", "different")
+        text = f"from the token {token} in upper and lower case"
+        reason = _Reason("differs", "differ", text, "different")
         options = ["--replace"]
     elif unselected.buffer.token != "":
         reason = _Reason("carries", "carry", f"a different token than {token}", "different")
@@ -212,44 +215,65 @@ def _explain_unselected(
     return reason, format_rename_command(layout, consumer, *options)
 
 
-def drop_vain_conversions(
-    findings: Iterable[Finding], names: Sequence[tuple[str, str]], rules: Rules
+def drop_vain_renames(
+    findings: Iterable[Finding],
+    names: Sequence[tuple[str, str]],
+    rules: Rules,
+    consumer: Consumer,
 ) -> Iterator[Finding]:
-    """Yield findings; one that suggests to convert names suggests it only where it can be done.
+    """Yield findings that suggest only renames that can be done, and change something.
 
     Rules that list names, as those by dataflow may, do not say what is in a buffer, or how to get
-    from a converted name back to its own.
+    from a converted name back to its own. A model whose names all have the token needs no rename.
 
     Args:
         findings: The findings of a consumer.
-        names: The sides of the buffers, each with the name that the rules know.
+        names: The sides of the buffers, each with the name in the file, which the rules know.
         rules: The rules that found the buffers.
+        consumer: The consumer.
     """
+    has_token = all(consumer.token in name for _, name in names)
     for finding in findings:
+        head, ending, _ = finding.hint.partition(NO_LOGITS_HINT)
+        if ending and has_token:
+            finding = finding._replace(hint=head + ending)
         if _CONVERSION_HINT in finding.hint and not can_convert(names, rules, load_rules("qeff")):
             finding = finding._replace(hint=finding.hint.partition(_CONVERSION_HINT)[0])
         yield finding
 
 
 def check_output_suffixes(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
-    """Yield KV602 for selected outputs from whose names no input name is derived."""
-    names = [
+    """Yield KV602 for outputs from whose names a consumer that pairs by name derives no input."""
+    names = list_underived_outputs(layout, consumer) if consumer.pairs_by_name else []
+    if names:
+        suffix = consumer.output_suffix or "the suffix that it removes"
+        yield build_suffix_finding(
+            layout,
+            consumer,
+            names,
+            f"{begin_message(names, 'does', 'do', 'outputs')} not end in {suffix}; "
+            f"{consumer.name} selects {'it' if len(names) == 1 else 'them'} but cannot derive the "
+            f"{'name of its input' if len(names) == 1 else 'names of their inputs'}",
+        )
+
+
+def list_underived_outputs(layout: Layout, consumer: Consumer) -> list[str]:
+    """Return the selected outputs from whose names no input name is derived."""
+    return [
         buffer.output
         for buffer in layout.buffers
         if buffer.output is not None
         and consumer.selects_output(buffer.output)
         and consumer.input_name_of(buffer.output) == buffer.output
     ]
-    if names:
-        suffix = consumer.output_suffix or "the suffix that it removes"
-        yield build_finding(
-            "KV602",
-            names[0],
-            f"{begin_message(names, 'does', 'do', 'outputs')} not end in {suffix}; "
-            f"{consumer.name} selects {'it' if len(names) == 1 else 'them'} but cannot derive the "
-            f"{'name of its input' if len(names) == 1 else 'names of their inputs'}",
-            choose_hint(layout, consumer, format_rename_command(layout, consumer, "--normalize")),
-        )
+
+
+def build_suffix_finding(
+    layout: Layout, consumer: Consumer, names: Sequence[str], message: str
+) -> Finding:
+    """Return KV602 about outputs, with the command that gives them the suffix."""
+    command = format_rename_command(layout, consumer, "--normalize")
+    return build_finding("KV602", names[0], message, choose_hint(layout, consumer, command))
 
 
 def check_unreadable_layers(

@@ -26,6 +26,7 @@ from onnxkvrename.handoff.consumer_checks import describe_content
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
+from onnxkvrename.layout.scales import find_different_scales
 from onnxkvrename.rules.layer_ranges import format_layers
 
 _HINTS = {
@@ -35,6 +36,7 @@ _HINTS = {
     "sliding_window",
     "KV615": "export both with the same version of the exporter",
     "KV618": "compile both for the same context",
+    "KV626": "quantize both with the same calibration, so that their scales are equal",
 }
 _MAX_DRAFT_LAYERS = 3
 """The most layers of a draft model."""
@@ -199,6 +201,8 @@ def _build_difference_finding(
     """
     message = f"{_begin_difference(pairs)} {difference.prefill} on prefill and "
     message += f"{difference.decode} on decode"
+    if difference.code == "KV626":
+        message = f"{_begin_difference(pairs)} {_describe_scales(pairs[0])}"
     if len(pairs) > 1:
         message += f" ({format_layers(sorted({pair.present_buffer.layer for pair in pairs}))})"
     if difference.window_sizes:
@@ -218,6 +222,13 @@ def _build_difference_finding(
     elif difference.needed_symbols:
         hint = f"pass {difference.size_arguments}"
     return build_finding(difference.code, pairs[0].name, message, hint)
+
+
+def _describe_scales(pair: BufferPair) -> str:
+    """Return with which scales a buffer is stored and read, the first that differ."""
+    scales = (None if side is None else side.scales for side in pair)
+    written, read = find_different_scales(*scales) or ("", "")
+    return f"stored with scale {written} on prefill and read with scale {read} on decode"
 
 
 def _summarize_windows(difference: Difference) -> str:

@@ -133,6 +133,11 @@ def _read_sort_keys(
     return keys
 
 
+def find_misnamed_logits(layout: Layout) -> str:
+    """Return the first output that is called logits at another place than the beginning."""
+    return next((each.name for each in layout.outputs if "logits" in each.name.lower()), "")
+
+
 def find_selected_buffers(layout: Layout, consumer: Consumer) -> tuple[KvBuffer, ...]:
     """Return the buffers whose inputs a consumer selects, in the layout's order."""
     return tuple(

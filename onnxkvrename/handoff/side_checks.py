@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnxkvrename.findings import (
     Finding,
@@ -16,6 +17,7 @@ from onnxkvrename.findings import (
     format_count,
     format_list,
 )
+from onnxkvrename.handoff.comparison import BufferPair
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import (
     ConsumerProblem,
@@ -34,6 +36,7 @@ from onnxkvrename.handoff.selection import (
     BufferId,
     SelectedValue,
     Selection,
+    find_misnamed_logits,
     find_unselected_buffers,
     select_values,
 )
@@ -239,12 +242,13 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
     label = checked.side.label
     if outputs - inputs in (0, 1):
         appended = count_appended_outputs(checked.side.layout, checked.consumer)
+        name = find_misnamed_logits(checked.side.layout)
+        no_logits = f"has logits called {name}" if name else "has no logits output"
         cause = (
             f"has {appended} outputs that start with log; {checked.consumer.name} drops only 1 of "
             "them, and"
             if appended
-            else f"has no logits output; {checked.consumer.name} then drops the last KV buffer "
-            "instead, and"
+            else f"{no_logits}; {checked.consumer.name} then drops the last KV buffer instead, and"
         )
         return build_finding(
             "KV604",
@@ -370,6 +374,61 @@ def list_model_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
         else "no weight has the same name on both sides"
     )
     return [f"cannot tell whether both sides are the same model: {reason}"]
+
+
+class Basis(NamedTuple):
+    """What a success rests on.
+
+    Attributes:
+        facts: What was compared, and is equal.
+        conditions: What is not known, each to be continued after ``both sides``.
+    """
+
+    facts: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+
+
+def find_basis(prefill: CheckedSide, decode: CheckedSide, pairs: Sequence[BufferPair]) -> Basis:
+    """Return what the success of a hand-off rests on.
+
+    Args:
+        prefill: The side that writes.
+        decode: The side that reads.
+        pairs: The buffers of both.
+    """
+    layouts = prefill.side.layout, decode.side.layout
+    facts, conditions = [f"{prefill.consumer.name}'s rules"], []
+    if all(layout.has_compiled_dtypes for layout in layouts):
+        facts.append("the precision of both compiles")
+    else:
+        conditions.append("are compiled with the same precision")
+    scales = [pair.has_known_scales for pair in pairs]
+    if False in scales:
+        conditions.append("use the same scales (KV627)")
+    elif True in scales:
+        facts.append(f"equal scales of {format_count(scales.count(True), 'buffer')}")
+    compared = sum(_have_comparable_values(*pair) for pair in _pair_weights(*layouts))
+    if layouts[0].models == layouts[1].models:
+        facts.append("one model on both sides")
+    elif compared:
+        facts.append(format_count(compared, "equal weight"))
+    else:
+        conditions.append("are the same model")
+    return Basis(tuple(facts), tuple(conditions))
+
+
+def check_scales_known(pairs: Sequence[BufferPair]) -> Iterator[Finding]:
+    """Yield KV627, once, for quantized buffers whose scales could not be compared."""
+    names = [pair.name for pair in pairs if pair.has_known_scales is False]
+    if names:
+        yield build_finding(
+            "KV627",
+            names[0],
+            f"{begin_message(names, 'is', 'are', 'buffers')} quantized, and the scales are not "
+            "constants of both graphs: whether decode reads the values that prefill stored is not "
+            "known",
+            "compare the results of both sides for one prompt",
+        )
 
 
 def _find_different_weights(prefill: Layout, decode: Layout) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from onnxkvrename.handoff.slots import (
 )
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.layout.scales import compare_scales
 
 PromptRanges = tuple[tuple[int, int], ...]
 """Ranges of prompt lengths in tokens, first and last of each, sorted and disjoint."""
@@ -88,7 +89,7 @@ class _PromptState(NamedTuple):
 
     Attributes:
         offset_shifts: Decode's offset of each buffer minus prefill's, in bytes.
-        differing: The buffers whose shape, dtype or byte order differs.
+        differing: The buffers whose shape, dtype, scale or byte order differs.
         truncated: The buffers of which only a part is moved.
         excess: Bytes that decode needs beyond those that prefill writes; with separate memory 1 if
             the numbers of arrays do not match.
@@ -268,7 +269,8 @@ def _simulate_prompt(setup: TransferSetup, tokens: int) -> _PromptState:
         fits = _has_same_type(source.slot, own_slots.get(buffer_id, source.slot))
         if setup.consumer.memory == "separate":
             fits = fits and _has_same_type(source.slot, slot)
-        if not fits or not _has_matching_bytes(source, reader, tokens):
+        has_same_values = _has_same_values(source.buffer, reader.buffer)
+        if not (fits and has_same_values and _has_matching_bytes(source, reader, tokens)):
             differing.add(buffer_id)
         if any(_is_truncated(content, tokens) for content in (source, reader)):
             truncated.add(buffer_id)
@@ -282,6 +284,13 @@ def _simulate_prompt(setup: TransferSetup, tokens: int) -> _PromptState:
 
 def _has_same_type(first: MemorySlot, second: MemorySlot) -> bool:
     return (first.shape, first.dtype) == (second.shape, second.dtype)
+
+
+def _has_same_values(written: KvBuffer | None, read: KvBuffer | None) -> bool:
+    """Return whether numbers stand for the same values, as far as their scales are known."""
+    if written is None or read is None:
+        return True
+    return compare_scales(written.scales, read.scales) is not False
 
 
 def _has_matching_bytes(source: _SlotContent, reader: _SlotContent, tokens: int) -> bool:

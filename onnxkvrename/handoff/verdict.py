@@ -33,6 +33,8 @@ DIFFERENT_MODELS = "KV623"
 """The finding that makes every prompt wrong, even if all bytes are at the right places."""
 _CORRUPTING_CODES = ("KV609", "KV615", "KV617", DIFFERENT_MODELS)
 """Findings after which decode reads wrong values, even if a simulated prompt does not show it."""
+ALWAYS_CORRUPTING = (DIFFERENT_MODELS, "KV626")
+"""Findings that make every prompt wrong, whatever sizes are not known."""
 _MISPLACING_CODES = ("KV608", "KV609", "KV617")
 """Findings that make the positions on the two sides differ, whatever the prompt."""
 
@@ -145,7 +147,7 @@ def _decide_outcome(
         return "corrupts"
     if simulation is None:
         return "unknown"
-    if codes - {"KV602"}:
+    if codes - {"KV602", "KV627"}:
         return "loses"
     return "unknown" if codes or model_finding is not None else "works"
 

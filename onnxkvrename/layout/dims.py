@@ -18,9 +18,14 @@ ELEMENT_COUNT_LIMIT = 1 << 63
 _ONE_BYTE_DTYPES = ("BOOL", "INT8", "MXINT8", "UINT8")
 
 
-def format_size_option(symbol: str, option: str = "--dim") -> str:
-    """Return the option that gives a symbol a size, as it is typed: ``--dim ctx_len=SIZE``."""
-    return f"{option} {quote_word(symbol)}=SIZE"
+def format_size_option(symbol: str, prefix: str = "") -> str:
+    """Return the option that gives a symbol a size, as it is typed: ``--dim ctx_len=SIZE``.
+
+    Args:
+        symbol: The symbol.
+        prefix: The side that it is for: ``prefill:``, ``decode:``, or empty for both.
+    """
+    return f"--dim {prefix}{quote_word(symbol)}=SIZE"
 
 
 def resolve_symbols(shape: Shape, sizes: Sizes) -> Shape:

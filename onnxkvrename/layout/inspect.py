@@ -135,6 +135,7 @@ class ModelSummary(NamedTuple):
         error: What kept it from being read.
         stamp: The layout digest in its metadata, if it carries one.
         part: What its path says about a set of windows; ``None`` outside of sets.
+        feeds: The outputs that fill KV buffers of another model, which a rename changes as well.
         windows: For windows folded into one summary, each of them; then `path` is the directory
             that they have in common, empty for the working directory.
     """
@@ -152,6 +153,7 @@ class ModelSummary(NamedTuple):
     error: KvRenameError | None = None
     stamp: StampStatus | None = None
     part: PartPath | None = None
+    feeds: tuple[str, ...] = ()
     windows: tuple[ModelSummary, ...] = ()
 
     @property
@@ -266,6 +268,7 @@ def summarize_model(
     sizes = {file.location: file.size for file in model.data_files}
     summary = ModelSummary(
         path=model.path,
+        feeds=tuple(feed.side.old_name for feed in model.plan.feeds),
         size=opened.file.size,
         export=model.export or read_export_info(opened.source),
         weight=collect_model_stats(opened.source),

@@ -25,6 +25,7 @@ from onnxkvrename.layout.kinds import (
     infer_buffer_kind,
     is_window_symbol,
 )
+from onnxkvrename.layout.scales import BufferScales
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, BufferUpdate
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight
@@ -60,6 +61,7 @@ class KvBuffer(NamedTuple):
             if it knows none.
         beside: The part of its layer that it moves with, such as the key of a scale; empty for
             a cache by itself.
+        scales: The scales of its numbers; ``None`` if it is not quantized, or they are not known.
     """
 
     layer: int
@@ -79,6 +81,7 @@ class KvBuffer(NamedTuple):
     update: BufferUpdate = UNTRACED_UPDATE
     axes: tuple[str, ...] = ()
     beside: str = ""
+    scales: BufferScales | None = None
 
     @property
     def traits(self) -> KindTraits:
@@ -147,6 +150,7 @@ class Layout(NamedTuple):
         weights: Some weights of its models, ``None`` if they are not known.
         other_stages: The paths of the other files of its set, as of the windows that a merged
             model was made from.
+        has_compiled_dtypes: Whether the dtypes of all buffers are known to be those of a compile.
     """
 
     models: tuple[str, ...]
@@ -157,6 +161,7 @@ class Layout(NamedTuple):
     sizes: Sizes = MappingProxyType({})
     weights: tuple[Weight, ...] | None = None
     other_stages: tuple[str, ...] = ()
+    has_compiled_dtypes: bool = False
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -270,6 +275,22 @@ def apply_updates(
     return layout._replace(buffers=tuple(buffers))
 
 
+def apply_scales(
+    layout: Layout, scales_by_model: Mapping[str, Mapping[str, BufferScales]]
+) -> Layout:
+    """Return the layout with the scales of its buffers.
+
+    Args:
+        layout: The layout.
+        scales_by_model: For each model's path the scales by the first names of buffers.
+    """
+    buffers = (
+        buffer._replace(scales=scales_by_model.get(buffer.model, {}).get(buffer.names[0]))
+        for buffer in layout.buffers
+    )
+    return layout._replace(buffers=tuple(buffers))
+
+
 def apply_dtypes(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
     """Return the layout with other dtypes of buffers and values.
 
@@ -293,6 +314,7 @@ def apply_dtypes(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
         inputs=_replace_dtypes(layout.inputs, dtypes),
         outputs=_replace_dtypes(layout.outputs, dtypes),
         buffers=tuple(_replace_buffer_dtype(buffer, dtypes) for buffer in layout.buffers),
+        has_compiled_dtypes=all(not dtypes.keys().isdisjoint(b.names) for b in layout.buffers),
     )
 
 

@@ -16,11 +16,13 @@ from onnxkvrename.layout.dims import format_size_option, list_symbols
 from onnxkvrename.layout.layout import (
     Layout,
     apply_dtypes,
+    apply_scales,
     apply_sizes,
     apply_updates,
     build_layout,
 )
 from onnxkvrename.layout.manifest import parse_manifest
+from onnxkvrename.layout.scales import BufferScales, ScaleTracer
 from onnxkvrename.layout.updates import BufferUpdate, UpdateTracer, find_mix_ups
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.weights import Weight, describe_weights, merge_weights
@@ -30,6 +32,7 @@ from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, Rules
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
+from onnxkvrename.sidecars.compiles import read_compiles
 from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
 from onnxkvrename.sidecars.specializations import parse_specializations
 from onnxkvrename.storage.read import FileIdentity, open_file, read_status, read_text_file
@@ -112,6 +115,7 @@ def load_layout(
     *,
     strict: bool = False,
     trace_updates: UpdateTracer | None = None,
+    trace_scales: ScaleTracer | None = None,
     with_weights: bool = False,
 ) -> LoadedLayout:
     """Load the layout of one model, or of the windows of one; nothing is written.
@@ -126,6 +130,7 @@ def load_layout(
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
         trace_updates: Tells how buffers are updated; without it that stays unknown.
+        trace_scales: Tells the scales of quantized buffers; likewise.
         with_weights: Whether to describe some weights, which tell models apart.
 
     Raises:
@@ -135,12 +140,12 @@ def load_layout(
         RulesError: A template of the rules makes names that could not be undone.
     """
     compile_info = compile_info or CompileInfo()
-    read = _read_models(paths, rules, trace_updates, with_weights=with_weights)
+    read = _read_models(paths, rules, trace_updates, trace_scales, with_weights=with_weights)
     models, updates, identities = read.models, read.updates, read.identities
     set_findings = _check_together(models, rules, compile_info)
     selected = _select_layout_models(models)
     _refuse_other_profiles(models, set_findings, selected)
-    layout = apply_updates(build_layout(selected), updates)
+    layout = apply_scales(apply_updates(build_layout(selected), updates), read.scales)
     others = (model.path for model in models if model.pairs and model not in selected)
     layout = layout._replace(other_stages=tuple(others))
     if with_weights:
@@ -163,18 +168,24 @@ def load_layout(
 
 
 class _ReadModels(NamedTuple):
-    """Models, and by their paths updates of buffers, some weights, and states of files."""
+    """Models, and by their paths updates and scales of buffers, some weights, states of files."""
 
     models: list[KvModel]
     updates: dict[str, Mapping[str, BufferUpdate]]
+    scales: dict[str, Mapping[str, BufferScales]]
     weights: dict[str, tuple[Weight, ...]]
     identities: dict[str, FileIdentity]
 
 
 def _read_models(
-    paths: Sequence[Path], rules: Rules, trace_updates: UpdateTracer | None, *, with_weights: bool
+    paths: Sequence[Path],
+    rules: Rules,
+    trace_updates: UpdateTracer | None,
+    trace_scales: ScaleTracer | None,
+    *,
+    with_weights: bool,
 ) -> _ReadModels:
-    result = _ReadModels([], {}, {}, {})
+    result = _ReadModels([], {}, {}, {}, {})
     for job in find_jobs(paths):
         with open_model(job.model) as opened:
             source, signature = opened.source, opened.signature
@@ -184,10 +195,13 @@ def _read_models(
                 result.updates[model.path] = updates
                 mix_ups = find_mix_ups(model.pairs, updates)
                 model = model._replace(findings=(*model.findings, *mix_ups))
+            directory = opened.file.path.parent
+            if trace_scales is not None:
+                result.scales[model.path] = trace_scales(source, model.pairs, directory)
             result.models.append(model)
             result.identities[model.path] = opened.file.identity
             if with_weights and model.pairs:
-                result.weights[model.path] = describe_weights(source, opened.file.path.parent)
+                result.weights[model.path] = describe_weights(source, directory)
     return result
 
 
@@ -198,6 +212,7 @@ def load_model_or_manifest(
     *,
     strict: bool = False,
     trace_updates: UpdateTracer | None = None,
+    trace_scales: ScaleTracer | None = None,
     with_weights: bool = False,
 ) -> LoadedLayout:
     """Load the layout of a model, of a directory with the windows of one, or of a manifest.
@@ -211,6 +226,7 @@ def load_model_or_manifest(
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
         trace_updates: As for :func:`load_layout`; a manifest says itself what was found.
+        trace_scales: Likewise.
         with_weights: Likewise.
 
     Raises:
@@ -226,6 +242,7 @@ def load_model_or_manifest(
             compile_info,
             strict=strict,
             trace_updates=trace_updates,
+            trace_scales=trace_scales,
             with_weights=with_weights,
         )
     manifest = parse_manifest(read_text_file(path, _MAX_MANIFEST_BYTES), str(path))
@@ -271,13 +288,47 @@ def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:
         raise ModelError(error.message, path=path, hint=error.hint) from None
 
 
-def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], option: str = "--dim") -> None:
+def apply_found_compiles(
+    loaded: LoadedLayout, *, with_dtypes: bool = True, with_sizes: bool = True
+) -> tuple[LoadedLayout, str]:
+    """Return a layout with what compiles beside its models say, and the sentence that names them.
+
+    Args:
+        loaded: The layout; one of a manifest, or without compiles, stays as it is.
+        with_dtypes: Whether to take over dtypes.
+        with_sizes: Whether to take over sizes of symbols that have none.
+
+    Raises:
+        ModelError: A directory cannot be listed, or the sides of a buffer differ in a compile.
+    """
+    layout = loaded.layout
+    if not loaded.identities:
+        return loaded, ""
+    compiles = read_compiles(Path(model).parent for model in layout.models)
+    names = {name for buffer in layout.buffers for name in buffer.names}
+    dtypes = {name: dtype for name, dtype in compiles.dtypes.items() if name in names}
+    missing = set(layout.unresolved_symbols)
+    sizes = {symbol: size for symbol, size in compiles.sizes.items() if symbol in missing}
+    used = []
+    if with_dtypes and dtypes:
+        layout = apply_dtypes(layout, dtypes)
+        used.append("dtypes")
+    if with_sizes and sizes:
+        layout = apply_sizes(layout, sizes)
+        used.append("sizes")
+    if not used:
+        return loaded, ""
+    directories = format_list([directory.name for directory in compiles.directories])
+    return loaded._replace(layout=layout), f"{' and '.join(used)} of {directories}"
+
+
+def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], prefix: str = "") -> None:
     """Check that each size is of a symbolic dimension of the buffers, if they have any.
 
     Args:
         sizes: The symbols that sizes were given for.
         symbols: The symbols of the buffers.
-        option: The option that gave the sizes, for the message.
+        prefix: The side that ``--dim`` gave the sizes for, for the message.
 
     Raises:
         KvRenameError: The buffers have symbols, and one with a size is not among them.
@@ -286,7 +337,7 @@ def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], option: str
     if unknown and symbols:
         fault = f"buffers have no such dimension; they have {format_list(symbols)}"
         hint = suggest_similar(unknown[0], symbols)
-        raise KvRenameError(f"{option} {unknown[0]}: {fault}", hint=hint)
+        raise KvRenameError(f"--dim {prefix}{unknown[0]}: {fault}", hint=hint)
 
 
 def _check_together(

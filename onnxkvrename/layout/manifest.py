@@ -15,6 +15,7 @@ from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.kinds import list_kinds
 from onnxkvrename.layout.layout import KvBuffer, Layout, find_axis_and_window
+from onnxkvrename.layout.scales import BufferScales, Scale
 from onnxkvrename.layout.updates import UNTRACED_UPDATE, UPDATE_KINDS, BufferUpdate
 from onnxkvrename.model.signature import Value
 from onnxkvrename.model.weights import Weight
@@ -125,6 +126,7 @@ def manifest_to_json(
         "stamp": stamp,
         "layers": list(layout.layers),
         "sizes": dict(layout.sizes),
+        "compiled_dtypes": layout.has_compiled_dtypes,
         "missing": list(layout.unresolved_symbols),
         "inputs": [_serialize_value(value) for value in layout.inputs],
         "outputs": [_serialize_value(value) for value in layout.outputs],
@@ -181,6 +183,7 @@ def _serialize_buffer(layout: Layout, buffer: KvBuffer) -> dict[str, Any]:
         "sized_shape": None if shape is None else _serialize_shape(layout.resolve_shape(shape)),
         "axes": list(buffer.axes),
         "beside": buffer.beside,
+        "scales": None if buffer.scales is None else _serialize_scales(buffer.scales),
         "sequence_axis": buffer.sequence_axis,
         "window": window,
         "window_size": size,
@@ -188,6 +191,13 @@ def _serialize_buffer(layout: Layout, buffer: KvBuffer) -> dict[str, Any]:
         "bytes_per_state": layout.compute_state_bytes(buffer),
         "bytes": layout.compute_sequence_bytes(buffer),
         "model": buffer.model,
+    }
+
+
+def _serialize_scales(scales: BufferScales) -> dict[str, Any]:
+    return {
+        name: None if values is None else [scale._asdict() for scale in values]
+        for name, values in scales._asdict().items()
     }
 
 
@@ -273,6 +283,7 @@ def _parse_content(document: ObjectReader) -> Manifest:
             {symbol: sizes.read_integer(symbol, minimum=1) for symbol in sizes.values}
         ),
         weights=_parse_weights(document),
+        has_compiled_dtypes=document.read_boolean("compiled_dtypes", default=False),
     )
     _check_buffers(layout)
     findings = tuple(map(_parse_finding, document.read_objects("findings")))
@@ -333,6 +344,29 @@ def _parse_buffer(entry: ObjectReader) -> KvBuffer:
         update=_parse_update(entry),
         axes=axes,
         beside=entry.read_string("beside", default=""),
+        scales=_parse_scales(entry),
+    )
+
+
+def _parse_scales(entry: ObjectReader) -> BufferScales | None:
+    """Return the scales of a buffer; `None` in a manifest without them."""
+    if "scales" not in entry.values or entry.is_null("scales"):
+        return None
+    scales = entry.read_object("scales")
+    written, read = (
+        None if scales.is_null(name) else tuple(map(_parse_scale, scales.read_objects(name)))
+        for name in BufferScales._fields
+    )
+    return BufferScales(written, read)
+
+
+def _parse_scale(entry: ObjectReader) -> Scale:
+    return Scale(
+        entry.read_string("dtype"),
+        tuple(entry.read_list("shape", "a list of sizes", int)),
+        entry.read_number("first"),
+        entry.read_number("zero_point"),
+        entry.read_string("sha256"),
     )
 
 

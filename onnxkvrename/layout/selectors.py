@@ -1,6 +1,6 @@
 """Build expressions that select exactly the KV buffers of a model, and prove them on its names.
 
-The expressions are anchored, and mean the same to RE2 and to Python's ``re``. They list the
+The expressions are anchored, and use only what RE2 and Python's ``re`` read alike. They list the
 numbers of the layers: ``past_key.3.*`` would also match ``past_key.34``.
 """
 
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.layout.layout import KvBuffer, Layout
-from onnxkvrename.patterns.pattern import compile_pattern
+from onnxkvrename.rules.patterns import compile_pattern
 
 SelectorSide = Literal["both", "inputs", "outputs"]
 SIDES: tuple[SelectorSide, ...] = ("both", "inputs", "outputs")

@@ -127,6 +127,31 @@ def find_growth(changes: Sequence[DimChange] | None) -> BufferUpdate | None:
     return BufferUpdate("append", changes.index("grows"))
 
 
+def find_declared_growth(pair: KvPair, producer: str) -> BufferUpdate | None:
+    """Return the growth that the declared shapes of a pair show, where no graph is followed.
+
+    Where a Concat makes the output, another symbol after the batch is that of a longer axis:
+    torch.onnx makes one up, as ``Concatpast_key.0_RetainedState_dim_2``.
+
+    Args:
+        pair: A buffer.
+        producer: The op type of the node that makes its output.
+    """
+    if pair.input is None or pair.output is None:
+        return None
+    into, out = pair.input.value.shape, pair.output.value.shape
+    changes = compare_dims(into, out)
+    grown = find_growth(changes)
+    if grown is not None or changes is None or producer != "Concat":
+        return grown
+    renamed = [
+        axis
+        for axis, (before, after) in enumerate(zip(into or (), out or (), strict=True))
+        if axis and before != after and isinstance(before, str) and isinstance(after, str)
+    ]
+    return BufferUpdate("append", renamed[0]) if len(renamed) == 1 else None
+
+
 def build_mix_up_finding(input_name: str, output_name: str, other_inputs: Sequence[str]) -> Finding:
     """Return KV110 for a retained output that is not made of its own input.
 

@@ -368,7 +368,7 @@ def read_external_reference(
     )
     bits = get_dtype_bits(get_dtype_name(_read_int32(source, fields, 2)))
     size = _compute_data_size(_read_tensor_dims(source, fields), bits)
-    end_offset, problem = _parse_extent(entries, size)
+    end_offset, problem = parse_extent(entries, size)
     tensor_name = read_optional_string(source, find_string(fields, 8))
     return ExternalReference(entries.get("location", ""), end_offset, tensor_name, problem)
 
@@ -419,7 +419,7 @@ def _decode_string(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _parse_extent(entries: Mapping[str, str], size: int) -> tuple[int, str]:
+def parse_extent(entries: Mapping[str, str], size: int) -> tuple[int, str]:
     """Return the end of external data in their file, and the problem with the entries.
 
     ONNX readers pass offset and length to an integer parser that also takes signs,

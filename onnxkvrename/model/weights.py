@@ -15,6 +15,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import ModelError
 from onnxkvrename.model.proto_reader import (
     TENSOR_FIELDS,
+    ExternalReference,
     find_graph,
     find_string,
     get_dtype_bits,
@@ -107,11 +108,24 @@ def _read_sample(
     start = reference.end_offset - size
     if reference.problem or start < 0 or min(shape, default=1) < 1:
         return
+    yield read_external_data(directory, reference, start, min(size, _SAMPLE_SIZE))
+
+
+def read_external_data(
+    directory: Path, reference: ExternalReference, start: int, size: int
+) -> bytes:
+    """Return bytes of external data; empty if they are not there or cannot be read.
+
+    Args:
+        directory: Where the external data of the model are; nothing outside of it is read.
+        reference: The file, and where the data of the tensor end in it.
+        start: The first byte.
+        size: The number of bytes.
+    """
     from onnxkvrename.storage.open_beneath import open_directory  # many models have no data files
 
     try:
         with open_directory(directory) as opened, opened.open_file(reference.location) as file:
-            if file.size >= reference.end_offset:
-                yield file.read(start, min(size, _SAMPLE_SIZE))
+            return file.read(start, size) if file.size >= reference.end_offset else b""
     except ModelError:
-        return
+        return b""

@@ -12,7 +12,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
 from onnxkvrename.rules.plan import RenamePlan
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import RenameJob
+from onnxkvrename.rules.results import ModelReport, RenameJob
 from onnxkvrename.storage.read import read_status
 
 if TYPE_CHECKING:
@@ -49,13 +49,32 @@ def check_cache_reuse(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterato
     found = _read_export(job.model) if job.in_place and plan.name_map else None
     if found is None:
         return
-    from onnxkvrename.qefficient.export_cache import build_undo_command, check_export_reuse
+    from onnxkvrename.qefficient.export_cache import check_export_reuse
 
-    directory, params = found
-    warning = check_export_reuse(job.model.name, directory, params, rules, plan.token_change)
+    warning = check_export_reuse(job.model.name, *found, rules, plan.token_change)
     if warning is not None:
-        undo = build_undo_command(directory, params, rules)
-        yield warning._replace(hint=f"`{undo}` undoes a rename here; then {warning.hint}")
+        yield warning
+
+
+def restate_cache_reuse(report: ModelReport, rules: Rules) -> tuple[Finding, ...]:
+    """Return the findings about a model that was renamed: KV402 says what its names are now.
+
+    Args:
+        report: The report on the model.
+        rules: The rules that recognise KV names.
+    """
+    is_warned = any(finding.code == "KV402" for finding in report.findings)
+    found = _read_export(Path(report.path)) if is_warned else None
+    if found is None:
+        return report.findings
+    from onnxkvrename.qefficient.export_cache import check_export_tokens
+
+    outputs = (pair.output for pair in report.pairs if pair.output is not None)
+    matches = (rules.match("output", output.new_name) for output in outputs)
+    tokens = {match.token for match in matches if match is not None}
+    for now in check_export_tokens(Path(report.path).name, *found, rules, tokens):
+        return tuple(now if each.code == now.code else each for each in report.findings)
+    return report.findings
 
 
 def check_cache_state(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterator[Finding]:

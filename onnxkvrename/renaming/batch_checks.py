@@ -63,18 +63,22 @@ def check_batch(
     )
     for index, of_set in zip(readable, across, strict=True):
         set_findings[index] += of_set
+    if options.verify and options.group_windows and any(model.plan.feeds for model in models):
+        items = _drop_filled(items, readable, models)
     for indexes in lacking:
         _say_unchecked([items[index] for index in indexes], options)
     errors: dict[int, KvRenameError] = {}
+    checked_for: dict[int, str] = {}
     for indexes in _list_consumer_sets(items, all_sets) if options.consumer is not None else ():
         try:
-            taken = _check_consumer([items[index] for index in indexes], rules, options)
+            taken, members = _check_consumer([items[index] for index in indexes], rules, options)
         except ModelError as failure:
             if not sets:
                 raise
             paths = {items[index].report.path: index for index in indexes}
             errors[paths.get(str(failure.path), indexes[0])] = failure
             continue
+        checked_for.update((indexes[each], options.consumer or "") for each in members)
         for index, of_consumer in zip(indexes, taken, strict=True):
             set_findings[index] += of_consumer
     space = _SpaceCheck()
@@ -86,9 +90,27 @@ def check_batch(
             error = space.claim(item)
         if options.strict:
             findings = promote_to_errors(findings)
-        report = item.report._replace(findings=findings, error=error)
+        consumer = checked_for.get(index, "")
+        report = item.report._replace(findings=findings, error=error, consumer=consumer)
         checked.append(item._replace(report=set_failed(report), model=None))
     return tuple(checked)
+
+
+def _drop_filled(
+    items: Sequence[PreparedModel], readable: Sequence[int], models: Sequence[KvModel]
+) -> Sequence[PreparedModel]:
+    """Return the models without KV114 on buffers that another of them fills."""
+    from onnxkvrename.rules.feeds import find_filled_outputs, is_filled  # few models fill others
+
+    changed = list(items)
+    for index, filled in zip(readable, find_filled_outputs(models), strict=True):
+        report = items[index].report
+        kept = tuple(finding for finding in report.findings if not is_filled(finding, filled))
+        if report.proved is not None:
+            proved = report.proved + len(report.findings) - len(kept)
+            report = report._replace(findings=kept, proved=proved)
+        changed[index] = items[index]._replace(report=report)
+    return changed
 
 
 def _list_consumer_sets(
@@ -134,14 +156,18 @@ def set_failed(report: ModelReport) -> ModelReport:
 
 def _check_consumer(
     items: Sequence[PreparedModel], rules: Rules, options: Options
-) -> list[list[Finding]]:
-    """Check whether the consumer can use the models of a set as they will be."""
+) -> tuple[list[list[Finding]], list[int]]:
+    """Check whether the consumer can use the models of a set as they will be.
+
+    Returns:
+        The findings of each model, and the models that were checked, by their indexes.
+    """
     models = [item.model for item in items if item.model is not None]
     if options.consumer is None or not models:
-        return [[] for _ in items]
+        return [[] for _ in items], []
     from onnxkvrename.handoff.consumer_checks import check_sets
     from onnxkvrename.handoff.find_consumers import load_consumer
-    from onnxkvrename.handoff.name_checks import drop_vain_conversions
+    from onnxkvrename.handoff.name_checks import drop_vain_renames
     from onnxkvrename.layout.updates import find_mix_ups
 
     renamed, updates, mix_ups = [], {}, []
@@ -169,10 +195,11 @@ def _check_consumer(
         for side, end in (("input", pair.input), ("output", pair.output))
         if end is not None
     ]
-    return [
-        [*first, *drop_vain_conversions(_drop_reported(others, model), names, rules)]
+    findings = [
+        [*first, *drop_vain_renames(_drop_reported(others, model), names, rules, consumer)]
         for first, others, model in zip(mix_ups, checked, models, strict=True)
     ]
+    return findings, [index for indexes in sets for index in indexes]
 
 
 def _drop_reported(findings: Sequence[Finding], model: KvModel) -> Iterator[Finding]:

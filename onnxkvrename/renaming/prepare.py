@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +28,8 @@ from onnxkvrename.renaming.output_path import (
     is_up_to_date,
 )
 from onnxkvrename.renaming.parallel import name_worker
-from onnxkvrename.rules.kv_model import KvModel, scan_model, splice_model
+from onnxkvrename.rules.checks.pairs import RESIZING_UPDATES
+from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, Options, RenameJob, report_model
@@ -135,9 +136,14 @@ def _prepare_open_model(
         from onnxkvrename.verification.conversion import check_conversion  # only for --to
 
         findings += check_conversion(opened.source, model.plan, rules)
+    is_proved = options.verify or options.consumer is not None  # by the graph itself
+    if not is_proved and change.final_token and rules.target is None:
+        findings += _check_declared_growth(scanned, rules)
+    proved: int | None = None
     if options.verify:
         result = build_spliced_source(opened.source, splice_plan.pieces)
-        findings += _verify_result(result, splice_plan.expected_signature, change, rules)
+        proved, faults = _verify_result(result, splice_plan.expected_signature, change, rules)
+        findings += faults
     report = report_model(model)._replace(
         output=str(job.output),
         status="would-rename" if has_new_names or drops_stamp else "unchanged",
@@ -146,6 +152,7 @@ def _prepare_open_model(
         value_names=model.value_names,
         stamp="" if drops_stamp else None,
         new_profile="" if rules.target is None else rules.target.name,
+        proved=proved,
     )
     if not options.group_windows:
         model = model.set_apart()
@@ -194,14 +201,54 @@ def prepare_stamp(
 
 def _verify_result(
     result: ByteSource, signature: Signature, change: TokenChange, rules: Rules
-) -> tuple[Finding, ...]:
-    """Return a finding for each property that cannot be proved of the unwritten result."""
-    from onnxkvrename.verification.verify import prove_retention
+) -> tuple[int, tuple[Finding, ...]]:
+    """Return how many buffers the unwritten result retains, and what cannot be proved of it."""
+    from onnxkvrename.verification.verify import count_proved_flows, prove_retention
 
     if rules.target is not None:
         rules, change = rules.target, TokenChange(None)
     plan = build_rename_plan(signature, rules, change)
-    return prove_retention(result, plan.pairs, plan.updates_by_kind, rules.name)[1]
+    flows, faults = prove_retention(result, plan.pairs, plan.updates_by_kind, rules.name)
+    return count_proved_flows(flows, plan.updates_by_kind), faults
+
+
+def _check_declared_growth(scanned: ScannedModel, rules: Rules) -> Iterator[Finding]:
+    """Yield KV120, once for all buffers whose declared shapes grow where nothing says they may."""
+    plan = scanned.model.plan
+    suspects = [
+        pair
+        for pair in plan.pairs
+        if pair.input is not None
+        and pair.output is not None
+        and pair.input.value.shape != pair.output.value.shape
+        and plan.updates_by_kind.get(pair.kind, "") not in RESIZING_UPDATES
+    ]
+    if not suspects:
+        return
+    from onnxkvrename.layout.updates import (  # most models declare one shape for both sides
+        build_update_finding,
+        find_declared_growth,
+    )
+
+    producers = scanned.occurrences.build_name_uses({}).producer_op_types
+    grown = [
+        (pair, update)
+        for pair in suspects
+        if (update := find_declared_growth(pair, producers.get(pair.sides[-1].old_name, "")))
+    ]
+    if grown:
+        pair, update = grown[0]
+        meant = plan.updates_by_kind.get(pair.kind, "")
+        into, out = (side.value for side in pair.sides)
+        finding = build_update_finding(
+            into.name,
+            out.name,
+            update,
+            (into.shape, out.shape),
+            needed_by=f"profile {rules.name}" if meant else None,
+            more=len(grown) - 1,
+        )
+        yield finding._replace(severity="warning")
 
 
 def _check_output(

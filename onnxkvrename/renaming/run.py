@@ -121,7 +121,19 @@ def rename_batch(
         targets = [path for path in targets if path not in kept]
         models = tuple(models[index] for index in done)
         _remove_kept_files(targets, models, directory_map or {}, inputs)
-    return report
+    return _restate_findings(report, rules, options)
+
+
+def _restate_findings(report: Report, rules: Rules, options: Options) -> Report:
+    """Return the report with findings that say what was done, not what would be."""
+    restate = options.restate
+    if restate is None:
+        return report
+    models = (
+        model._replace(findings=restate(model, rules)) if model.status == "renamed" else model
+        for model in report.models
+    )
+    return report._replace(models=tuple(models))
 
 
 def _check_places(

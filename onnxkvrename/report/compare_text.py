@@ -18,7 +18,7 @@ from onnxkvrename.handoff.simulate import (
 )
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.verdict import (
-    DIFFERENT_MODELS,
+    ALWAYS_CORRUPTING,
     AffectedRange,
     HandoffVerdict,
     Outcome,
@@ -80,7 +80,7 @@ def _format_outcome(handoff: Handoff) -> str:
     if verdict.outcome == "corrupts":
         if verdict.corrupt_ranges:
             return _format_corruption(verdict)
-        prompts = "every prompt" if _is_of_two_models(handoff) else _SOME_PROMPTS
+        prompts = "every prompt" if _is_always_wrong(handoff) else _SOME_PROMPTS
         return f"would corrupt {prompts}{cause}"
     if verdict.outcome == "loses":
         return f"would lose data{cause}"
@@ -94,8 +94,8 @@ def _format_outcome(handoff: Handoff) -> str:
     return f"would fail for {prompts} because {_REFUSALS[handoff.memory]}{causes}"
 
 
-def _is_of_two_models(handoff: Handoff) -> bool:
-    return any(finding.code == DIFFERENT_MODELS for finding in handoff.findings)
+def _is_always_wrong(handoff: Handoff) -> bool:
+    return any(finding.code in ALWAYS_CORRUPTING for finding in handoff.findings)
 
 
 def _format_undecided(handoff: Handoff) -> str:
@@ -120,7 +120,7 @@ def _find_undecided(handoff: Handoff) -> list[RootCause]:
 
 
 def _format_size_arguments(undecided: Sequence[RootCause]) -> str:
-    """Return the arguments that decide, each once: ``--decode-dim sliding_window=SIZE``."""
+    """Return the arguments that decide, each once: ``--dim decode:ctx_len=SIZE``."""
     differences = (root.difference for root in undecided if root.difference is not None)
     arguments = dict.fromkeys(difference.size_arguments for difference in differences)
     return " ".join(arguments)
@@ -170,21 +170,32 @@ def format_cause(cause: RootCause) -> str:
 def _format_transferred(handoff: Handoff) -> str:
     layout, longest = handoff.decode.layout, handoff.verdict.longest_prompt
     buffers = f"{format_count(len(layout.buffers), 'buffer')} of {format_layers(layout.layers)}"
-    conditions = _format_conditions(handoff)
+    lengths = _format_free_sizes(handoff) or ", prompts of any length"
     if longest is not None:
-        return f"{buffers}, prompts of up to {format_token_count(longest)}{conditions}"
-    return f"{buffers}{conditions or ', prompts of any length'}"
+        lengths = f", prompts of up to {format_token_count(longest)}"
+    conditions = _join_conditions([*_list_size_conditions(handoff), *handoff.basis.conditions])
+    return f"{buffers}{lengths}{conditions}; based on {', '.join(handoff.basis.facts)}"
 
 
-def _format_conditions(handoff: Handoff) -> str:
-    """Return which unknown sizes may be any, and which must be equal on both sides."""
+def _format_free_sizes(handoff: Handoff) -> str:
+    """Return which unknown sizes may be any."""
     free_symbols = sorted(_find_unresolved(handoff).difference(handoff.shared_symbols))
     free = ", ".join(map(escape_text, free_symbols))
+    return f", for any {free}" if free and handoff.verdict.longest_prompt is None else ""
+
+
+def _list_size_conditions(handoff: Handoff) -> list[str]:
+    """Return which unknown sizes must be equal on both sides, if any."""
     shared = ", ".join(map(escape_text, handoff.shared_symbols))
-    text = ""
-    if free and handoff.verdict.longest_prompt is None:
-        text = f", for any {free}"
-    return text + (f", if both sides have the same {shared}" if shared else "")
+    return [f"have the same {shared}"] if shared else []
+
+
+def _join_conditions(conditions: Sequence[str]) -> str:
+    """Return conditions on both sides as a clause; empty for none."""
+    if not conditions:
+        return ""
+    *first, last = conditions
+    return f", if both sides {', '.join(first)}{' and ' if first else ''}{last}"
 
 
 def _find_unresolved(handoff: Handoff) -> set[str]:
@@ -359,7 +370,7 @@ def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
         return f"{left} of {count} not read by decode"
     if verdict.outcome == "unknown" and verdict.first_cause is not None:
         return f"cannot decide ({verdict.first_cause.finding.code})"
-    return f"ok{_format_conditions(handoff)}"
+    return f"ok{_format_free_sizes(handoff)}{_join_conditions(_list_size_conditions(handoff))}"
 
 
 def render_handoff_notes(handoff: Handoff) -> Iterator[str]:

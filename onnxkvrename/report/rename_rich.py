@@ -15,6 +15,7 @@ from onnxkvrename.report.rename_text import (
     StateRow,
     format_total,
     is_folded,
+    list_passed_checks,
     list_state_rows,
     render_sidecar_states,
 )
@@ -59,11 +60,12 @@ def render_report(report: Report, *, dry_run: bool, verbose: bool) -> Renderable
         if not is_short and row.outcome not in ("failed", "held back") and model.pairs:
             details = [_render_buffers(model), *([_render_layer_table(model)] if verbose else [])]
             parts.append(Padding(Group(*details), (0, 0, 0, 2)))
-            parts += _render_next_command(model)
+            parts += _render_next_command(model) if row.has_result else ()
     sidecar_states = render_sidecar_states(report, dry_run=dry_run)
     parts += (Text(line, no_wrap=True, overflow="ignore") for line in sidecar_states)
     if len(report.models) > 1:
         parts.append(Text(format_total(report, dry_run=dry_run), style="bold"))
+    parts += (Text(line, style="green") for line in list_passed_checks(report))
     return Group(*parts)
 
 
@@ -102,7 +104,7 @@ def _list_buffer_rows(model: ModelReport) -> Iterator[tuple[str, str]]:
 
 def _render_next_command(model: ModelReport) -> Iterator[RenderableType]:
     """Yield the call that hands the result back, never folded, so that it can be copied."""
-    if model.feed_back_call is not None and model.status in ("renamed", "unchanged"):
+    if model.feed_back_call is not None:
         text = Text("  next  ", style="dim", no_wrap=True, overflow="ignore")
         yield text.append(escape_text(model.feed_back_call), style="not dim")
 

@@ -64,11 +64,13 @@ class StateRow(NamedTuple):
         models: The models.
         outcome: Their status, or ``held back``: they would change without another model's error.
         state: What became of them, in a few words.
+        has_result: Whether there is a file at the place of the result, so that it can be used.
     """
 
     models: tuple[ModelReport, ...]
     outcome: Status | Literal["held back"]
     state: str
+    has_result: bool
 
     @property
     def label(self) -> str:
@@ -83,9 +85,9 @@ class StateRow(NamedTuple):
     def destination(self) -> str:
         """Where the results went, or would go, after an arrow; nothing for those in place.
 
-        Nothing was written for models that failed, or were held back.
+        It is empty for models of which no name changes: a refused run does not copy them.
         """
-        if self.outcome in ("failed", "held back"):
+        if self.outcome not in ("renamed", "would-rename"):
             return ""
         if len(self.models) == 1 or self.models[0].output == self.models[0].path:
             return _format_destination(self.models[0])
@@ -102,14 +104,16 @@ def build_rename_answer(report: Report, view: RenameView) -> Answer:
     """
     code = report.compute_exit_code(check_only=view.check_only)
     has_total = len(report.models) > 1 and not view.quiet
-    total = (Note("total", format_total(report, dry_run=view.dry_run)),) if has_total else ()
+    notes = [Note("total", format_total(report, dry_run=view.dry_run))] if has_total else []
+    if not view.quiet:
+        notes += [Note("checks", text) for text in list_passed_checks(report)]
     return Answer(
         "rename",
         code,
         render_json=partial(_render_json, report, code),
         render_text=partial(render_rename, report, view),
         files=tuple(_list_files(report, view)),
-        notes=total,
+        notes=tuple(notes),
     )
 
 
@@ -239,6 +243,34 @@ def render_states(report: Report, *, dry_run: bool, verbose: bool = False) -> It
     yield from render_sidecar_states(report, dry_run=dry_run)
     if len(report.models) > 1:
         yield format_total(report, dry_run=dry_run)
+    yield from list_passed_checks(report)
+
+
+def list_passed_checks(report: Report) -> list[str]:
+    """Return what was checked with success, and what that rests on; nothing after a refusal.
+
+    Args:
+        report: What became of the models.
+    """
+    if report.failed:
+        return []
+    checks = []
+    taken = [model for model in report.models if model.consumer and model.pairs]
+    if taken:
+        buffers = format_count(sum(len(model.pairs) for model in taken), "buffer")
+        checks.append(
+            f"checked for {escape_text(taken[0].consumer)}: it selects, pairs and moves {buffers} "
+            "(by names, shapes and the graph; not run on a device)"
+        )
+    proved = [model for model in report.models if model.proved is not None and model.pairs]
+    if proved:
+        total = sum(len(pair.sides) == 2 for model in proved for pair in model.pairs)
+        checks.append(
+            f"verified: {sum(model.proved or 0 for model in proved):,} of "
+            f"{format_count(total, 'buffer')} retained as the rules say (by the graph and onnx's "
+            "checker; values not computed)"
+        )
+    return checks
 
 
 def is_folded(report: Report, *, verbose: bool) -> bool:
@@ -257,7 +289,7 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
     is_short = is_folded(report, verbose=verbose)
     held_back = _find_held_back(report, dry_run=dry_run)
     groups: dict[object, list[ModelReport]] = {}
-    texts = dict[object, tuple[Status | Literal["held back"], str]]()
+    texts = dict[object, tuple[Status | Literal["held back"], str, bool]]()
     for index, model in sorted(enumerate(report.models), key=lambda item: not item[1].failed):
         outcome: Status | Literal["held back"] = model.status
         state = format_model_state(model)
@@ -269,8 +301,16 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
         has_own_row = not is_short and (verbose or outcome != "held back")
         key = index if has_own_row else (outcome, state, model.error is None)
         groups.setdefault(key, []).append(model)
-        texts[key] = outcome, state
+        texts[key] = outcome, state, _has_result(report, index, dry_run=dry_run)
     return [StateRow(tuple(models), *texts[key]) for key, models in groups.items()]
+
+
+def _has_result(report: Report, index: int, *, dry_run: bool) -> bool:
+    model = report.models[index]
+    if model.status != "unchanged":
+        return model.status == "renamed"
+    is_there = model.output == model.path or bool(model.name_map)  # in place, or up to date
+    return is_there or not (dry_run or index in report.refused)
 
 
 def _find_held_back(report: Report, *, dry_run: bool) -> frozenset[int]:
@@ -366,7 +406,7 @@ def format_model_state(model: ModelReport) -> str:
     if not model.pairs:
         if any(finding.code == "KV001" for finding in model.findings):
             return "unchanged: another profile knows its names"
-        return "unchanged: no KV buffer in it"
+        return f"unchanged: {describe_no_pairs(model)}"
     if model.name_map:
         return f"unchanged: {escape_text(model.output)} is up to date"
     if model.new_profile:
@@ -375,6 +415,13 @@ def format_model_state(model: ModelReport) -> str:
     tokens = {side.token for pair in model.pairs for side in pair.sides}
     carried = ", ".join(sorted(escape_text(token) for token in tokens if token))
     return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token in it"
+
+
+def describe_no_pairs(report: ModelReport) -> str:
+    """Return why a model has no KV buffer: it fills those of a decoder, or there is none."""
+    if not report.feeds:
+        return "no KV buffer in it"
+    return f"it fills {format_count(len(report.feeds), 'KV buffer')} of another model"
 
 
 def _format_change(model: ModelReport, verb: str) -> str:

@@ -30,6 +30,7 @@ from onnxkvrename.report.formats.text import (
     render_finding_lines,
 )
 from onnxkvrename.report.inert import escape_text
+from onnxkvrename.report.rename_text import describe_no_pairs
 from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import KvPair
@@ -158,9 +159,10 @@ def _describe_proofs(verified: VerifiedModel) -> Iterator[str]:
 def _describe_retention(verified: VerifiedModel) -> str:
     report = verified.report
     if not report.pairs:
-        return "no KV buffer in it"
+        return describe_no_pairs(report)
     updated = [flow for flow in verified.flows if flow.verdict == "updated"]
     faults = {finding.name for finding in report.findings if finding.code in _FLOW_CODES}
+    faults |= verified.filled
     resized = [flow for flow in verified.flows if flow.update.is_resized]
     meant = [flow for flow in resized if flow.pair.sides[-1].old_name not in faults]
     resized = [flow for flow in updated if flow in resized and flow not in meant]
@@ -178,6 +180,8 @@ def _describe_retention(verified: VerifiedModel) -> str:
     verdict = f"{retained} of {format_count(len(report.pairs), 'buffer')} retained"
     if meant or lone:
         verdict = _describe_expected(len(report.pairs), retained, meant, lone)
+    if verified.filled:
+        verdict += f", {len(verified.filled)} filled by another model"
     if resized:
         updates = ", ".join(dict.fromkeys(flow.update.label for flow in resized))
         verdict += f", {len(resized)} cannot go back into their inputs ({updates})"

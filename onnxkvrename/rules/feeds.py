@@ -101,6 +101,35 @@ def check_feed_names(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]
             yield index, build_finding("KV308", name, message, hint)
 
 
+def find_filled_outputs(models: Sequence[KvModel]) -> list[frozenset[str]]:
+    """Return for each model the outputs of buffers that another of the models fills.
+
+    Args:
+        models: All models of a command.
+
+    Returns:
+        The old and the new names of the outputs that only hand on what was filled in.
+    """
+    filled = []
+    for index, model in enumerate(models):
+        names: set[str] = set()
+        for other in (*models[:index], *models[index + 1 :]):
+            feeds = {(feed.buffer, feed.layer): feed.side for feed in other.plan.feeds}
+            for pair in model.pairs:
+                side = feeds.get((pair.buffer, pair.layer))
+                if side is None or pair.input is None or pair.output is None:
+                    continue
+                if side.new_name == pair.input.new_name:
+                    names.update((pair.output.old_name, pair.output.new_name))
+        filled.append(frozenset(names))
+    return filled
+
+
+def is_filled(finding: Finding, filled: Collection[str]) -> bool:
+    """Return whether a finding is about a buffer that is not written because it is filled."""
+    return finding.code == "KV114" and finding.name in filled
+
+
 def check_folder_tokens(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
     """Check that the models of an encoder-decoder carry one token (KV303, a warning).
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_toml
+from onnxkvrename.documents import ObjectReader, parse_toml
 from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.findings import suggest_similar
-from onnxkvrename.patterns.pattern import MAX_PATTERNS, Pattern, check_total_cost, compile_pattern
+from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.profile import (
     OPTIONAL_PART,
     PLACEHOLDER,
@@ -44,10 +44,6 @@ DEFAULT_PROFILE = "qeff"
 AUTO_PROFILE = "auto"
 """The word for the profile that knows the names of the models; see `rules.pick`."""
 PLUGIN_GROUP = "onnxkvrename.profiles"
-MAX_RULES_LENGTH = 1 << 16
-"""Characters in the text of a profile."""
-MAX_TEMPLATE_LENGTH = 4096
-"""Characters in a template."""
 _TOP_KEYS = (
     *("description", "retained", "update", "kv", "keep", "suffixes", "feed_back", "set"),
     *("sidecar", "dims", "branch"),
@@ -195,29 +191,11 @@ def parse_rules(text: str, name: str) -> Rules:
             line where it is not TOML.
     """
     try:
-        if len(text) > MAX_RULES_LENGTH or text.count("\n[[") > MAX_PATTERNS:
-            raise UnreadableTextError(
-                f"has more than {MAX_RULES_LENGTH:,} characters, or {MAX_PATTERNS} [[tables]]",
-                hint="split it into several files",
-            )
-        rules = _parse_rules(ObjectReader(parse_toml(text), separator=": "), name)
-        check_total_cost(_list_patterns(rules))
-        return rules
+        return _parse_rules(ObjectReader(parse_toml(text), separator=": "), name)
     except ValueError as error:
         from onnxkvrename.rules.language.mistakes import choose_hint
 
         raise RulesError(str(error), path=name, hint=choose_hint(error)) from None
-
-
-def _list_patterns(rules: Rules) -> list[Pattern]:
-    parts = [(rule.file_pattern, rule.folder_pattern) for rule in rules.set_rule.part_rules]
-    return [
-        *(pattern for rule in rules.kv_rules for pattern in rule.patterns.values()),
-        *(rule.pattern for rule in rules.keep_rules),
-        *(rule.input_pattern for rule in rules.feed_back_rules),
-        *(rule.file_pattern for rule in rules.sidecar_rules),
-        *(pattern for part in parts for pattern in part if pattern is not None),
-    ]
 
 
 def _parse_rules(document: ObjectReader, name: str) -> Rules:
@@ -436,8 +414,6 @@ def _read_pattern(
 
 def _read_template(table: ObjectReader, key: str, groups: set[str]) -> str:
     template = table.read_string(key)
-    if len(template) > MAX_TEMPLATE_LENGTH:
-        raise table.build_error(key, f"has more than {MAX_TEMPLATE_LENGTH:,} characters")
     for placeholder in PLACEHOLDER.finditer(OPTIONAL_PART.sub(r"\1", template)):
         group, bracket = placeholder.groups()
         if bracket:

@@ -1,10 +1,9 @@
-"""Explain why a model has no KV buffer: an encoder, another exporter's names, or no cache."""
+"""Say what is known of a model without KV buffers: another profile, or a model beside it."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from onnxkvrename.rules.load import find_profiles, is_built_in
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import is_directory
 
-_EMBEDDING_NAME = re.compile("embed|hidden|feature|pooler", re.IGNORECASE)
-"""Words in the names of outputs that hold embeddings or hidden states."""
 _MAX_FOLDERS = 16
 """Directories beside that of a model; with more, they are not those of one export."""
 _MAX_CANDIDATES = 32
@@ -39,45 +36,31 @@ def build_no_buffers_finding(
     if others:
         message = f"no KV buffer matches these rules: the outputs are {format_list(names)}"
         return build_finding("KV001", "", message, f"`--profile {others[0]}` knows these names")
+    message = f"no KV buffer here: the outputs are {format_list(names)}"
     if not names:
-        return _build_neutral_finding("no KV buffer: the model has no outputs")
-    if _are_embeddings(names):
-        return _build_encoder_finding(names, rules, path)
-    return _build_neutral_finding(f"no KV buffer here: the outputs are {format_list(names)}")
-
-
-def _build_neutral_finding(message: str) -> Finding:
-    hint = (
-        "export the model with its cache as inputs and outputs; `onnxkvrename pairs MODEL` shows "
-        "caches under names that no profile knows"
-    )
-    return build_finding("KV001", "", message, hint)
-
-
-def _are_embeddings(outputs: Iterable[str]) -> bool:
-    """Return whether an encoder or an embedding model has these outputs: no logits among them."""
-    names = list(outputs)
-    return any(map(_EMBEDDING_NAME.search, names)) and not any("logits" in name for name in names)
-
-
-def _build_encoder_finding(names: list[str], rules: Rules | None, path: Path | None) -> Finding:
-    message = f"this model has no KV cache: it computes embeddings ({format_list(names)})"
-    decoders = [] if path is None else _find_decoders(path, rules)
-    if not decoders:
-        return build_finding("KV001", "", message, "pass the decoder's file")
-    is_beside = path is not None and decoders[0].parent == path.parent
+        message = "no KV buffer: the model has no outputs"
+    decoders = [] if path is None else _find_decoders(path, names, rules)
+    if path is None or not decoders:
+        hint = (
+            "export the model with its cache as inputs and outputs; `onnxkvrename pairs MODEL` "
+            "shows caches under names that no profile knows"
+        )
+        return build_finding("KV001", "", message, hint)
+    is_beside = decoders[0].parent == path.parent
     shown = [each.name if is_beside else f"{each.parent.name}/{each.name}" for each in decoders]
-    have = "has" if len(shown) == 1 else "have"
-    message += f"; {format_list(shown, limit=3)} beside it {have} one"
-    such_as = "" if len(decoders) == 1 else "the decoder, such as "
-    return build_finding("KV001", "", message, f"pass {such_as}{quote_path(str(decoders[0]))}")
+    verbs = "reads them and has" if len(shown) == 1 else "read them and have"
+    message += f"; {format_list(shown, limit=3)} beside it {verbs} KV buffers"
+    return build_finding("KV001", "", message, f"pass {quote_path(str(decoders[0]))}")
 
 
-def _find_decoders(path: Path, rules: Rules | None) -> list[Path]:
-    """Return the models with KV buffers beside a model, or else in the directories beside it."""
+def _find_decoders(path: Path, outputs: Collection[str], rules: Rules | None) -> list[Path]:
+    """Return the models with KV buffers that read a model's outputs.
+
+    They are beside it, or else in the directories beside it.
+    """
     folder = path.parent
     beside = [each for each in _list_models(folder) if each.name != path.name]
-    found = _select_decoders(beside, rules)
+    found = _select_decoders(beside, outputs, rules)
     if found:
         return found
     parent = folder / os.pardir if folder.name in ("", os.pardir) else folder.parent
@@ -86,18 +69,26 @@ def _find_decoders(path: Path, rules: Rules | None) -> list[Path]:
     if len(folders) > _MAX_FOLDERS:
         return []
     others = (each for each in folders if each.name != own_name)
-    return _select_decoders((model for each in others for model in _list_models(each)), rules)
+    models = (model for each in others for model in _list_models(each))
+    return _select_decoders(models, outputs, rules)
 
 
-def _select_decoders(models: Iterable[Path], rules: Rules | None) -> list[Path]:
-    return [model for model in islice(models, _MAX_CANDIDATES) if _has_buffers(model, rules)]
+def _select_decoders(
+    models: Iterable[Path], outputs: Collection[str], rules: Rules | None
+) -> list[Path]:
+    candidates = islice(models, _MAX_CANDIDATES)
+    return [model for model in candidates if _is_decoder(model, outputs, rules)]
 
 
-def _has_buffers(model: Path, rules: Rules | None) -> bool:
+def _is_decoder(model: Path, outputs: Collection[str], rules: Rules | None) -> bool:
+    """Return whether a model has KV buffers, and an input with the name of one of some outputs."""
     try:
         with open_model(model) as opened:
             names = [value.name for value in opened.signature.outputs]
+            is_reader = any(value.name in outputs for value in opened.signature.inputs)
     except ModelError:
+        return False
+    if not is_reader:
         return False
     if rules is not None and any(rules.match("output", name) is not None for name in names):
         return True

@@ -8,17 +8,21 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.rules.load import is_built_in
+from onnxkvrename.rules.patterns import MAX_MATCHED_LENGTH
 from onnxkvrename.rules.profile import NameMatch, Rules
 
 MAX_BUFFERS = 1 << 12
 """KV buffers of a model, and names that claim one that another name has."""
 REASON_UNKNOWN = "unknown"
 """The reason for keeping a retained output that matches no rule."""
+REASON_TOO_LONG = "too long"
+"""The reason for keeping an output whose name no pattern is tried on."""
 REASON_NOT_RETAINED = "not retained"
 """The reason for keeping an output that is not a retained state."""
 _NO_DIMS: Mapping[str, str] = {}
-_STATE_KINDS = ("linear", "mamba")
-"""Kinds of which some models have only one part, such as the convolution's."""
+STATE_KINDS = ("linear", "mamba")
+"""Kinds of any rank, of which some models have only one part, such as the convolution's."""
 
 
 class TokenChange(NamedTuple):
@@ -175,6 +179,7 @@ class RenamePlan(NamedTuple):
             do not say.
         feeds: Outputs that fill KV inputs of another model, and are renamed like those.
         dims: What symbols of sizes mean, as the rules say it.
+        is_built_in: True if the rules are a profile of the program, not the user's own.
     """
 
     token_change: TokenChange
@@ -189,6 +194,7 @@ class RenamePlan(NamedTuple):
     updates_by_kind: Mapping[str, str]
     feeds: tuple[KvFeed, ...] = ()
     dims: Mapping[str, str] = _NO_DIMS
+    is_built_in: bool = False
 
     @property
     def token_counts(self) -> Counter[str]:
@@ -262,6 +268,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         updates_by_kind=rules.updates_by_kind,
         feeds=feeds,
         dims=dict(rules.dims),
+        is_built_in=is_built_in(rules.name),
     )
 
 
@@ -376,6 +383,8 @@ def _find_feeds(
 
 
 def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
+    if side == "output" and len(name) > MAX_MATCHED_LENGTH:
+        return REASON_TOO_LONG
     reason = rules.find_reason_to_keep(name)
     if reason is None and side == "output":
         return REASON_UNKNOWN if rules.is_retained_name(name) else REASON_NOT_RETAINED
@@ -428,7 +437,7 @@ def _find_required_parts(
     for rule in rules.kv_rules:
         for kind, buffers in rule.buffers_by_kind.items():
             number, kind_rule = numbers[id(rule), kind], rule.get_kind_rule(kind)
-            is_state = (kind_rule.cache or kind) in _STATE_KINDS
+            is_state = (kind_rule.cache or kind) in STATE_KINDS
             needed = (
                 name
                 for name in buffers

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.errors import RulesError
 from onnxkvrename.model.protobuf import MAX_NAME_SIZE
-from onnxkvrename.patterns.pattern import Pattern
+from onnxkvrename.rules.patterns import Pattern
 
 _LAYER_PATTERN = re.compile("[0-9]{1,9}")
 _NOTHING: Mapping[str, Any] = {}  # rules travel between processes, which a mapping proxy cannot

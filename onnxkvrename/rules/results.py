@@ -67,6 +67,8 @@ class SidecarSearch(NamedTuple):
 
 ModelCheck = Callable[[RenameJob, Rules, RenamePlan], Iterator[Finding]]
 """A further check of a model and of what changes in it; it travels between processes."""
+FindingUpdate = Callable[["ModelReport", Rules], tuple[Finding, ...]]
+"""What the findings about a model say once it is renamed."""
 
 
 class Options(NamedTuple):
@@ -80,6 +82,7 @@ class Options(NamedTuple):
         group_windows: Whether windows of one model are checked against each other.
         verify: Whether the dataflow and validity of each result are proved before writing.
         checks: Further checks of each model.
+        restate: Returns the findings of a renamed model, where they spoke of what would be.
         consumer: The name of the consumer that is to take the results; ``None`` for none.
         full_transfer: Whether that consumer transfers all of each buffer.
         read_files: Further files that the command reads, such as rules; no result may
@@ -96,6 +99,7 @@ class Options(NamedTuple):
     group_windows: bool = True
     verify: bool = False
     checks: tuple[ModelCheck, ...] = ()
+    restate: FindingUpdate | None = None
     consumer: str | None = None
     full_transfer: bool = False
     read_files: tuple[Path, ...] = ()
@@ -119,6 +123,10 @@ class ModelReport(NamedTuple):
         stamp: The layout digest that the model gets; empty if it loses one.
         name_map: Old to new, of the names that change.
         new_profile: The profile whose names the buffers get; empty if they keep the same.
+        feeds: The outputs that fill KV buffers of another model.
+        consumer: The consumer for which the result was checked; empty for none.
+        proved: How many buffers the graph of the result was shown to retain; ``None`` if nothing
+            was proved.
     """
 
     path: str
@@ -133,6 +141,9 @@ class ModelReport(NamedTuple):
     stamp: str | None = None
     name_map: Mapping[str, str] = _NO_NAMES
     new_profile: str = ""
+    feeds: tuple[str, ...] = ()
+    consumer: str = ""
+    proved: int | None = None
 
     @property
     def has_changes(self) -> bool:
@@ -155,6 +166,7 @@ def report_model(model: KvModel) -> ModelReport:
         unchanged_names=model.plan.unchanged_names,
         findings=model.findings,
         name_map=model.plan.name_map,
+        feeds=tuple(feed.side.old_name for feed in model.plan.feeds),
     )
 
 
@@ -198,15 +210,19 @@ class Report(NamedTuple):
         return any(model.failed for model in self.models)
 
     @property
-    def held_back(self) -> frozenset[int]:
-        """The indexes of models that stay because another model of their set has an error."""
+    def refused(self) -> frozenset[int]:
+        """The indexes of models whose set has an error, so that none of it is written."""
         return frozenset(
             index
             for indexes in self.sets or (tuple(range(len(self.models))),)
             if any(self.models[index].failed for index in indexes)
             for index in indexes
-            if self.models[index].status == "would-rename"
         )
+
+    @property
+    def held_back(self) -> frozenset[int]:
+        """The indexes of models that stay because another model of their set has an error."""
+        return frozenset(i for i in self.refused if self.models[i].status == "would-rename")
 
     @property
     def has_good_set(self) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from onnxkvrename.patterns.pattern import Pattern
+from onnxkvrename.rules.patterns import Pattern
 from onnxkvrename.sidecars.tree import Node, ScalarNode
 
 FindNames = Callable[[Node], Iterator[ScalarNode]]

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from onnxkvrename.documents import (
-    MAX_DEPTH,
-    UnreadableTextError,
-    build_depth_error,
-    shorten_name,
-)
+from onnxkvrename.documents import UnreadableTextError, shorten_name
 
 
 class ScalarNode(NamedTuple):
@@ -128,13 +123,7 @@ class TreeBuilder:
         (self._open[-1][1] if self._open else self.roots).append(node)
 
     def open_collection(self, *, mapping: bool) -> None:
-        """Begin a list or a mapping.
-
-        Raises:
-            UnreadableTextError: It is nested too deeply.
-        """
-        if len(self._open) >= MAX_DEPTH:
-            raise build_depth_error()
+        """Begin a list or a mapping."""
         self._open.append((mapping, []))
 
     def close_collection(self) -> None:

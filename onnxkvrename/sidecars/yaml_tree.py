@@ -6,8 +6,7 @@ ignored, and aliases are not expanded, so a small text cannot become a large tre
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from onnxkvrename.documents import MAX_DEPTH, UnreadableTextError, build_depth_error
@@ -17,7 +16,6 @@ MAX_YAML_CHARS = 1 << 18
 """The longest text that is parsed, in characters; ruamel.yaml takes 1 to 10 seconds for it."""
 
 _MAX_TAG_CHARS = 4096
-_BRACKETS = re.compile(r"[\[\]{}]")
 
 
 def parse_yaml_tree(text: str) -> Node | None:
@@ -31,7 +29,7 @@ def parse_yaml_tree(text: str) -> Node | None:
 
     _check_parse_cost(text)
     builder = TreeBuilder()
-    found = list(_parse_events(text))
+    found = list(_limit_depth(_parse_events(text)))
     aliases = {event.anchor for event in found if isinstance(event, events.AliasEvent)}
     depth = shared_from = 0  # levels of open lists and mappings; the first one with an alias
     for event in found:
@@ -49,16 +47,11 @@ def parse_yaml_tree(text: str) -> Node | None:
 
 
 def _check_parse_cost(text: str) -> None:
-    """Raise for text that would take too long: the scanner is quadratic in tags and brackets."""
+    """Raise for text that would take too long: the scanner is quadratic in tags."""
     if len(text) > MAX_YAML_CHARS:
         raise UnreadableTextError(f"has {len(text):,} characters, more than {MAX_YAML_CHARS:,}")
     if any(len(word) > _MAX_TAG_CHARS and "!" in word for word in text.split()):
         raise UnreadableTextError(f"has a tag of more than {_MAX_TAG_CHARS:,} characters")
-    depth = 0
-    for bracket in _BRACKETS.finditer(text):
-        depth = max(0, depth + (1 if bracket[0] in "[{" else -1))
-        if depth > MAX_DEPTH:
-            raise build_depth_error()
 
 
 def _parse_events(text: str) -> Iterator[Any]:
@@ -73,6 +66,19 @@ def _parse_events(text: str) -> Iterator[Any]:
         raise UnreadableTextError(f"is not YAML: {_format_problem(error.problem)}{where}") from None
     except Exception as error:  # its reader and its conversions have no common base class
         raise UnreadableTextError(f"is not YAML: {_format_problem(error)}") from None
+
+
+def _limit_depth(found: Iterable[Any]) -> Iterator[Any]:
+    """Pass events on up to the first that is too deep: a short text can have very many."""
+    from ruamel.yaml import events
+
+    depth = 0
+    for event in found:
+        depth += isinstance(event, events.CollectionStartEvent)
+        depth -= isinstance(event, events.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise build_depth_error()
+        yield event
 
 
 def _add_event(builder: TreeBuilder, event: Any, *, is_shared: bool) -> None:

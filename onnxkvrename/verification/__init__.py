@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from onnxkvrename.errors import ModelError, ReadError
+from onnxkvrename.layout.kinds import find_pair_dtype
+from onnxkvrename.layout.scales import BufferScales, is_quantized
 from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.kv_model import KvModel
@@ -74,3 +77,36 @@ def trace_buffer_updates(source: ByteSource, pairs: Sequence[KvPair]) -> dict[st
         if flow.pair.output:
             updates[flow.pair.output.old_name] = update
     return updates
+
+
+def trace_buffer_scales(
+    source: ByteSource, pairs: Sequence[KvPair], directory: Path
+) -> dict[str, BufferScales]:
+    """Return the scales of quantized buffers, by their inputs, or their outputs without one.
+
+    Args:
+        source: The bytes of a model.
+        pairs: Its buffers.
+        directory: Where its external data are.
+
+    Returns:
+        Nothing for a model that protobuf refuses; that is for other checks to say.
+
+    Raises:
+        ReadError: The file of the model cannot be read.
+    """
+    if not any(is_quantized(find_pair_dtype(pair)) for pair in pairs):
+        return {}
+    from onnxkvrename.verification.buffer_scales import (  # onnx, only for quantized buffers
+        MAX_SCALE_BYTES,
+        find_buffer_scales,
+    )
+    from onnxkvrename.verification.strip_weights import read_model_without_weights
+
+    try:
+        model = read_model_without_weights(source, MAX_SCALE_BYTES)
+    except ReadError:
+        raise
+    except ModelError:
+        return {}
+    return find_buffer_scales(model, pairs, directory)

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import prod
+from pathlib import Path
 
-from onnx import AttributeProto, NodeProto, TensorProto, numpy_helper
+import numpy as np
+from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnxkvrename.model.proto_reader import (
+    ExternalReference,
+    get_dtype_bits,
+    get_dtype_name,
+    parse_extent,
+)
+from onnxkvrename.model.weights import read_external_data
 from onnxkvrename.verification.graph_bodies import Body, decode_name
 from onnxkvrename.verification.strip_weights import MAX_KEPT_BYTES, list_removed_data
 
+MAX_EXTERNAL_BYTES = 1 << 20
+"""The largest external data of a constant that are read."""
 _MAX_INTEGERS = 8
 """The values of a list of axes, or of starts or ends along them, that are read."""
 
@@ -17,8 +28,9 @@ _MAX_INTEGERS = 8
 class SmallConstants:
     """The small constants in a body: initializers with their data, and nodes that are Constant."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, directory: Path | None = None) -> None:
         self._body = body
+        self._directory = directory
         self._nodes: dict[str, NodeProto] | None = None
         # An initializer of an input is only its default.
         self._inputs = frozenset(body.inputs)
@@ -47,6 +59,38 @@ class SmallConstants:
         if isinstance(value, AttributeProto):
             return bool(value.i if value.name == "value_int" else value.f)
         return None if value is None else _read_tensor_truth(value)
+
+    def find_array(self, name: str) -> np.ndarray | None:
+        """Return a constant; ``None`` if it is none of this body, or its data were not read.
+
+        External data are read, if the directory where they are was passed.
+        """
+        names = ("value_int", "value_ints", "value_float", "value_floats")
+        value = self._find_value(name, names)
+        if isinstance(value, AttributeProto):
+            dtype = np.int64 if value.name.startswith("value_int") else np.float32
+            return np.array(helper.get_attribute_value(value), dtype)
+        if value is None or list_removed_data(value):
+            return None
+        if value.data_location == TensorProto.EXTERNAL:
+            value = self._read_external(value)
+        try:
+            return None if value is None else numpy_helper.to_array(value)
+        except (KeyError, TypeError, ValueError):  # a damaged tensor: onnx's checker says so
+            return None
+
+    def _read_external(self, tensor: TensorProto) -> TensorProto | None:
+        """Return a tensor with its external data in it; ``None`` if they cannot be read."""
+        size = prod(tensor.dims) * get_dtype_bits(get_dtype_name(tensor.data_type)) // 8
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        end, problem = parse_extent(entries, size)
+        if problem or not 0 < size <= MAX_EXTERNAL_BYTES or self._directory is None:
+            return None
+        reference = ExternalReference(entries["location"], end, tensor.name)
+        start = int(entries.get("offset", 0))
+        inline = TensorProto(dims=tensor.dims, data_type=tensor.data_type)
+        inline.raw_data = read_external_data(self._directory, reference, start, size)
+        return inline
 
     def _find_value(
         self, name: str, attributes: Collection[str]

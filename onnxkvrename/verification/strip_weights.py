@@ -86,7 +86,9 @@ class RemovedData(NamedTuple):
     size: int
 
 
-def read_model_without_weights(source: ByteSource) -> ModelProto:
+def read_model_without_weights(
+    source: ByteSource, max_kept_bytes: int = MAX_KEPT_BYTES
+) -> ModelProto:
     """Read everything of a model but the data of large tensors.
 
     A tensor without its data keeps name, dtype and dims; its field holds zeros for
@@ -95,6 +97,7 @@ def read_model_without_weights(source: ByteSource) -> ModelProto:
 
     Args:
         source: The bytes of the model.
+        max_kept_bytes: The largest data of a tensor that stay.
 
     Returns:
         The parsed model.
@@ -103,7 +106,7 @@ def read_model_without_weights(source: ByteSource) -> ModelProto:
         ModelError: onnx cannot parse it, or it has more parts than `parse_cost` allows.
     """
     chunks = []
-    for piece in splice_payloads(source, _find_edits(source)):
+    for piece in splice_payloads(source, _find_edits(source, max_kept_bytes)):
         if isinstance(piece, Span):
             end = piece.offset + piece.size
             for offset in range(piece.offset, end, _CHUNK_SIZE):
@@ -131,7 +134,7 @@ def list_removed_data(tensor: TensorProto) -> tuple[RemovedData, ...]:
     return tuple(RemovedData(field, int(size)) for field, size in fields)
 
 
-def _find_edits(source: ByteSource) -> Iterator[tuple[Record, bytes]]:
+def _find_edits(source: ByteSource, limit: int) -> Iterator[tuple[Record, bytes]]:
     """Yield the messages to replace; only messages that are large themselves are visited."""
     pending = [(source.root, "model")]
     while pending:
@@ -142,16 +145,16 @@ def _find_edits(source: ByteSource) -> Iterator[tuple[Record, bytes]]:
             part_count, part_bytes = part_count + 1, part_bytes + record.end - record.start
             if part_count > MAX_PARTS + part_bytes // BYTES_PER_PART:
                 raise _build_parts_error(source)
-            if _is_large(record):
+            if _is_large(record, limit):
                 large_fields.append((record, _LARGE_FIELDS[kind][record.number]))
         if kind == "attribute" and not large_fields:
-            payload = _strip_values(source, message)
+            payload = _strip_values(source, message, limit)
             if payload is not None:
                 yield message, payload
         for record, field_kind in large_fields:
             if field_kind != "tensor":
                 pending.append((record, field_kind))
-            elif (payload := _strip_data(source, record)) is not None:
+            elif (payload := _strip_data(source, record, limit)) is not None:
                 yield record, payload
 
 
@@ -163,14 +166,14 @@ def _build_parts_error(source: ByteSource) -> ModelError:
     )
 
 
-def _is_large(record: Record) -> bool:
-    return record.wire_type == LENGTH and record.end - record.start > MAX_KEPT_BYTES
+def _is_large(record: Record, limit: int) -> bool:
+    return record.wire_type == LENGTH and record.end - record.start > limit
 
 
-def _strip_values(source: ByteSource, attribute: Record) -> bytes | None:
+def _strip_values(source: ByteSource, attribute: Record, limit: int) -> bytes | None:
     """Return an attribute's message with one value for many; `None` if it has few."""
     kept, values = _split_fields(source, attribute, frozenset(_ATTRIBUTE_PLACEHOLDERS))
-    if sum(size for _, size in values) <= MAX_KEPT_BYTES:
+    if sum(size for _, size in values) <= limit:
         return None
     placeholders = [
         _encode_field(number, _ATTRIBUTE_PLACEHOLDERS[number])
@@ -179,10 +182,10 @@ def _strip_values(source: ByteSource, attribute: Record) -> bytes | None:
     return b"".join([*(source.read(*span) for span in kept), *placeholders])
 
 
-def _strip_data(source: ByteSource, tensor: Record) -> bytes | None:
+def _strip_data(source: ByteSource, tensor: Record, limit: int) -> bytes | None:
     """Return a tensor's message without its data, and marked; `None` if it holds little data."""
     kept, data = _split_fields(source, tensor, frozenset(_DATA_FIELDS))
-    if sum(size for _, size in data) <= MAX_KEPT_BYTES:
+    if sum(size for _, size in data) <= limit:
         return None
     sizes = dict.fromkeys(_DATA_FIELDS, 0)
     for number, size in data:

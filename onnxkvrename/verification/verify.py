@@ -19,10 +19,10 @@ from onnxkvrename.layout.digest import check_stamp
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.patterns.pattern import Pattern
 from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import KvModel, check_models_together, read_kv_model, scan_model
+from onnxkvrename.rules.patterns import Pattern
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import SIDES, Rules
 from onnxkvrename.rules.results import ModelCheck, ModelReport, report_model
@@ -86,6 +86,7 @@ class VerifiedModel(NamedTuple):
         rename_proof: The comparison with the model before its names were changed.
         model: What the checks of all models together need; ``None`` once they are done, and
             for a model that could not be read.
+        filled: The outputs of buffers that are not written here: another model fills them.
     """
 
     report: ModelReport
@@ -94,6 +95,7 @@ class VerifiedModel(NamedTuple):
     reference: Path | None = None
     rename_proof: RenameProof | None = None
     model: KvModel | None = None
+    filled: frozenset[str] = frozenset()
 
 
 def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedModel:
@@ -184,8 +186,20 @@ def verify_window_sets(
         from onnxkvrename.rules.feeds import (  # most models stand alone
             check_feed_names,
             check_folder_tokens,
+            find_filled_outputs,
+            is_filled,
         )
 
+        items = list(verified)
+        for index, filled in enumerate(find_filled_outputs(models)):
+            report = items[index].report
+            dropped = [finding for finding in report.findings if is_filled(finding, filled)]
+            kept = tuple(finding for finding in report.findings if finding not in dropped)
+            items[index] = items[index]._replace(
+                report=report._replace(findings=kept),
+                filled=frozenset(finding.name for finding in dropped),
+            )
+        verified = items
         for index, finding in (*check_feed_names(models), *check_folder_tokens(models)):
             set_findings[index].append(finding)
     return tuple(
@@ -260,6 +274,14 @@ def prove_retention(
         *check_buffer_flows(flows, updates_by_kind, profile),
         *check_onnx_validity(model, source),
     )
+
+
+def count_proved_flows(
+    flows: Iterable[BufferFlow], updates_by_kind: Mapping[str, str] = MappingProxyType({})
+) -> int:
+    """Return how many buffers are shown to be updated as the rules say: nothing is found there."""
+    faults = (check_buffer_flows((flow,), updates_by_kind) for flow in flows)
+    return sum(not any(True for _ in found) for found in faults)
 
 
 def _check_stamp(model: KvModel) -> Iterator[Finding]:

@@ -56,7 +56,8 @@ def test_a_model_hands_over_to_itself(run, named) -> None:
     outcome = run("compare", model, model, *SIZES)
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out == (
-        "hand-off works: 6 buffers of layers 0-2, prompts of up to 32 tokens\n"
+        "hand-off works: 6 buffers of layers 0-2, prompts of up to 32 tokens, if both sides are "
+        "compiled with the same precision; based on vllm-qaic's rules, one model on both sides\n"
         "LAYERS  PARTS       PREFILL                         DECODE  HAND-OFF\n"
         "0, 2    key, value  FLOAT [2, ctx_len=32, 4]        same    ok\n"
         "1       key, value  FLOAT [2, sliding_window=8, 4]  same    ok\n"
@@ -113,10 +114,86 @@ def test_sizes_that_are_not_known_are_null_in_the_document(run, named) -> None:
 
 def test_one_model_compiled_in_two_ways(run, named) -> None:
     model = named("serving/window.onnx")
-    other = ("--prefill-dim", "sliding_window=32", "--dim", "ctx_len=32")
-    outcome = run("compare", model, model, *other, "--decode-dim", "sliding_window=8")
+    other = ("--dim", "prefill:sliding_window=32", "--dim", "ctx_len=32")
+    outcome = run("compare", model, model, *other, "--dim", "decode:sliding_window=8")
     assert outcome.code == 1
     assert "prompts longer than 8 tokens" in outcome.out
+
+
+def write_compile(model: Path, name: str, precision: str, ctx_len: int = 32) -> Path:
+    """Write what QEfficient leaves of a compile beside a model."""
+    directory = model.parent / name
+    directory.mkdir()
+    names = [b.names for b in onnxkvrename.load_layout(model).layout.buffers]
+    entries = (f"- IOName: {name}\n  Precision: {precision}\n" for both in names for name in both)
+    (directory / "custom_io.yaml").write_text("".join(entries))
+    symbols = {"symbols": {"ctx_len": str(ctx_len), "seq_len": "1"}}
+    (directory / "specializations.json").write_text(json.dumps({"specializations": [symbols]}))
+    return directory / "custom_io.yaml"
+
+
+def test_a_compile_beside_a_model_tells_precision_and_sizes(run, named) -> None:
+    model = named("decoder.onnx")
+    write_compile(model, "qpc-0123abcd", "mxint8")
+    outcome = run("compare", model, model)
+    assert outcome.code == 0
+    assert outcome.out.splitlines()[0].endswith(
+        "prompts of up to 32 tokens; based on vllm-qaic's rules, the precision of both compiles, "
+        "one model on both sides"
+    )
+    assert "MXINT8 [2, ctx_len=32, 4]" in outcome.out
+    assert "note: decode: dtypes and sizes of qpc-0123abcd" in outcome.out
+    found = onnxkvrename.compare(model, model)
+    assert found.prefill.layout.has_compiled_dtypes
+    outcome = run("compare", model, model, "--dim", "ctx_len=16")
+    assert "prompts of up to 16 tokens" in outcome.out
+
+
+def test_compiles_that_disagree_do_not_tell_the_precision(run, named) -> None:
+    model = named("decoder.onnx")
+    for name, precision in (("qpc-1", "mxint8"), ("qpc-2", "float16")):
+        write_compile(model, name, precision)
+    outcome = run("compare", model, model)
+    assert outcome.code == 0
+    assert "if both sides are compiled with the same precision" in outcome.out
+    assert "FLOAT [2, ctx_len=32, 4]" in outcome.out
+
+
+def test_parameters_of_a_copied_compile_are_enough(run, named) -> None:
+    model = named("decoder.onnx")
+    custom_io = write_compile(model, "qpc-1", "mxint8")
+    entries = re.findall("IOName: (.*)", custom_io.read_text())
+    custom_io.unlink()
+    content = json.dumps({"custom_io": dict.fromkeys(entries, "mxint8")})
+    (custom_io.parent / "hashed_compile_params.json").write_text(content)
+    assert "MXINT8 [2, ctx_len=32, 4]" in run("compare", model, model).out
+    (custom_io.parent / "hashed_compile_params.json").write_text("[")
+    assert "if both sides are compiled with" in run("compare", model, model).out
+
+
+def test_each_side_has_its_own_compile(run, named, tmp_path: Path) -> None:
+    model = named("decoder.onnx")
+    files = [write_compile(model, name, name) for name in ("mxint8", "float16")]
+    sides = ("--custom-io", f"prefill:{files[0]}", "--custom-io", f"decode:{files[1]}")
+    outcome = run("compare", model, model, *sides)
+    assert outcome.code == 1
+    assert "error KV612" in outcome.err
+    outcome = run("compare", model, model, *sides[:3], files[0])
+    assert (outcome.code, outcome.err) == (0, "")
+    outcome = run("compare", model, model, "--custom-io", files[0], "--custom-io", files[1])
+    assert outcome.code == 2
+    assert "--custom-io has two values: " in outcome.err
+    sizes = files[0].parent / "specializations.json"
+    outcome = run("compare", model, model, "--specializations", f"decode:{sizes}")
+    assert "prompts of up to 32 tokens" in outcome.out
+
+
+def test_a_manifest_of_a_compile_says_that_it_is_one(run, named, tmp_path: Path) -> None:
+    model, written = named("decoder.onnx"), tmp_path / "side.json"
+    custom_io = write_compile(model, "compiled", "float16")
+    assert run("manifest", model, "--custom-io", custom_io, "-o", written).code == 0
+    outcome = run("compare", written, written)
+    assert "based on vllm-qaic's rules, the precision of both compiles, " in outcome.out
 
 
 def test_a_plain_model_is_told_and_compared_all_the_same(run, named) -> None:
@@ -140,7 +217,7 @@ def test_windows_and_a_manifest_stand_for_a_model(run, tmp_path: Path) -> None:
     outcome = run("compare", windows, written)
     assert (outcome.code, outcome.err) == (0, "")
     assert "6 buffers of layers 0-2, prompts of up to 16 tokens" in outcome.out
-    outcome = run("compare", written, windows, "--decode-dim", "ctx_len=8")
+    outcome = run("compare", written, windows, "--dim", "decode:ctx_len=8")
     assert "prompts of up to 8 tokens" in outcome.out
 
 
@@ -151,7 +228,7 @@ def test_what_a_manifest_says_of_sizes_is_not_overruled(run, named, tmp_path: Pa
     outcome = run("compare", written, model, "--dim", "ctx_len=64", "--dim", "sliding_window=16")
     assert (outcome.code, outcome.out) == (2, "")
     assert "a manifest says sliding_window=8, and --dim says 16" in outcome.err
-    outcome = run("compare", written, model, "--decode-dim", "sliding_window=16")
+    outcome = run("compare", written, model, "--dim", "decode:sliding_window=16")
     assert outcome.code == 1
     assert "windows of 8 and 16 tokens" in outcome.out
 
@@ -186,7 +263,7 @@ def test_ranks_are_checked_where_they_are_given(run, named) -> None:
             ("--dim", "ctx=4"),
             "--dim ctx: buffers have no such dimension; they have batch_size, ctx_len",
         ),
-        (("--decode-dim", "ctx=4"), "--decode-dim ctx: buffers have no such dimension"),
+        (("--dim", "decode:ctx=4"), "--dim decode:ctx: buffers have no such dimension"),
     ],
 )
 def test_what_cannot_be_meant_is_said_in_one_line(run, named, args, said) -> None:
@@ -258,12 +335,12 @@ def test_a_manifest_with_sizes_and_a_model_without_differ_in_windows_only(
     assert run("manifest", model, *sizes, "-o", sized).code == 0
     outcome = run("compare", sized, model)
     assert outcome.out.startswith(
-        "cannot decide: the result depends on sliding_window (KV614); pass --decode-dim "
-        "sliding_window=SIZE\n"
+        "cannot decide: the result depends on sliding_window (KV614); pass --dim "
+        "decode:sliding_window=SIZE\n"
     )
     assert outcome.err.count("error") == 1
-    assert "(pass --decode-dim sliding_window=SIZE)" in outcome.err
-    decode = ("--decode-dim", "sliding_window=128")
+    assert "(pass --dim decode:sliding_window=SIZE)" in outcome.err
+    decode = ("--dim", "decode:sliding_window=128")
     assert run("compare", sized, model, *decode).code == 0
 
 
@@ -573,15 +650,15 @@ def test_the_page_of_a_broken_model_lists_its_findings(run, named, tmp_path: Pat
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        ("ctx=5", "--decode-dim ctx: "),
+        ("ctx=5", "--dim decode:ctx: "),
         ("ctx=5", "(did you mean ctx_len?)"),
-        ("ctx_len", "--decode-dim 'ctx_len': pass SYMBOL=SIZE, for example ctx_len=32"),
-        ("ctx_len=0", "--decode-dim 'ctx_len=0': a size must be at least 1"),
+        ("ctx_len", "--dim 'decode:ctx_len': pass SYMBOL=SIZE, for example ctx_len=32"),
+        ("ctx_len=0", "--dim 'decode:ctx_len=0': a size must be at least 1"),
     ],
 )
 def test_a_wrong_size_names_the_option_it_was_passed_to(size: str, message: str, run) -> None:
     model = FIXTURES / "plain" / "decoder.onnx"
-    outcome = run("compare", model, model, "--decode-dim", size)
+    outcome = run("compare", model, model, "--dim", f"decode:{size}")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert message in outcome.err
 

@@ -106,8 +106,8 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--prefix"), "--prefix requires a value"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
-        ((MODEL, "--select", "("), "--select '(' is not an RE2 pattern: missing )"),
-        ((MODEL, "--select", "\x1b[\n"), r"--select '\x1b[\n' is not an RE2 pattern: missing ]"),
+        ((MODEL, "--select", "("), "--select '(' is not a regular expression: "),
+        ((MODEL, "--select", "\x1b[\n"), r"--select '\x1b[\n' is not a regular expression: "),
         ((MODEL, "--dim", "ctx_len=3"), "--reference and --dim are for --run"),
         ((MODEL, "--reference", MODEL), "--reference and --dim are for --run"),
         *(

@@ -1,4 +1,4 @@
-"""Rules, sidecars and manifests that cost much to read for their size.
+"""Sidecars and manifests that cost much to read for their size.
 
 Each table holds functions from a size in bytes to the content of a file of about that size.
 """
@@ -11,94 +11,6 @@ from hashlib import sha256
 from typing import Any
 
 from faults.hostile_inputs import KEY, VALUE, Build, series
-
-
-def rules(
-    *tables: str, template: str = "{scope}{buffer}.{layer}[_{token}]", head: str = ""
-) -> bytes:
-    """A rules file for `past_key.0`, with further tables at its end."""
-    name = r"(?P<buffer>[a-z_]+)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?"
-    lines = [
-        *("retained = '(?s).*_RetainedState'", head, "[[kv]]"),
-        f"input = '(?s)(?P<scope>(?:.*/)?){name}'",
-        f"output = '(?s)(?P<scope>(?:.*/)?){name}(?P<suffix>_RetainedState)'",
-        f"input_name = '{template}'",
-        f"output_name = '{template}{{suffix}}'",
-        *("[kv.kinds]", "attention = ['past_key', 'past_value']"),
-    ]
-    return "\n".join([*lines, *tables, ""]).encode()
-
-
-def rules_with(make: Callable[[int], str]) -> Build:
-    """Rules files with tables that differ."""
-    return lambda size: rules(series(lambda n: f"{make(n)}\n".encode(), size).decode())
-
-
-def keep(pattern: str) -> Build:
-    """Rules files with a pattern of names to keep again and again."""
-    return rules_with(lambda n: f"[[keep]]\nreason = ''\npattern = '{pattern}'")
-
-
-def kv_rule(index: int) -> str:
-    """One more rule for buffers, which matches nothing in a model."""
-    pattern = f"(?P<buffer>b{index})(?P<layer>[0-9]+)"
-    sides = "".join(
-        f"{side} = '{pattern}'\n{side}_name = '{{buffer}}'\n" for side in ("input", "output")
-    )
-    return f"[[kv]]\n{sides}[kv.kinds]\nattention = ['b{index}']"
-
-
-RULES: dict[str, Build] = {
-    "alternatives": lambda size: rules(f"[[keep]]\nreason=''\npattern='{'a|' * (size // 2)}'"),
-    "alternatives again": keep("(?:.*/)?(?:" + "ab|" * 300 + ")"),
-    "patterns": keep("a"),
-    "repeats": keep("(?:ab){400}"),
-    "optional repeats": keep("a?" * 200),
-    "repeats of repeats": keep("(?:(?:(?:a{9}){9}){9}){9}"),
-    "stars": keep("(?:.*a.*b.*c.*)*x" * 8),
-    "classes": keep("[a-z][^a]" * 100),
-    "groups": keep("".join(f"(?P<g{n}>a)" for n in range(32))),
-    "nested groups": keep("(" * 49 + "a" + ")" * 49),
-    "deeper groups": lambda size: rules(f"[[keep]]\npattern='{'(' * size}'"),
-    "one class": lambda size: rules(f"[[keep]]\nreason=''\npattern='[{'ab' * (size // 2)}]'"),
-    "kv rules": rules_with(kv_rule),
-    "kinds": rules_with(lambda n: f"k{n} = ['b{n}']"),
-    "buffers": lambda size: rules(f"more = {[f'b{n}' for n in range(size // 10)]}"),
-    "suffixes": lambda size: rules(
-        "[suffixes]", series(lambda n: f"s{n} = 'x'\n".encode(), size).decode()
-    ),
-    "parts of a set": rules_with(
-        lambda n: "[[set.parts]]\nstage = 'window'\nfile = '(?P<first>a)(?P<end>b)'"
-    ),
-    "calls": rules_with(lambda n: "[[feed_back]]\ninput = 'x'\ncall = '{path}'"),
-    "template": lambda size: rules(template="{buffer}.{layer}[_{token}]" + "x" * size),
-    "template of groups": lambda size: rules(template="{scope}" * (size // 7) + "{buffer}.{layer}"),
-    "template of tokens": lambda size: rules(
-        template="{buffer}.{layer}_" + "{token}" * (size // 7)
-    ),
-    "template of options": lambda size: rules(template="{buffer}.{layer}" + "[x]" * (size // 3)),
-    "template of brackets": lambda size: rules(template="[" * size),
-    "description": lambda size: rules(head=f"description = '{'x' * size}'"),
-    "keys": rules_with(lambda n: f"k{n} = 0"),
-    "arrays in arrays": lambda size: rules(head=f"a = {'[' * (size // 2)}{']' * (size // 2)}"),
-    "tables in tables": lambda size: rules(head=f"a = {'{a=' * (size // 4)}0{'}' * (size // 4)}"),
-    "dotted key": lambda size: rules(head=f"{'a.' * (size // 2)}a = 0"),
-    "dotted header": lambda size: rules(f"[{'a.' * (size // 2)}a]"),
-    "dotted keys": rules_with(lambda n: f"{'a.' * 90}k{n} = 0"),
-    "spaced key": lambda size: rules(head=f"{'a . ' * (size // 4)}a = 0"),
-    "quoted key": lambda size: rules(head='"".' * (size // 3) + "a = 0"),
-    "digits": lambda size: rules(head=f"a = {'9' * size}"),
-    "hexadecimal digits": lambda size: rules(head=f"a = 0x{'f' * size}"),
-    "5,000 digits": lambda size: rules(head=f"a = {'9' * 5000}"),
-    "digits of a float": lambda size: rules(head=f"a = 0.{'9' * size}"),
-    "numbers": lambda size: rules(head=f"a = [{'0,' * (size // 2)}]"),
-    "tables": lambda size: rules(head=f"a = [{'{},' * (size // 3)}]"),
-    "headers": rules_with(lambda n: f"[h{n}]"),
-    "comments": rules_with(lambda n: "#"),
-    "lines": lambda size: rules(head="\n" * size),
-    "text without an end": lambda size: rules(head="a = '''" + "x" * size),
-    "escapes": lambda size: rules(head='a = "' + "\\n" * (size // 2) + '"'),
-}
 
 
 def json_text(head: str, unit: str, tail: str) -> Build:

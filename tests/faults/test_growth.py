@@ -9,15 +9,13 @@ from __future__ import annotations
 import time
 import tracemalloc
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
-from random import Random
 from unittest.mock import Mock
 
 import pytest
 from faults import hostile_inputs
 from faults.hostile_inputs import MODELS, Build, entry, tensor
-from faults.hostile_texts import JSON_SIDECARS, MANIFESTS, RULES, SPECIALIZATIONS, rules
+from faults.hostile_texts import JSON_SIDECARS, MANIFESTS, SPECIALIZATIONS
 from tiers import thin
 
 from onnxkvrename import KvRenameError, load_rules, rename_bytes
@@ -27,10 +25,7 @@ from onnxkvrename.model import proto_reader
 from onnxkvrename.model.metadata import write_stamp
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource, Span
-from onnxkvrename.patterns.matcher import LinearMatcher
 from onnxkvrename.rules.kv_model import read_kv_model
-from onnxkvrename.rules.load import load_rules as load_profile
-from onnxkvrename.rules.load import parse_rules
 from onnxkvrename.sidecars.json_tree import parse_json_tree
 from onnxkvrename.sidecars.specializations import parse_specializations
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
@@ -55,10 +50,6 @@ def read_pairs(data: bytes) -> None:
     infer_rules([TracedModel(Path("m.onnx"), signature, find_state_pairs(model, signature))])
 
 
-def read_rules(data: bytes) -> None:
-    parse_rules(data.decode(), "rules.toml")
-
-
 def read_sidecar(data: bytes) -> None:
     parse_json_tree(data.decode())
 
@@ -74,7 +65,6 @@ def read_specializations(data: bytes) -> None:
 READERS: tuple[tuple[str, Callable[[bytes], None], dict[str, Build]], ...] = (
     ("model", read_model, MODELS),
     ("pairs", read_pairs, MODELS),
-    ("rules", read_rules, RULES),
     ("json", read_sidecar, JSON_SIDECARS),
     ("manifest", read_manifest, MANIFESTS),
     ("specializations", read_specializations, SPECIALIZATIONS),
@@ -162,49 +152,6 @@ def test_a_limit_is_named_with_its_place(name: str, said: str):
     assert "please report it" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "said"),
-    [
-        ("5,000 digits", 1, "not TOML: has a number of thousands of digits"),
-        ("dotted key", 2000, "has a key of more than 10 parts"),
-        ("dotted header", 2000, "has a key of more than 10 parts"),
-        ("spaced key", 2000, "has a key of more than 10 parts"),
-        ("quoted key", 2000, "has a key of more than 10 parts"),
-        ("keys", 70_000, "has more than 65,536 characters, or 100 [[tables]]"),
-        ("patterns", 30_000, "has more than 65,536 characters, or 100 [[tables]]"),
-        ("repeats", 4000, "has patterns with "),
-        ("template", 5000, "kv[0].input_name: has more than 4,096 characters"),
-    ],
-)
-def test_rules_that_cost_too_much_are_refused(name: str, size: int, said: str):
-    with pytest.raises(KvRenameError) as caught:
-        read_rules(RULES[name](size))
-    assert said in str(caught.value)
-
-
-def test_dots_in_a_text_are_no_key():
-    text = rules(head=f"description = '{'a.' * 50}'\n# {'a.' * 50}").decode()
-    assert parse_rules(text, "rules.toml").kv_rules
-
-
-def test_a_template_that_makes_endless_names_is_refused():
-    text = rules(template="{scope}" * 500 + "{buffer}.{layer}[_{token}]").decode()
-    hostile = parse_rules(text, "rules.toml")
-    match = hostile.match("input", "a" * 1000 + "/past_key.0")
-    assert match is not None
-    with pytest.raises(KvRenameError, match="makes a name of more than 65,536 characters"):
-        hostile.rewrite_name(match, "VLLM")
-
-
-def test_built_in_profiles_are_far_from_every_limit():
-    for path in Path(load_profile.__code__.co_filename).parent.glob("profiles/*.toml"):
-        text = path.read_text()
-        profile = load_rules(path.stem)
-        patterns = chain.from_iterable(rule.patterns.values() for rule in profile.kv_rules)
-        assert len(text) < 1 << 13
-        assert sum(pattern.cost for pattern in patterns) < 5_000
-
-
 def test_stamps_are_cut_in_one_pass_wherever_they_are():
     data = MODELS["stamps"](2000)
     source = ByteSource.from_bytes(data)
@@ -236,16 +183,6 @@ def test_the_types_of_values_are_read_once_each(monkeypatch: pytest.MonkeyPatch)
 def test_groups_are_limited(name: str):
     with pytest.raises(KvRenameError, match="has more than 16,384 groups in a message, at byte "):
         read_model(MODELS[name](1 << 18))
-
-
-@pytest.mark.parametrize("pattern", ["(?s).{500}a.*", "(?s)(?P<g>.*).{300}a(?P<h>.*)"])
-def test_a_pattern_that_remembers_nothing_useful_is_refused(pattern: str):
-    characters = Random(1)
-    name = "".join(characters.choice("ab") for _ in range(20_000))
-    with pytest.raises(KvRenameError) as caught:
-        LinearMatcher(pattern).match_groups(name)
-    assert pattern in str(caught.value)
-    assert "needs more than 131,072 steps" in str(caught.value)
 
 
 @pytest.mark.parametrize(

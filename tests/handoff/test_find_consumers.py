@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Run, Spawn
 
-import onnxkvrename
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.handoff import consumers
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
+from onnxkvrename.rules import plugins
 
 ALIKE = "all with the same shape and dtype"
-PACKAGE = Path(onnxkvrename.__file__).parent
+Install = Callable[..., None]
 PIGEON = '''
 """A consumer that carries whole buffers by hand."""
 
@@ -44,46 +43,30 @@ CANNOT_TAKE = (
 )
 
 
-def run_command(*args: str | Path, paths: tuple[Path, ...]) -> subprocess.CompletedProcess[str]:
-    """Run ``onnxkvrename`` as a process of its own, with folders that come first on its path."""
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "onnxkvrename", *map(str, args)]
-        if sys.version_info >= (3, 11)
-        else [sys.executable, "-m", "onnxkvrename", *map(str, args)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*paths, PACKAGE.parent)))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def built_in_pigeon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of consumers, with one file more."""
+    (tmp_path / "consumers").mkdir()
+    (tmp_path / "consumers" / "pigeon_post.py").write_text(PIGEON, "utf-8")
+    monkeypatch.setattr(consumers, "__path__", [*consumers.__path__, str(tmp_path / "consumers")])
+    monkeypatch.delitem(sys.modules, f"{consumers.__name__}.pigeon_post", raising=False)
 
 
 @pytest.fixture
-def program_with_pigeon(tmp_path: Path) -> Path:
-    """A copy of the program with one file more."""
-    copy = tmp_path / "program"
-    shutil.copytree(PACKAGE, copy / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
-    consumers = copy / PACKAGE.name / "handoff" / "consumers"
-    (consumers / "pigeon_post.py").write_text(PIGEON, "utf-8")
-    return copy
-
-
-@pytest.fixture
-def plugins(tmp_path: Path) -> Path:
-    """A folder for :func:`install_plugin`."""
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Return a function that installs a distribution with one module and one entry point."""
     folder = tmp_path / "plugins"
-    folder.mkdir()
-    return folder
+    monkeypatch.syspath_prepend(folder)
 
+    def install_plugin(entry: str, module: str = PIGEON, project: str = "pigeons") -> None:
+        info = folder / f"{project}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[onnxkvrename.consumers]\n{entry}\n", "utf-8")
+        (folder / f"{project}.py").write_text(module, "utf-8")
+        monkeypatch.delitem(sys.modules, project, raising=False)
 
-def install_plugin(
-    folder: Path, entry: str, module: str = PIGEON, project: str = "pigeons"
-) -> None:
-    """Install a distribution with one module and one entry point into a folder."""
-    info = folder / f"{project}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[onnxkvrename.consumers]\n{entry}\n", "utf-8")
-    (folder / f"{project}.py").write_text(module, "utf-8")
+    return install_plugin
 
 
 def read_choices(page: str) -> list[str]:
@@ -122,55 +105,59 @@ def test_a_name_that_is_none_is_refused(name: str, hint: str) -> None:
     assert hint in str(raised.value)
 
 
-def test_another_consumer_is_one_file(decoder: Path, program_with_pigeon: Path) -> None:
-    paths = (program_with_pigeon,)
-    renamed = run_command(decoder, "--target", "pigeon-post", "-q", paths=paths)
-    assert (renamed.returncode, renamed.stdout, renamed.stderr) == (0, "", "")
-    checked = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=paths)
-    assert checked.stderr == ""
-    assert checked.stdout == f"{decoder}: pigeon-post can use it: 4 buffers, layers 0-1, {ALIKE}\n"
-    compared = run_command("compare", decoder, decoder, "--target", "pigeon-post", paths=paths)
-    assert compared.stdout.startswith("hand-off works: 4 buffers of layers 0-1")
-
-
-def test_what_goes_for_all_consumers_goes_for_it(decoder: Path, program_with_pigeon: Path) -> None:
-    outcome = run_command(
-        "check-consumer", decoder, "--target", "pigeon-post", paths=(program_with_pigeon,)
+@pytest.mark.usefixtures("built_in_pigeon")
+def test_another_consumer_is_one_file(decoder: Path, run: Run) -> None:
+    assert run(decoder, "--target", "pigeon-post", "-q") == (0, "", "")
+    checked = run("check-consumer", decoder, "--target", "pigeon-post")
+    assert checked == (
+        0,
+        f"{decoder}: pigeon-post can use it: 4 buffers, layers 0-1, {ALIKE}\n",
+        "",
     )
-    assert outcome.returncode == 1
-    assert (
-        "error KV601: 8 names (first: past_key.0) do not carry the token pigeon" in outcome.stderr
-    )
-    assert "KV604" not in outcome.stderr
+    compared = run("compare", decoder, decoder, "--target", "pigeon-post")
+    assert "works" in compared.out
 
 
-def test_another_consumer_changes_no_default(decoder: Path, program_with_pigeon: Path) -> None:
-    paths = (program_with_pigeon,)
-    checked = run_command("check-consumer", decoder, paths=paths)
-    assert checked.stdout == CANNOT_TAKE.format(decoder)
-    compared = run_command("compare", decoder, decoder, "--format", "json", paths=paths)
-    assert '"target": "vllm-qaic"' in compared.stdout
+@pytest.mark.usefixtures("built_in_pigeon")
+def test_what_goes_for_all_consumers_goes_for_it(decoder: Path, run: Run) -> None:
+    outcome = run("check-consumer", decoder, "--target", "pigeon-post")
+    assert outcome.code == 1
+    assert "error KV601: 8 names (first: past_key.0) do not carry the token pigeon" in outcome.err
+    assert "KV604" not in outcome.err
+
+
+@pytest.mark.usefixtures("built_in_pigeon")
+def test_another_consumer_changes_no_default(decoder: Path, run: Run) -> None:
+    assert "pigeon-post" in list_consumers()
+    assert run("check-consumer", decoder).out == CANNOT_TAKE.format(decoder)
+    compared = run("compare", decoder, decoder, "--format", "json")
+    assert '"target": "vllm-qaic"' in compared.out
     for command in ("check-consumer", "compare"):
-        page = run_command(command, "--help", paths=paths).stdout
-        assert read_choices(page) == sorted((*list_consumers(), "pigeon-post"))
+        page = run(command, "--help").out
+        assert read_choices(page) == list(list_consumers())
         assert "[default:vllm-qaic]" in "".join(page.split())
 
 
-def test_a_plugin_is_found_by_its_entry_point(decoder: Path, plugins: Path) -> None:
-    install_plugin(plugins, "pigeon-post = pigeons:CONSUMER")
-    renamed = run_command(decoder, "--target", "pigeon-post", "-q", paths=(plugins,))
+def test_a_plugin_is_found_by_its_entry_point(
+    decoder: Path, install: Install, tmp_path: Path, spawn: Spawn
+) -> None:
+    install("pigeon-post = pigeons:CONSUMER")
+    environment = {"PYTHONPATH": str(tmp_path / "plugins")}
+    renamed = spawn(decoder, "--target", "pigeon-post", "-q", env=environment)
     assert (renamed.returncode, renamed.stdout, renamed.stderr) == (0, "", "")
-    checked = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=(plugins,))
+    checked = spawn("check-consumer", decoder, "--target", "pigeon-post", env=environment)
     assert checked.stderr == ""
     assert checked.stdout == f"{decoder}: pigeon-post can use it: 4 buffers, layers 0-1, {ALIKE}\n"
 
 
 @pytest.mark.parametrize("name", ["vllm-qaic", "vllm_qaic"])
-def test_a_plugin_cannot_hide_a_built_in_consumer(name: str, decoder: Path, plugins: Path) -> None:
-    install_plugin(plugins, f"{name} = pigeons:CONSUMER", PIGEON.replace("pigeon-post", name))
-    checked = run_command("check-consumer", decoder, "--target", "vllm-qaic", paths=(plugins,))
-    assert "do not carry the token vllmKvCache" in checked.stderr
-    page = run_command("check-consumer", "--help", paths=(plugins,)).stdout
+def test_a_plugin_cannot_hide_a_built_in_consumer(
+    name: str, decoder: Path, install: Install, run: Run
+) -> None:
+    install(f"{name} = pigeons:CONSUMER", PIGEON.replace("pigeon-post", name))
+    checked = run("check-consumer", decoder, "--target", "vllm-qaic")
+    assert "do not carry the token vllmKvCache" in checked.err
+    page = run("check-consumer", "--help").out
     assert read_choices(page) == list(list_consumers())
 
 
@@ -195,42 +182,41 @@ def test_a_plugin_cannot_hide_a_built_in_consumer(name: str, decoder: Path, plug
     ],
 )
 def test_a_broken_plugin_fails_only_when_it_is_asked_for(
-    entry: str, module: str, problem: str, decoder: Path, plugins: Path
+    entry: str, module: str, problem: str, decoder: Path, install: Install, run: Run
 ) -> None:
-    install_plugin(plugins, entry, module)
-    failed = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=(plugins,))
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.count("\n") == 1
+    install(entry, module)
+    failed = run("check-consumer", decoder, "--target", "pigeon-post")
+    assert (failed.code, failed.out) == (2, "")
+    assert failed.err.count("\n") == 1
     source = "the plug-in pigeon-post of pigeons (onnxkvrename.consumers)"
-    assert f"{source} cannot be used: " in failed.stderr
-    assert problem in failed.stderr
-    assert "update or uninstall pigeons" in failed.stderr
-    other = run_command("check-consumer", decoder, paths=(plugins,))
-    assert other.stdout == CANNOT_TAKE.format(decoder)
+    assert f"{source} cannot be used: " in failed.err
+    assert problem in failed.err
+    assert "update or uninstall pigeons" in failed.err
+    other = run("check-consumer", decoder)
+    assert other.out == CANNOT_TAKE.format(decoder)
 
 
-def test_two_plugins_with_one_name_are_both_named(decoder: Path, plugins: Path) -> None:
-    install_plugin(plugins, "pigeon-post = pigeons:CONSUMER")
-    install_plugin(plugins, "pigeon-post = owls:CONSUMER", project="owls")
-    failed = run_command("check-consumer", decoder, "--target", "pigeon-post", paths=(plugins,))
-    assert failed.returncode == 2
-    assert "are named pigeon-post: owls and pigeons (uninstall all but one)" in failed.stderr
-    other = run_command("check-consumer", decoder, paths=(plugins,))
-    assert other.stdout == CANNOT_TAKE.format(decoder)
-    page = run_command("check-consumer", "--help", paths=(plugins,)).stdout
-    assert read_choices(page) == sorted((*list_consumers(), "pigeon-post"))
+def test_two_plugins_with_one_name_are_both_named(
+    decoder: Path, install: Install, run: Run
+) -> None:
+    install("pigeon-post = pigeons:CONSUMER")
+    install("pigeon-post = owls:CONSUMER", project="owls")
+    failed = run("check-consumer", decoder, "--target", "pigeon-post")
+    assert failed.code == 2
+    assert "are named pigeon-post: owls and pigeons (uninstall all but one)" in failed.err
+    other = run("check-consumer", decoder)
+    assert other.out == CANNOT_TAKE.format(decoder)
+    page = run("check-consumer", "--help").out
+    assert read_choices(page) == list(list_consumers())
+    assert list_consumers().count("pigeon-post") == 1
 
 
 @pytest.mark.parametrize("command", ["check-consumer", "compare"])
-def test_a_built_in_consumer_does_not_look_at_distributions(command: str, decoder: Path) -> None:
-    script = (
-        "import sys, importlib.metadata as metadata; looks = [];"
-        "metadata.entry_points = metadata.distributions = lambda **_: looks.append(1) or ();"
-        "from onnxkvrename.cli.main import main; main(sys.argv[1:]); sys.exit(bool(looks))"
-    )
-    models = [decoder] if command == "check-consumer" else [decoder, decoder]
-    process = subprocess.run([sys.executable, "-c", script, command, *map(str, models)])
-    assert process.returncode == 0
+def test_a_built_in_consumer_does_not_look_at_distributions(
+    command: str, decoder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "distributions", lambda: pytest.fail("they are looked at"))
+    assert run(command, decoder, *[decoder] * (command == "compare")).code == 1
 
 
 @pytest.mark.parametrize(
@@ -244,22 +230,22 @@ def test_a_built_in_consumer_does_not_look_at_distributions(command: str, decode
     ],
 )
 def test_a_function_of_a_plugin_that_raises_is_the_plugin_s_error(
-    old: str, new: str, problem: str, decoder: Path, plugins: Path
+    old: str, new: str, problem: str, decoder: Path, install: Install, run: Run
 ) -> None:
-    install_plugin(plugins, "pigeon-post = pigeons:CONSUMER", PIGEON.replace(old, new))
+    install("pigeon-post = pigeons:CONSUMER", PIGEON.replace(old, new))
     assert PIGEON.replace(old, new) != PIGEON
     renamed = decoder.with_name("renamed.onnx")
     call = (decoder, "-o", renamed, "--prefix", "pigeon", "-q")
-    assert run_command(*call, paths=(plugins,)).returncode == 0
-    failed = run_command("compare", renamed, renamed, "--target", "pigeon-post", paths=(plugins,))
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.count("\n") == 1
+    assert run(*call).code == 0
+    failed = run("compare", renamed, renamed, "--target", "pigeon-post")
+    assert (failed.code, failed.out) == (2, "")
+    assert failed.err.count("\n") == 1
     source = "the plug-in pigeon-post of pigeons (onnxkvrename.consumers)"
-    assert f"{source} cannot be used: {problem}" in failed.stderr
+    assert f"{source} cannot be used: {problem}" in failed.err
 
 
 def test_a_plugin_may_read_its_token_from_a_file_beside_the_model(
-    decoder: Path, plugins: Path
+    decoder: Path, install: Install, run: Run
 ) -> None:
     module = PIGEON.replace(
         "\n)", "\n    configure=lambda layout: read(layout),\n)"
@@ -276,15 +262,15 @@ def test_a_plugin_may_read_its_token_from_a_file_beside_the_model(
             )
         """
     )
-    install_plugin(plugins, "pigeon-post = pigeons:CONSUMER", module)
+    install("pigeon-post = pigeons:CONSUMER", module)
     call = ("check-consumer", decoder, "--target", "pigeon-post")
-    failed = run_command(*call, paths=(plugins,))
-    assert failed.returncode == 2
-    assert "the plug-in pigeon-post of pigeons" in failed.stderr
-    assert "FileNotFoundError" in failed.stderr
+    failed = run(*call)
+    assert failed.code == 2
+    assert "the plug-in pigeon-post of pigeons" in failed.err
+    assert "FileNotFoundError" in failed.err
     decoder.with_name("token.txt").write_text("owl")
-    assert run_command(decoder, "--prefix", "owl", "-q", paths=(plugins,)).returncode == 0
-    taken = run_command(*call, paths=(plugins,))
-    assert taken.stdout == f"{decoder}: pigeon-post can use it: 4 buffers, layers 0-1, {ALIKE}\n"
-    compared = run_command("compare", decoder, decoder, *call[2:], paths=(plugins,))
-    assert compared.stdout.startswith("hand-off works: 4 buffers of layers 0-1")
+    assert run(decoder, "--prefix", "owl", "-q").code == 0
+    taken = run(*call)
+    assert "pigeon-post can use it: 4 buffers" in taken.out
+    compared = run("compare", decoder, decoder, *call[2:])
+    assert "works" in compared.out

@@ -26,25 +26,20 @@ def test_what_has_no_layer_to_read_stops_the_consumer() -> None:
     other = Value("past.5_vllmKvCache", "FLOAT16", ("batch_size", 4))
     found = startup_findings(side._replace(inputs=(*side.inputs, strange)))
     assert [(one.code, one.name) for one in found] == [("KV603", strange.name)]
-    assert found[0].message == (
-        "has no number where vllm-qaic reads the layer; decode cannot start"
-    )
+    assert "no number" in found[0].message
+    assert "decode" in found[0].message
     assert not startup_findings(side._replace(inputs=(*side.inputs, other)))
 
 
 def test_what_has_no_bytes_for_it_stops_it_too() -> None:
     found = startup_findings(build_side_layout(*describe_attention(0, dtype="BFLOAT16")))
-    assert [(one.code, one.message) for one in found] == [
-        (
-            "KV610",
-            "2 names (first: past_key.0_vllmKvCache) have the dtype BFLOAT16, which vllm-qaic "
-            "cannot move; decode cannot start",
-        )
-    ]
+    assert [one.code for one in found] == ["KV610"]
+    assert "2 names (first: past_key.0_vllmKvCache)" in found[0].message
+    assert "BFLOAT16" in found[0].message
     side = build_side_layout(*describe_attention(0))
     shapeless = side._replace(inputs=tuple(one._replace(shape=None) for one in side.inputs))
     assert [one.code for one in startup_findings(shapeless)] == ["KV610"]
-    assert ") have no shape on decode;" in startup_findings(shapeless)[0].message
+    assert "no shape on decode" in startup_findings(shapeless)[0].message
     empty = build_side_layout(*describe_attention(0, shape="0,ctx_len,4"))
     assert [one.code for one in startup_findings(empty)] == ["KV610"]
     assert not startup_findings(side)

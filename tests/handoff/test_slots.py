@@ -50,14 +50,14 @@ def test_a_dtype_of_the_device_counts_with_its_bytes() -> None:
 
 
 def test_a_size_that_is_not_known_is_said() -> None:
-    with pytest.raises(ValueError, match="the size of ctx_len is not known"):
+    with pytest.raises(ValueError, match="ctx_len"):
         build_slots(build_side_layout(*describe_attention(0)), 3)
 
 
 def test_a_shape_that_is_not_known_is_said() -> None:
     side = build_side_layout(*describe_attention(0))
     shapeless = side._replace(inputs=tuple(one._replace(shape=None) for one in side.inputs))
-    with pytest.raises(ValueError, match=r"shape of past_key\.0_\w+ is not known"):
+    with pytest.raises(ValueError, match=r"past_key\.0_\w+"):
         build_slots(shapeless, 1)
 
 

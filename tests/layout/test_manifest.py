@@ -167,6 +167,7 @@ def test_a_buffer_says_all_there_is_to_know() -> None:
         "sized_shape": ["batch_size", 2, 16, 4],
         "axes": [],
         "beside": "",
+        "scales": None,
         "sequence_axis": 2,
         "window": "sliding_window",
         "window_size": 16,

@@ -18,7 +18,7 @@ def test_without_qefficient_it_says_so_and_claims_nothing(tmp_path: Path) -> Non
     command = [sys.executable, BENCH / "qefficient.py", "--python", missing, "--json", written]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"not run: no QEfficient in {missing}: there is no {missing}\n"
+    assert f"there is no {missing}" in done.stderr
     assert not written.exists()
 
 

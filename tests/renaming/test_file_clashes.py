@@ -122,7 +122,7 @@ def test_a_sidecar_that_is_external_data_of_a_model_stays(
     before = snapshot(here)
     outcome = run("m.onnx", "--prefix", "VLLM", "--sidecars", *force)
     assert outcome.code == 2
-    assert "custom_io.yaml: is external data of m.onnx" in outcome.err
+    assert "custom_io.yaml: is external data" in outcome.err
     assert snapshot(here) == before
 
 
@@ -152,10 +152,8 @@ def test_a_result_is_not_a_directory_that_data_need(
     before = snapshot(here)
     outcome = run("in/m.onnx", "--prefix", "VLLM", "-o", "out/data", *force)
     assert outcome.code == 2
-    assert (
-        f"must be a directory that holds {Path('out/data/w.bin')}, which this run also writes"
-        in outcome.err
-    )
+    assert "must be a directory" in outcome.err
+    assert f"{Path('out/data/w.bin')}" in outcome.err
     assert snapshot(here) == before
 
 
@@ -181,7 +179,7 @@ def test_data_that_are_in_place_are_not_replaced_by_those_of_another_model(
     options = Options(force=bool(force), group_windows=False)
     report = rename_batch(jobs, TokenChange("VLLM"), load_rules(), options)
     assert report.failed
-    assert "two different data files" in str(report.models[1].error)
+    assert "two different" in str(report.models[1].error)
     assert snapshot(here) == before
 
 

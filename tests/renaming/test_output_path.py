@@ -39,7 +39,7 @@ def protect(path: Path) -> None:
 @pytest.mark.parametrize(
     ("share", "said"),
     [
-        (link, "is a symbolic link to .*real"),
+        (link, "symbolic link to .*real"),
         (hard_link, "has 2 hard links"),
         (protect, "is read-only"),
     ],
@@ -49,7 +49,7 @@ def test_what_others_may_share_is_not_changed_in_place(
 ) -> None:
     share(decoder)
     before = snapshot(tmp_path)
-    with pytest.raises(WriteError, match=f"{said}.*`-d renamed` writes elsewhere, or use --force"):
+    with pytest.raises(WriteError, match=f"{said}.*`-d renamed`.*--force"):
         attempt(decoder)
     assert snapshot(tmp_path) == before
     assert attempt(decoder, tmp_path / "elsewhere.onnx").status == "renamed"
@@ -132,9 +132,7 @@ def test_a_hard_link_to_the_model_is_no_place_for_its_result(
 def test_a_directory_is_no_place_for_a_model(decoder: Path, tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     for force in (False, True):
-        with pytest.raises(
-            WriteError, match=r"is a directory \(`-d \S+` puts the result into it\)$"
-        ):
+        with pytest.raises(WriteError, match=r"is a directory .*`-d \S+`"):
             attempt(decoder, tmp_path / "directory", force=force)
 
 
@@ -149,7 +147,7 @@ def test_the_model_may_not_take_the_place_of_its_data(
         (tmp_path / "new" / "decoder.onnx.data", tmp_path / "new" / "decoder.onnx.data"),
         (alias / "decoder.onnx.data", external),
     ):
-        with pytest.raises(WriteError, match=f"is external data of {model}"):
+        with pytest.raises(WriteError, match=f"external data of {model}"):
             attempt(external, output, force=True)
     alias.unlink()
     assert snapshot(tmp_path) == before
@@ -162,7 +160,7 @@ def test_nor_that_of_data_in_a_directory_below(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "w.bin").write_bytes(b"data")
     path = models.saved(model, tmp_path / "m.onnx")
-    with pytest.raises(WriteError, match=f"is external data of {path}"):
+    with pytest.raises(WriteError, match=f"external data of {path}"):
         attempt(path, tmp_path / "sub" / "w.bin", force=True)
     assert (tmp_path / "sub" / "w.bin").read_bytes() == b"data"
 
@@ -262,7 +260,7 @@ def test_a_disk_that_answers_nothing_is_an_error_and_no_endless_search(
     job = build_job(decoder, decoder.parent / "new" / "m.onnx")
     monkeypatch.setattr(os, "lstat", fail)
     if number == errno.EIO:
-        with pytest.raises(ModelError, match="cannot be read: Input/output error"):
+        with pytest.raises(ModelError, match="Input/output error"):
             find_writable_directory(job)
     else:
         assert find_writable_directory(job) == Path(decoder.anchor)
@@ -279,6 +277,6 @@ def test_a_file_there_that_cannot_be_read_is_not_called_different(
         raise ModelError("cannot be read: Input/output error", path=str(path))
 
     monkeypatch.setattr(destination, "has_content", fail)
-    with pytest.raises(ModelError, match="cannot be read: Input/output error"):
+    with pytest.raises(ModelError, match="cannot be read: Input/output"):
         attempt(decoder, output)
     assert attempt(decoder, output, force=True).status == "renamed"

@@ -113,7 +113,8 @@ def test_another_text_in_its_place_is_in_the_way(
 def test_what_is_wrong_with_a_text_is_part_of_the_result(text: Path) -> None:
     assert [fault.code for fault in one(text, text, follow=wrong).findings] == ["KV404"]
     item = one(text, text, follow=refusing)
-    assert (str(item.error), item.report.status) == ("names.txt: is of another kind", "failed")
+    assert str(item.error).startswith("names.txt: ")
+    assert item.report.status == "failed"
 
 
 def too_long(path: Path) -> None:
@@ -126,8 +127,8 @@ def too_long(path: Path) -> None:
     [
         (Path.unlink, "no such file"),
         (lambda path: (path.unlink(), path.mkdir()), "is a directory"),
-        (lambda path: (path.unlink(), os.mkfifo(path)), "is not a regular file"),
-        (too_long, f"is {MAX_READ_BYTES + 1:,} bytes, more than {MAX_READ_BYTES:,}"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular"),
+        (too_long, f"{MAX_READ_BYTES + 1:,} bytes"),
     ],
 )
 def test_a_text_that_cannot_be_read_is_told_without_waiting(
@@ -228,7 +229,7 @@ def test_a_text_that_someone_changes_meanwhile_is_left_to_them(decoder: Path, te
         return shouted(data)
 
     report = renamed_with(decoder, text, follow)
-    assert "was changed by another program during the run" in str(report.models[0].error)
+    assert "by another program" in str(report.models[0].error)
     assert (decoder.read_bytes(), text.read_bytes()) == (before, b"theirs")
 
 

@@ -130,6 +130,32 @@ def test_the_model_that_failed_comes_before_those_left_alone(decoder: Path) -> N
     ]
 
 
+def test_a_refused_run_points_to_no_result(decoder: Path) -> None:
+    done = rename(decoder, "VLLM")._replace(status="unchanged", name_map={}, output="out/m.onnx")
+    failed = done._replace(path="bad.onnx", status="failed", findings=(FAULT,))
+    call = done.feed_back_call
+    assert call is not None
+    for reports in ((failed, done), (failed, *[done] * 5)):
+        text = drawn(*reports, dry_run=False, width=300)
+        assert "unchanged" in text
+        assert "->" not in text
+        assert call not in text
+    assert call in drawn(done, dry_run=False, width=300)
+    assert call not in drawn(done, dry_run=True, width=300)  # out/m.onnx is not there yet
+
+
+def test_a_passed_check_has_a_line_with_what_it_rests_on(decoder: Path) -> None:
+    done = rename(decoder, "VLLM", dry_run=True)
+    taken, proved = done._replace(consumer="C"), done._replace(proved=3)
+    assert "C" not in drawn(done).split()
+    assert "checked for C: it selects, pairs and moves 8 buffers" in drawn(taken, taken, width=200)
+    assert "verified: 3 of 4 buffers retained" in drawn(proved, width=200)
+    failed = taken._replace(proved=4, status="failed", findings=(FAULT,))
+    for text in (drawn(failed, width=200), drawn(failed, taken, width=200)):
+        assert "checked" not in text
+        assert "verified" not in text
+
+
 def test_a_dry_run_points_to_where_results_would_go(decoder: Path) -> None:
     found = rename(decoder, "VLLM", output=decoder.with_name("new.onnx"), dry_run=True)
     assert re.search(r"8 names would change\s+-> \S*new\.onnx", drawn(found, width=300))

@@ -187,8 +187,9 @@ def test_a_scale_is_no_key_with_a_token(tmp_path: Path, run) -> None:
     model = saved(build_paged(), tmp_path / "model.onnx")
     outcome = run(model, "--prefix", "scale")
     assert outcome.code == 2
-    assert "past_key_values.0.key_scale', which cannot be parsed back by" in outcome.err
-    assert "(choose another token, for example VLLM)" in outcome.err
+    assert "past_key_values.0.key_scale'" in outcome.err
+    assert "parsed back" in outcome.err
+    assert "for example VLLM" in outcome.err
 
 
 def test_an_unknown_state_is_named(tmp_path: Path, run) -> None:
@@ -196,7 +197,7 @@ def test_an_unknown_state_is_named(tmp_path: Path, run) -> None:
     model = saved(build_model([*list_caches(HUGGING_FACE), *odd]), tmp_path / "model.onnx")
     outcome = run(model, "--prefix", "VLLM")
     assert outcome.code == 0
-    assert "warning KV111: present.0.odd is a retained state that no rule matches" in outcome.err
+    assert "warning KV111: present.0.odd" in outcome.err
 
 
 def list_buffers(model: ModelProto, tmp_path: Path, run) -> dict[str, dict[str, object]]:

@@ -63,11 +63,11 @@ def test_linked_directories_are_not_entered(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("c.onnx", r"c\.onnx: no such file \(did you mean b\.onnx\?\)"),
+        ("c.onnx", r"c\.onnx: .*b\.onnx\?"),
         ("layer_2/b.onnx", r"did you mean layer_2/a\.onnx\?"),
         ("elsewhere", r"elsewhere: no such file$"),
-        ("nowhere/b.onnx", r"no such file \(the directory nowhere does not exist\)"),
-        ("empty", r"empty: has no \.onnx file, at any depth"),
+        ("nowhere/b.onnx", "directory nowhere"),
+        ("empty", "empty: has no"),
     ],
 )
 def test_a_path_that_leads_to_no_model_is_named(path: str, said: str, tree: Path) -> None:
@@ -86,14 +86,14 @@ def test_a_directory_that_cannot_be_listed_is_named(
         return real(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(ModelError, match=r"layer_2: cannot be listed: Permission denied"):
+    with pytest.raises(ModelError, match="layer_2: cannot be listed"):
         find_jobs([tree])
 
 
 def test_an_output_is_for_one_model(tree: Path) -> None:
     assert found("b.onnx", output="new.onnx") == ["b.onnx -> new.onnx"]
     assert found("b.onnx", "./b.onnx", output="new.onnx") == ["b.onnx -> new.onnx"]
-    with pytest.raises(WriteError, match=r"new\.onnx: is one file, but there are 2 models"):
+    with pytest.raises(WriteError, match=r"new\.onnx: .* 2 models"):
         found("b.onnx", "layer_2", output="new.onnx")
 
 
@@ -130,7 +130,7 @@ def test_below_another_directory_models_lie_as_below_their_common_parent(
 )
 def test_a_result_may_not_be_sent_onto_its_model(where: Callable[[], object], tree: Path) -> None:
     (tree / "alias").symlink_to("layer_2")
-    with pytest.raises(WriteError, match="is the model itself"):
+    with pytest.raises(WriteError, match="the model itself"):
         where()
 
 

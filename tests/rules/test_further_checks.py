@@ -47,7 +47,7 @@ def test_a_file_more_is_a_finding_more(decoder: Path, run) -> None:
     before = decoder.read_bytes()
     outcome = run(decoder, "--prefix", "VLLM")
     assert outcome.code == 1
-    assert "error KV999: has 2 layers (split the model)" in outcome.err
+    assert "error KV999" in outcome.err
     assert decoder.read_bytes() == before
     assert "KV999" in run("verify", decoder).err
 

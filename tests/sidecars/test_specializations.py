@@ -49,27 +49,28 @@ def test_a_real_file_is_read(kind: str) -> None:
     [
         ("", "is not JSON"),
         ("{", "is not JSON"),
-        ("[" * 100_000, "is nested more than 100 levels deep"),
-        ("[]", "has no list of specializations"),
-        ("{}", "has no list of specializations"),
-        ('{"specializations": []}', "has no list of specializations"),
-        ('{"specializations": {}}', "has no list of specializations"),
-        ('{"specializations": [1]}', "has a specialization without symbols"),
-        ('{"specializations": [{"symbols": []}]}', "has a specialization without symbols"),
+        ("[" * 100_000, "100 levels"),
+        ("[]", "no list of"),
+        ("{}", "no list of"),
+        ('{"specializations": []}', "no list of"),
+        ('{"specializations": {}}', "no list of"),
+        ('{"specializations": [1]}', "without symbols"),
+        ('{"specializations": [{"symbols": []}]}', "without symbols"),
         *(
             (f'{{"specializations": [{{"symbols": {{"ctx_len": {size}}}}}]}}', "has ctx_len as")
             for size in ('"many"', "-1", "true", "1.5", "null", '""', '"٣"', '"1' + "0" * 18 + '"')
         ),
         (
             '{"specializations": [{"symbols": {"a": ' + "1" * 5000 + "}}]}",
-            "has a number of 5,000 digits",
+            "5,000 digits",
         ),
     ],
 )
 def test_another_form_is_refused_in_one_line(text: str, reason: str) -> None:
     with pytest.raises(ModelError) as error:
         parse_specializations(text, "s.json")
-    assert str(error.value).startswith(f"s.json: {reason}")
+    assert str(error.value).startswith("s.json: ")
+    assert reason in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
 

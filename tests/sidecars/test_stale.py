@@ -74,9 +74,9 @@ def test_a_rename_refuses_a_different_token_in_a_sidecar_as_in_a_model(
     for _ in range(2):
         outcome = run(MODEL, "--prefix", "VLLM", *look)
         assert (outcome.code, outcome.err.count("KV4")) == (1, 1)
-        assert f"error KV406: {SIDECAR} has 8 names with a different token than VLLM" in outcome.err
+        assert f"error KV406: {SIDECAR} has 8" in outcome.err
         assert "`onnxkvrename decoder.onnx --prefix VLLM" in outcome.err
-        assert "--replace` replaces it with the new token" in outcome.err
+        assert "--replace" in outcome.err
         assert snapshot(stale) == before
     assert run(MODEL, "--prefix", "VLLM", "--replace").code == 0
     assert (stale / SIDECAR).read_text() == VLLM
@@ -88,7 +88,7 @@ def test_strip_removes_any_token_in_one_run(stale: Path, run) -> None:
     (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
     outcome = run(MODEL, "--strip", "--prefix", "VLLM")
     assert (outcome.code, outcome.err.count("error KV406")) == (1, 1)
-    assert f"`onnxkvrename {MODEL} --strip` removes any token" in outcome.err
+    assert "--strip" in outcome.err
     assert run(MODEL, "--strip").code == 0
     assert (stale / SIDECAR).read_text() == PLAIN
 
@@ -174,5 +174,5 @@ def test_a_model_that_cannot_be_read_may_have_the_old_names(command: str, stale:
     (stale / "other.onnx").write_bytes(b"torn")
     outcome = run(command, MODEL, "--format", "json")
     assert outcome.code == 0
-    assert "cannot be checked for old names: other.onnx cannot be read, and may" in outcome.out
-    assert "from before a rename" not in outcome.out
+    assert "other.onnx cannot" in outcome.out
+    assert "before a rename" not in outcome.out

@@ -77,7 +77,7 @@ def test_what_is_not_written_on_one_line_is_refused(raw: str, quote: str, simple
     text, scalar = alone(raw, quote=quote)
     with pytest.raises(UnreadableTextError, match=r"has past_key\.0 written ") as caught:
         splice(text, scalar._replace(is_simple=simple), TOKEN)
-    assert caught.value.hint == "write this name plainly, on one line"
+    assert "on one line" in caught.value.hint
 
 
 def test_what_does_not_change_may_be_written_in_any_way() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from onnxkvrename import __version__
+from onnxkvrename.cli.options.sides import add_side_option
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import quote_path
 from onnxkvrename.report.formats import list_formats
@@ -116,8 +117,12 @@ class NamesOption(SingleOption):
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the option and its help."""
         names = ", ".join(item.value for item in self.shell_complete(ctx, ""))
-        self.help = (self.help or "").replace("{names}", names)
-        return super().get_help_record(ctx)
+        template = self.help
+        self.help = (template or "").replace("{names}", names)
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.help = template
 
 
 add_names_option = partial(click.option, cls=NamesOption, metavar="NAME")
@@ -332,23 +337,32 @@ def combine_options(*options: Decorator) -> Decorator:
     return decorate
 
 
+_DIM_HELP = "The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated."
+_COMPILE_FILES = {
+    "--specializations": "Sizes from a compile's specializations.json.",
+    "--custom-io": "Dtypes from a compile's custom_io.yaml, instead of the graph's.",
+}
+
+
 def add_compile_options() -> Decorator:
     """Add ``--dim``, ``--specializations`` and ``--custom-io``: what is known of a compile."""
-    return combine_options(
-        add_dim_option("The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated."),
-        add_single_option(
-            "--specializations",
-            metavar="FILE",
-            type=NonEmptyPath(path_type=Path),
-            help="Sizes from a compile's specializations.json.",
-        ),
-        add_single_option(
-            "--custom-io",
-            metavar="FILE",
-            type=NonEmptyPath(path_type=Path),
-            help="Dtypes from a compile's custom_io.yaml, instead of the graph's.",
-        ),
+    path_type = NonEmptyPath(path_type=Path)
+    files = (
+        add_single_option(option, metavar="FILE", type=path_type, help=text)
+        for option, text in _COMPILE_FILES.items()
     )
+    return combine_options(add_dim_option(_DIM_HELP), *files)
+
+
+def add_side_compile_options() -> Decorator:
+    """Add the same options for both sides of a hand-off, or for one of them."""
+    path_type = NonEmptyPath(path_type=Path)
+    files = (
+        add_side_option(option, metavar="FILE", value_type=path_type, is_single=True, help=text)
+        for option, text in _COMPILE_FILES.items()
+    )
+    sizes = add_side_option("--dim", "dims", metavar="SYMBOL=SIZE", help=_DIM_HELP)
+    return combine_options(sizes, *files)
 
 
 def add_full_transfer_option(subject: str = "The consumer") -> Decorator:

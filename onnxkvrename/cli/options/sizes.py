@@ -11,32 +11,34 @@ _MIN_BYTES_WITHOUT_UNIT = 1 << 20
 """A smaller number without a unit was meant in another one, as 20 for 20G."""
 
 
-def parse_dim_sizes(texts: Sequence[str], option: str = "--dim") -> dict[str, int]:
-    """Return the sizes that an option such as ``--dim`` sets.
+def parse_dim_sizes(texts: Sequence[str], prefix: str = "") -> dict[str, int]:
+    """Return the sizes that ``--dim`` sets.
 
     Args:
         texts: Texts of the form ``SYMBOL=SIZE``.
-        option: The option, for messages.
+        prefix: What was typed before each text, for messages.
 
     Raises:
         click.UsageError: A text has another form, or a symbol has two sizes.
     """
     sizes: dict[str, int] = {}
     for text in texts:
-        symbol, size = _parse_dim_size(text, option)
+        symbol, size = _parse_dim_size(text, prefix)
         if sizes.setdefault(symbol, size) != size:
             raise click.UsageError(
-                f"{option} {symbol} has two sizes: {sizes[symbol]} and {size}; pass one"
+                f"--dim {prefix}{symbol} has two sizes: {sizes[symbol]} and {size}; pass one"
             )
     return sizes
 
 
-def _parse_dim_size(text: str, option: str) -> tuple[str, int]:
+def _parse_dim_size(text: str, prefix: str) -> tuple[str, int]:
     symbol, _, size = text.rpartition("=")
     if not symbol or not re.fullmatch("-?[0-9]+", size):
-        raise click.UsageError(f"{option} {text!r}: pass SYMBOL=SIZE, for example ctx_len=32")
+        raise click.UsageError(f"--dim {prefix + text!r}: pass SYMBOL=SIZE, for example ctx_len=32")
     if len(size) > 10 or not 0 < int(size) < 1 << 31:
-        raise click.UsageError(f"{option} {text!r}: a size must be at least 1 and less than 2^31")
+        raise click.UsageError(
+            f"--dim {prefix + text!r}: a size must be at least 1 and less than 2^31"
+        )
     return symbol, int(size)
 
 

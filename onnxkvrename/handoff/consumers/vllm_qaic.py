@@ -24,10 +24,17 @@ from onnxkvrename.handoff.consumer_checks import (
     describe_content,
     has_wrong_output_count,
 )
-from onnxkvrename.handoff.name_checks import describe_non_kv, format_renaming_hint
+from onnxkvrename.handoff.name_checks import (
+    NO_LOGITS_HINT,
+    build_suffix_finding,
+    describe_non_kv,
+    format_renaming_hint,
+    list_underived_outputs,
+)
 from onnxkvrename.handoff.selection import (
     Selection,
     find_distinct_types,
+    find_misnamed_logits,
     find_non_kv_selected,
     find_selected_buffers,
     is_hybrid,
@@ -116,14 +123,19 @@ def check_logits(consumer: Consumer, layout: Layout, full_transfer: bool) -> Ite
                 if len(layout.models) == 1
                 else f": rename them with {option}, without --target"
             )
+        name = find_misnamed_logits(layout)
+        cause = (
+            f"does not start with log, so {consumer.name} does not find the logits; it"
+            if name
+            else f"the model has no logits output; {consumer.name}"
+        )
         yield build_finding(
             "KV604",
-            "",
-            f"the model has no logits output; {consumer.name} then drops the last KV buffer "
-            'instead, and prefill fails with "buffer count mismatch"',
+            name,
+            f"{cause} then drops the last KV buffer instead, and prefill fails with "
+            '"buffer count mismatch"',
             "export with logits, an output whose name starts with log, and without sampling on the "
-            "device; a model for decode alone needs none"
-            f"{rename}",
+            f"device; {NO_LOGITS_HINT}{rename}",
         )
     elif len(names) > 1:
         yield build_finding(
@@ -156,10 +168,28 @@ def check_truncated_buffers(
             "KV605",
             names[0],
             f"{begin_message(names, 'has', 'have', 'buffers')} the shape {format_shape(shape)}; "
-            f"{consumer.name} cuts axis {_CONTEXT_AXIS} to the prompt's length, but it is not the "
-            f"context ({content}): a prompt shorter than {shape[_CONTEXT_AXIS]} tokens loses the "
-            "rest",
+            f"of axis {_CONTEXT_AXIS}, {consumer.name} moves only as many positions as the prompt "
+            f"has tokens, but this axis is not the context ({content}): a prompt shorter than "
+            f"{shape[_CONTEXT_AXIS]} tokens loses data",
             "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides, then check: `--full-transfer`",
+        )
+
+
+def check_sliced_suffixes(
+    consumer: Consumer, layout: Layout, full_transfer: bool
+) -> Iterator[Finding]:
+    """Yield KV602 for outputs of a hybrid model that get no slices because of their suffix.
+
+    Where all buffers have one shape, one expression slices them all, and outputs pair by position.
+    """
+    names = list_underived_outputs(layout, consumer) if is_hybrid(layout, consumer) else []
+    if names:
+        yield build_suffix_finding(
+            layout,
+            consumer,
+            names,
+            f"{begin_message(names, 'does', 'do', 'outputs')} not end in {SUFFIX}; "
+            f"in a hybrid model, {consumer.name} slices only outputs with this suffix",
         )
 
 
@@ -323,6 +353,7 @@ CHECKS = (
     check_declared_attention,
     check_non_kv_selected,
     check_slice_ranks,
+    check_sliced_suffixes,
 )
 CONSUMER = add_checks(
     Consumer(

@@ -52,6 +52,8 @@ def _model_to_json(model: ModelReport) -> dict[str, Any]:
             for unchanged in model.unchanged_names
         ],
         "unstamped": model.stamp == "",
+        "checked_for": model.consumer or None,
+        "proved": model.proved,
         "findings": [serialize_finding(finding) for finding in model.findings],
         "error": serialize_error(model.error),
     }

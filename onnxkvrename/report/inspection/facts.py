@@ -142,7 +142,11 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
 def list_buffer_facts(summary: ModelSummary) -> Iterator[Fact]:
     """Yield each group of alike buffers under its kind."""
     if not summary.buffers:
-        yield Fact("buffers", ("no KV buffer in it",))
+        text = "no KV buffer in it"
+        if summary.feeds:
+            count = format_count(len(summary.feeds), "KV buffer")
+            text = f"it fills {count} of another model: {_format_names(summary.feeds, _SOME)}"
+        yield Fact("buffers", (text,))
         return
     previous_kind = ""
     groups = group_buffers(summary.buffers)

@@ -36,7 +36,8 @@ def check_model(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
         uses: Where the graph uses the names that matter to the plan.
 
     Yields:
-        Findings KV101 to KV109, KV111, KV112, KV201, KV202 and KV204, then those of further checks.
+        Findings KV101 to KV109, KV111, KV112, KV125, KV201, KV202 and KV204, then those of
+        further checks.
     """
     yield from check_pairs(signature, plan, uses)
     for check in load_further_checks():

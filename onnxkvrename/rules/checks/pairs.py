@@ -21,9 +21,12 @@ from onnxkvrename.model.signature import (
     format_shape,
     is_shape_compatible,
 )
+from onnxkvrename.rules.patterns import MAX_MATCHED_LENGTH
 from onnxkvrename.rules.plan import (
     REASON_NOT_RETAINED,
+    REASON_TOO_LONG,
     REASON_UNKNOWN,
+    STATE_KINDS,
     KvPair,
     RenamePlan,
     find_conflicting_symbols,
@@ -40,7 +43,10 @@ CONSUMER_TOKENS = {"vllmkvcache": ("vllmKvCache", "vllm-qaic")}
 
 Consumers themselves are in `handoff`, which a plain rename does not load.
 """
-_RESIZING_UPDATES = ("append", "delta")
+RESIZING_UPDATES = ("append", "delta")
+"""Updates whose outputs have another size than their inputs."""
+_MIN_RANK = 3
+"""The axes of the smallest cache: batch, context and size."""
 _UNMATCHED_REASONS = (REASON_UNKNOWN, REASON_NOT_RETAINED)
 """Why names are not renamed that no rule excludes."""
 
@@ -59,7 +65,7 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
         uses: Where the graph uses the names that matter to the plan.
 
     Yields:
-        Findings KV101 to KV109, KV111, KV112, KV201, KV202 and KV204.
+        Findings KV101 to KV109, KV111, KV112, KV125, KV201, KV202 and KV204.
     """
     yield from _check_duplicates(signature, plan)
     inputs = {value.name for value in signature.inputs}
@@ -68,6 +74,7 @@ def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
     for pair in plan.pairs:
         yield from _check_both_sides(pair, inputs, fed_layers, unmatched)
         yield from _check_types(pair, plan.updates_by_kind.get(pair.kind, ""))
+        yield from _check_rank(pair, plan)
         yield from _check_usage(pair, inputs, uses)
     if not plan.token_change.normalize:
         yield from _check_suffixes(plan)
@@ -221,7 +228,7 @@ def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
         into.shape is not None
         and out.shape is not None
         and not is_shape_compatible(into.shape, out.shape)
-        and not (update in _RESIZING_UPDATES and len(into.shape) == len(out.shape))
+        and not (update in RESIZING_UPDATES and len(into.shape) == len(out.shape))
     ):
         yield build_finding(
             "KV104",
@@ -230,6 +237,26 @@ def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
             f"but its input {into.name} is {format_shape(into.shape)}",
             "both sides of a buffer share one piece of memory; export the model again",
         )
+
+
+def _check_rank(pair: KvPair, plan: RenamePlan) -> Iterator[Finding]:
+    """Yield KV125 for a value that is no cache, whatever its name: its axes are too few.
+
+    A state may have any axes, as what the user's own rules name, and the scales of a cache.
+    """
+    if not plan.is_built_in or pair.beside or (pair.cache or pair.kind) in STATE_KINDS:
+        return
+    for side in pair.sides:
+        shape = side.value.shape
+        if shape is not None and len(shape) < _MIN_RANK:
+            yield build_finding(
+                "KV125",
+                side.old_name,
+                f"is {format_shape(shape)}: a cache has at least {_MIN_RANK} axes, so this is a "
+                "different value with the name of one",
+                "if it is a KV buffer, say so in your own rules (--rules FILE)",
+            )
+            return
 
 
 def _check_usage(pair: KvPair, inputs: set[str], uses: NameUses) -> Iterator[Finding]:
@@ -262,8 +289,8 @@ def _check_suffixes(plan: RenamePlan) -> Iterator[Finding]:
             "KV112",
             [output.old_name for output in outputs],
             (
-                "has a suffix that consumers do not match with its input",
-                "have a suffix that consumers do not match with their inputs",
+                "has a suffix that some consumers do not match with its input",
+                "have a suffix that some consumers do not match with their inputs",
             ),
             f"`onnxkvrename MODEL... {change} --normalize` makes the suffix _RetainedState",
         )
@@ -338,6 +365,14 @@ def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
                 unchanged.name,
                 "is a retained state that no rule matches, so it is not renamed",
                 "if it is a KV buffer, add it to a rules file (--rules FILE)",
+            )
+        elif unchanged.reason == REASON_TOO_LONG:
+            yield build_finding(
+                "KV111",
+                unchanged.name,
+                f"has more than {MAX_MATCHED_LENGTH:,} characters: no rule is tried on it, and it "
+                "is not renamed",
+                "export the model again with shorter names, if it is a KV buffer",
             )
 
 

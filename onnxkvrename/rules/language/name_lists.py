@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxkvrename.documents import ObjectReader
-from onnxkvrename.patterns.pattern import NameTable, Pattern
+from onnxkvrename.rules.patterns import NameTable, Pattern
 from onnxkvrename.rules.profile import SIDES
 
 

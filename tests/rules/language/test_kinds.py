@@ -104,7 +104,8 @@ def test_a_scale_without_its_cache_stands_alone(tmp_path: Path, run) -> None:
     rules = write_rules(tmp_path, SCALES, RULES.partition("roles")[0])
     caches = [*list_caches(NAMES, [0], "kv"), *list_caches(NAMES, [1], ["v", "ks"])]
     outcome = run(save_caches(tmp_path, *caches), "--rules", rules, "--prefix", "X", "-n")
-    assert "KV108: in_v1 is incomplete: layer 1 has no k" in outcome.err
+    assert "KV108: in_v1" in outcome.err
+    assert "layer 1 has no k" in outcome.err
 
 
 def pair_sides(rules: str, inputs: str, outputs: str) -> list[bool]:
@@ -153,31 +154,31 @@ def test_a_rule_about_one_part_needs_no_group_for_it() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("roles = {", "colour = 1\nroles = {", "own.colour: is not a known key"),
-        ('roles = { key = "k", value = "v" }', "", "own.roles: needs either roles, such as"),
-        ("roles = {", 'parts = ["k"]\nroles = {', "own.roles: needs either roles, such as"),
-        ("key =", "keys =", "own.roles.keys: is not a role; the roles are key, value, key_value"),
-        ('"v" }', '"k" }', "own.roles: gives one part two roles; remove one of them"),
+        ("roles = {", "colour = 1\nroles = {", "own.colour: is not"),
+        ('roles = { key = "k", value = "v" }', "", "own.roles: needs either"),
+        ("roles = {", 'parts = ["k"]\nroles = {', "own.roles: needs either"),
+        ("key =", "keys =", "own.roles.keys: is not"),
+        ('"v" }', '"k" }', "own.roles: gives one"),
         ('"v" }', "1 }", "own.roles.value: must be text"),
-        ('{ key = "k", value = "v" }', "{}", "own.roles: does not list any part"),
-        ("roles = {", "kind = 'full'\nroles = {", "own.kind: must be one of attention, mla, "),
-        ("roles = {", "update = 'grow'\nroles = {", "own.update: must be one of inplace, append"),
-        ("roles = {", "alone = ['left']\nroles = {", "own.alone: left is not one of input, output"),
-        ("roles = {", "optional = ['k']\nroles = {", "own.optional: k is not one of key, value"),
-        ("roles = {", "beside = { v = 'k' }\nroles = {", "own.beside: v is not one of key, value"),
+        ('{ key = "k", value = "v" }', "{}", "own.roles: does not"),
+        ("roles = {", "kind = 'full'\nroles = {", "own.kind: must be"),
+        ("roles = {", "update = 'grow'\nroles = {", "own.update: must be"),
+        ("roles = {", "alone = ['left']\nroles = {", "own.alone: left is"),
+        ("roles = {", "optional = ['k']\nroles = {", "own.optional: k is"),
+        ("roles = {", "beside = { v = 'k' }\nroles = {", "own.beside: v is"),
         (
             "roles = {",
             "beside = { key = 'value', value = 'key' }\nroles = {",
-            "own.beside.key: moves with value, which moves with another part itself",
+            "own.beside.key: moves",
         ),
-        ("roles = {", "axes = ['rows']\nroles = {", "own.axes: rows is not one of batch, heads, "),
+        ("roles = {", "axes = ['rows']\nroles = {", "own.axes: rows is"),
         ("roles = {", "axes = ['head', 'head']\nroles = {", "own.axes: has head twice"),
-        ("roles = {", "axes = { k = ['head'] }\nroles = {", "own.axes: k is not one of key, value"),
-        ("roles = {", "axes = 1\nroles = {", "own.axes: must be a list of axes, or a table"),
+        ("roles = {", "axes = { k = ['head'] }\nroles = {", "own.axes: k is"),
+        ("roles = {", "axes = 1\nroles = {", "own.axes: must be"),
         (
             "[kv.kinds.own]",
             "update = { own = 'delta' }\n[kv.kinds.own]\nupdate = 'once'",
-            "kv[0].update: own also has an update in kinds; remove one of the two",
+            "kv[0].update: own",
         ),
     ],
 )
@@ -191,7 +192,7 @@ def test_a_table_that_cannot_be_used_says_where_and_why(old: str, new: str, said
 
 def test_a_kind_of_two_rules_is_updated_in_one_way() -> None:
     rule = RULES.partition("[[kv]]")[2]
-    with pytest.raises(RulesError, match=r"kv\[1\]\.kinds\.own\.update: is delta here and append"):
+    with pytest.raises(RulesError, match=r"kv\[1\]\.kinds\.own\.update: "):
         parse_rules(f'{RULES}[[kv]]{rule}update = "delta"', "mine.toml")
 
 
@@ -201,10 +202,10 @@ def test_a_kind_of_two_rules_is_updated_in_one_way() -> None:
         ("first = false", "branch[0].input: is missing"),
         (
             "input = 'use_cache'",
-            "branch[0].first: is missing: true or false, the value",
+            "branch[0].first: is missing",
         ),
-        ("input = 'use_cache'\nfirst = 0", "branch[0].first: must be true or false"),
-        ("input = 'u'\nfirst = true\nthen = 1", "branch[0].then: is not a known key"),
+        ("input = 'use_cache'\nfirst = 0", "branch[0].first: must be"),
+        ("input = 'u'\nfirst = true\nthen = 1", "branch[0].then: is not"),
     ],
 )
 def test_a_branch_that_cannot_be_used_says_why(table: str, said: str) -> None:

@@ -56,7 +56,7 @@ def test_the_requested_token_needs_no_capital_letter() -> None:
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        (["past_0_K out_0_K", "past_0_V out_0_V"], "K cannot be distinguished from a token"),
+        (["past_0_K out_0_K", "past_0_V out_0_V"], "K cannot be"),
         (["past_0_K_in past_0_K_out"], "past_0_K_in already has K"),  # a profile put it there
         (["K.past.0 K.out.0"], "K.past.0 already has K"),
         (["past_vllmKvCache_0 out_0"], "past_vllmKvCache_0 already has vllmKvCache"),
@@ -75,10 +75,10 @@ def test_words_of_one_model_are_no_tokens_of_another() -> None:
         build_model("past.0_V out.0_V", "past.1_V out.1_V"),
         build_model("past_0_K out_0_K", "past_0_V out_0_V"),
     ]
-    with pytest.raises(RulesError, match="V cannot be distinguished from a token") as raised:
+    with pytest.raises(RulesError, match="V cannot be") as raised:
         find_tokens(models, "VLLM")
     assert raised.value.hint is not None
-    assert raised.value.hint.startswith("name the models one by one")
+    assert "one by one" in raised.value.hint
 
 
 def test_a_token_is_for_what_is_like_a_buffer_that_has_it() -> None:

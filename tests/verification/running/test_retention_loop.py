@@ -15,6 +15,7 @@ from conftest import FIXTURES
 from models import KEY, KEY_OUT, VALUE, VALUE_OUT, info, node
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx.helper import make_tensor
+from tiers import full, thin
 
 from onnxkvrename import Finding, ModelError, load_rules
 from onnxkvrename.rules.kv_model import read_kv_model
@@ -327,12 +328,15 @@ def list_exports(kind: str) -> dict[str, Path]:
     }
 
 
+ODD = {ENCODER, SAMPLER, GROWING, BROKEN}
 PLAIN, TWIN = list_exports("plain"), list_exports("VLLM")
 real = pytest.mark.skipif(not PLAIN, reason=f"no real exports: {EXPORTS} is not there")
 
 
 @real
-@pytest.mark.parametrize("case", sorted(PLAIN.keys() - {ENCODER, SAMPLER, GROWING, BROKEN}))
+@pytest.mark.parametrize(
+    "case", thin(sorted(PLAIN.keys() - {ENCODER, SAMPLER, GROWING, BROKEN}), 1)
+)
 def test_an_export_with_the_token_gives_what_the_plain_one_gives(case: str) -> None:
     plain, twin = load_model(PLAIN[case]), load_model(TWIN[case])
     run, findings = check_retention(twin, plain)
@@ -345,6 +349,7 @@ def test_an_export_with_the_token_gives_what_the_plain_one_gives(case: str) -> N
     assert not kept & set(run.unchanged_outputs)
 
 
+@full
 @real
 def test_a_cache_that_grows_with_every_step_is_not_retained() -> None:
     run, findings = check_retention(load_model(TWIN[GROWING]), load_model(PLAIN[GROWING]))
@@ -353,6 +358,7 @@ def test_a_cache_that_grows_with_every_step_is_not_retained() -> None:
     assert "comes out as tensor(float) [1, 2, 34, 16], which does not fit" in findings[0].message
 
 
+@full
 @real
 def test_the_broken_export_with_the_token_is_found() -> None:
     _, findings = check_retention(load_model(TWIN[BROKEN]), load_model(PLAIN[BROKEN]))
@@ -361,6 +367,7 @@ def test_the_broken_export_with_the_token_is_found() -> None:
     assert check_retention(load_model(PLAIN[BROKEN]))[1] == ()
 
 
+@full
 @real
 def test_what_onnxruntime_cannot_run_is_said_with_the_reason() -> None:
     with pytest.raises(ModelError, match=r"has no Where \(of opset 16\) .* at node /Where_2$"):
@@ -372,6 +379,7 @@ def test_what_onnxruntime_cannot_run_is_said_with_the_reason() -> None:
 
 
 @real
+@full
 @pytest.mark.parametrize("dims", [{"seq_len": 1}, {"seq_len": 4, "ctx_len": 4}, {"batch_size": 2}])
 def test_an_export_runs_with_other_sizes(dims: dict[str, int]) -> None:
     case = "gemma3vlm_dual/Gemma3DecoderWrapper"

@@ -1,1 +1,0 @@
-"""Patterns for whole names, matched in linear time."""

@@ -1,0 +1,295 @@
+"""Find the scales of quantized buffers: those that new values are stored with, and read with.
+
+Numbers in a buffer are followed by the operators that move them, from its input to where they
+become values again, and from its retained output back to where values became numbers:
+QuantizeLinear, DequantizeLinear, or an attention that quantizes its own cache. Whatever else
+computes with the numbers leaves the scale unknown, and so does a scale that is not a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper
+from onnx.inliner import inline_local_functions
+
+from onnxkvrename.layout.kinds import find_pair_dtype, find_pair_shape
+from onnxkvrename.layout.scales import BufferScales, Scale, is_quantized
+from onnxkvrename.model.proto_reader import get_dtype_name
+from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.verification.constants import SmallConstants
+from onnxkvrename.verification.graph_bodies import (
+    Operation,
+    build_graph_body,
+    list_names_captured_at,
+    read_operations,
+)
+from onnxkvrename.verification.operators import (
+    SizeChange,
+    find_operand_flows,
+    is_shape_only,
+)
+
+MAX_SCALE_BYTES = 1 << 14
+"""The largest scales that are read, in bytes."""
+_VALUE_PRESERVING_OPS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
+_REINTERPRETING_OPS = ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear")
+_QUANTIZATION_DOMAINS = ("", "com.microsoft")
+_ATTENTION = ("com.microsoft", "GroupQueryAttention")
+_PAST_OPERANDS, _PRESENT_OUTPUTS, _SCALE_OPERANDS = (3, 4), (1, 2), (12, 13)
+"""Key and value of an attention: its past, its present, and its scales."""
+_QUANT_TYPES = ("k_quant_type", "v_quant_type")
+
+_Axes: TypeAlias = "tuple[int, ...] | None"
+"""For each axis of a value the buffer's axis that it is; ``None`` if that is not known."""
+_Place = tuple[str, _Axes]
+"""A value, and its axes."""
+_Step = Callable[[str, _Axes], Iterator["Scale | _Place"]]
+"""Takes a value and its axes; yields those that it is moved to or from, and scales."""
+
+
+class _UnknownScaleError(Exception):
+    """A scale is not a constant, or it is not known whose it is."""
+
+
+class _Use(NamedTuple):
+    """An operand or an output of a node, by its position."""
+
+    operation: Operation
+    position: int
+
+
+def find_buffer_scales(
+    model: ModelProto, pairs: Iterable[KvPair], directory: Path
+) -> dict[str, BufferScales]:
+    """Return the scales of quantized buffers, by their inputs, or their outputs without one.
+
+    Args:
+        model: A parsed model; weights of more than `MAX_SCALE_BYTES` are not needed.
+        pairs: Its buffers.
+        directory: Where its external data are.
+    """
+    quantized = [pair for pair in pairs if is_quantized(find_pair_dtype(pair))]
+    try:
+        graph = _ScaleGraph(inline_local_functions(model) if model.functions else model, directory)
+    except Exception:  # onnx raises what it likes about functions that it cannot inline
+        return {}
+    return {
+        pair.sides[0].old_name: BufferScales(graph.find_written(pair), graph.find_read(pair))
+        for pair in quantized
+    }
+
+
+class _ScaleGraph:
+    """A graph whose buffers are followed to their scales."""
+
+    def __init__(self, model: ModelProto, directory: Path) -> None:
+        body = build_graph_body(model.graph)
+        self._nodes: Sequence[NodeProto] = body.nodes
+        self._inputs = frozenset(body.inputs)
+        self._constants = SmallConstants(body, directory)
+        self._producers: dict[str, _Use] = {}
+        self._consumers: dict[str, list[_Use]] = {}
+        for operation in read_operations(body):
+            for position, name in enumerate(operation.outputs):
+                self._producers[name] = _Use(operation, position)
+            for position, name in enumerate(operation.inputs):
+                self._consumers.setdefault(name, []).append(_Use(operation, position))
+            for name in list_names_captured_at(body, operation.number):
+                self._consumers.setdefault(name, []).append(_Use(operation, -1))
+
+    def find_read(self, pair: KvPair) -> tuple[Scale, ...] | None:
+        """Return the scales by which the numbers of a buffer become values again."""
+        if pair.input is None:
+            return None
+        return self._follow(pair, pair.input.old_name, self._step_forward)
+
+    def find_written(self, pair: KvPair) -> tuple[Scale, ...] | None:
+        """Return the scales by which values become the numbers that a buffer retains."""
+        if pair.output is None:
+            return None
+        return self._follow(pair, pair.output.old_name, self._step_back)
+
+    def _follow(self, pair: KvPair, start: str, step: _Step) -> tuple[Scale, ...] | None:
+        """Return the scales at the ends of all ways from a value; ``None`` if one is unknown."""
+        shape = find_pair_shape(pair)
+        axes: _Axes = None if shape is None else tuple(range(len(shape)))
+        scales: dict[Scale, None] = {}
+        pending, seen = [(start, axes)], {start}
+        try:
+            while pending:
+                for found in step(*pending.pop()):
+                    if isinstance(found, Scale):
+                        scales[found] = None
+                    elif found[0] not in seen:
+                        seen.add(found[0])
+                        pending.append(found)
+        except _UnknownScaleError:
+            return None
+        return tuple(scales)
+
+    def _step_forward(self, name: str, axes: _Axes) -> Iterator[Scale | _Place]:
+        """Yield where a value is moved to, and the scales that make something else of it."""
+        for operation, operand in self._consumers.get(name, ()):
+            key = operation.function_key[:2]
+            if _is_quantization(operation, "DequantizeLinear") and operand == 0:
+                yield self._read_linear_scale(operation, axes)
+            elif key == _ATTENTION and operand in _PAST_OPERANDS:
+                yield self._read_attention_scale(operation, _PAST_OPERANDS.index(operand), axes)
+            elif not is_shape_only(*key):
+                moved = [
+                    (output, self._move_axes(operation, axes))
+                    for position, output in enumerate(operation.outputs)
+                    if operand in _list_moved_operands(operation, position)
+                ]
+                if not moved:
+                    raise _UnknownScaleError
+                yield from moved
+
+    def _step_back(self, name: str, axes: _Axes) -> Iterator[Scale | _Place]:
+        """Yield what a value is moved from, and the scales that it was made with."""
+        if name not in self._producers:
+            return  # an input, or numbers that are constant
+        operation, position = self._producers[name]
+        if _is_quantization(operation, "QuantizeLinear"):
+            yield self._read_linear_scale(operation, axes)
+        elif operation.function_key[:2] == _ATTENTION and position in _PRESENT_OUTPUTS:
+            yield self._read_attention_scale(operation, _PRESENT_OUTPUTS.index(position), axes)
+        elif operation.domain or operation.op_type not in ("Constant", "ConstantOfShape"):
+            operands = _list_moved_operands(operation, position)
+            if not operands:
+                raise _UnknownScaleError
+            moved = self._move_axes(operation, axes, is_back=True)
+            yield from ((operation.inputs[operand], moved) for operand in operands)
+
+    def _move_axes(self, operation: Operation, axes: _Axes, *, is_back: bool = False) -> _Axes:
+        """Return the axes of what is moved; not known where their number may change."""
+        count = len(operation.inputs)
+        flows = find_operand_flows(operation.domain, operation.op_type, 0, count) or ()
+        has_moved = any(flow.size_change & SizeChange.MOVES_AXES for flow in flows)
+        if axes is None or operation.op_type in ("Gather", "GatherND"):
+            return None
+        if not has_moved:
+            return axes
+        order = self._find_attribute(operation, "perm")
+        if operation.op_type != "Transpose" or sorted(order or ()) != [*range(len(axes))]:
+            return None
+        if is_back:
+            return tuple(axes[order.index(axis)] for axis in range(len(axes)))
+        return tuple(axes[axis] for axis in order)
+
+    def _find_attribute(self, operation: Operation, name: str) -> Any:
+        attributes = self._nodes[operation.number].attribute
+        found = next((each for each in attributes if each.name == name), None)
+        return None if found is None else helper.get_attribute_value(found)
+
+    def _read_linear_scale(self, operation: Operation, axes: _Axes) -> Scale:
+        """Return the scale of a QuantizeLinear or DequantizeLinear."""
+        scale, zero_point = (self._read_operand(operation, position) for position in (1, 2))
+        if scale is None or self._find_attribute(operation, "block_size"):
+            raise _UnknownScaleError
+        numbers = _join(scale, zero_point)
+        if len(numbers) > 1:
+            axis = self._find_attribute(operation, "axis")
+            axis = 1 if axis is None else axis
+            if axes is None or not -len(axes) <= axis < len(axes):
+                return _build_scale(scale, numbers.reshape(-1, 1, 2), None)
+            shape = [1] * len(axes)
+            shape[axis] = len(numbers)
+            numbers = numbers.reshape(*shape, 2)
+        return _build_scale(scale, numbers, axes)
+
+    def _read_attention_scale(self, operation: Operation, part: int, axes: _Axes) -> Scale:
+        """Return the scale of the key (0) or the value (1) of an attention."""
+        scale = self._read_operand(operation, _SCALE_OPERANDS[part])
+        quant_type = self._find_attribute(operation, _QUANT_TYPES[part])
+        heads = self._find_attribute(operation, "kv_num_heads")
+        if scale is None or quant_type not in (b"PER_TENSOR", b"PER_CHANNEL") or not heads:
+            raise _UnknownScaleError
+        numbers = _join(scale, None)
+        if len(numbers) > 1 and len(numbers) % heads == 0:
+            numbers = numbers.reshape(1, heads, 1, -1, 2)
+        return _build_scale(scale, numbers, axes if axes and len(axes) == 4 else None)
+
+    def _read_operand(self, operation: Operation, position: int) -> np.ndarray | None:
+        """Return a constant operand; ``None`` if the node does not have it."""
+        name = operation.inputs[position] if position < len(operation.inputs) else ""
+        return self._read_constant(name) if name else None
+
+    def _read_constant(self, name: str) -> np.ndarray:
+        """Return a constant, also one that only changes its shape or its dtype on the way.
+
+        Raises:
+            _UnknownScaleError: The graph computes it, or it cannot be read.
+        """
+        casts, seen = [], set()
+        while name in self._producers and name not in seen:
+            seen.add(name)
+            operation, _ = self._producers[name]
+            if operation.domain or operation.op_type not in _VALUE_PRESERVING_OPS:
+                break
+            if operation.op_type == "Cast":
+                casts.append(self._find_attribute(operation, "to"))
+            name = operation.inputs[0]
+        array = self._constants.find_array(name)
+        if array is None or not array.size:
+            raise _UnknownScaleError
+        for dtype in reversed(casts):
+            array = array.astype(helper.tensor_dtype_to_np_dtype(dtype))
+        return array
+
+
+def _is_quantization(operation: Operation, op_type: str) -> bool:
+    return operation.domain in _QUANTIZATION_DOMAINS and operation.op_type == op_type
+
+
+def _list_moved_operands(operation: Operation, output: int) -> list[int]:
+    """Return the operands that are moved into an output; none if it is not all that happens."""
+    count = len(operation.inputs)
+    flows = find_operand_flows(operation.domain, operation.op_type, output, count)
+    if operation.op_type in _REINTERPRETING_OPS or not flows:
+        return []
+    if any(flow.is_computed for flow in flows):
+        return []
+    return [flow.operand % count for flow in flows if -count <= flow.operand < count]
+
+
+def _join(scale: np.ndarray, zero_point: np.ndarray | None) -> np.ndarray:
+    """Return pairs of scale and zero point, as they are broadcast to each other."""
+    scales = scale.astype(np.float64).ravel()
+    zeros = np.zeros(1) if zero_point is None else zero_point.astype(np.float64).ravel()
+    if len(zeros) not in (1, len(scales)):
+        raise _UnknownScaleError
+    return np.stack([scales, np.broadcast_to(zeros, scales.shape)], axis=-1)
+
+
+def _build_scale(scale: np.ndarray, numbers: np.ndarray, axes: _Axes) -> Scale:
+    """Return a scale along the axes of the buffer, which share what is equal along an axis.
+
+    Args:
+        scale: The constant, for its dtype.
+        numbers: Scale and zero point for each position along the axes of a value.
+        axes: The buffer's axes of these; ``None`` if they are not known.
+    """
+    pairs = numbers.reshape(-1, 2)
+    if not np.isfinite(pairs).all():
+        raise _UnknownScaleError
+    shape: tuple[int, ...] = ()
+    if (pairs == pairs[0]).all():
+        numbers = pairs[:1]
+    elif axes is None:
+        raise _UnknownScaleError
+    else:
+        numbers = numbers.transpose(*np.argsort(axes), len(axes))
+        for axis in range(len(axes)):
+            position = numbers.take([0], axis)
+            numbers = position if (numbers == position).all() else numbers
+        shape = numbers.shape[:-1]
+    dtype = get_dtype_name(helper.np_dtype_to_tensor_dtype(scale.dtype))
+    first, zero_point = map(float, pairs[0])
+    digest = sha256(np.ascontiguousarray(numbers).astype("<f8").tobytes()).hexdigest()
+    return Scale(dtype, shape, first, zero_point, digest)

@@ -1,0 +1,58 @@
+"""The generated rows of the contract: every command with every fixture and every real export."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from contract.observe import REPOSITORY, ROOTS, Row
+
+COMMANDS = {
+    "rename": "{} --prefix VLLM -d out --format json",
+    "strip": "{} --strip --format json",
+    "check": "{} --target vllm-qaic --check --format json",
+    "dataflow": "{} --prefix VLLM --pairs dataflow -n --format json",
+    "verify": "verify {} --format json",
+    "inspect": "inspect {} --format json",
+    "check-consumer": "check-consumer {} --format json",
+    "compare": "compare {0} {0} --format json",
+    "manifest": "manifest {}",
+    "pairs": "pairs {} --format json",
+    "custom-io": "custom-io {} --precision float16 -o -",
+    "to-qeff": "{} --to qeff -d out --format json",
+}
+"""What is run on each model or directory."""
+IN_DEFAULT_TIER = 4
+"""One of so many rows with a fixture is in the default tier."""
+
+
+def build_matrix() -> dict[str, list[Row]]:
+    """Build the generated rows of each group; one without its files is left out."""
+    roots = {"fixtures": REPOSITORY / "fixtures", **ROOTS}
+    return {group: list(_cross(group, root)) for group, root in roots.items() if root.is_dir()}
+
+
+def _cross(group: str, root: Path) -> Iterator[Row]:
+    """Build a row for each command and each model or directory of models."""
+    is_real = group in ROOTS
+    models = sorted(path.relative_to(root) for path in root.rglob("*.onnx"))
+    parents = Counter(model.parent for model in models if is_real)
+    folders = {parent for parent, count in parents.items() if count > 1}
+    folders |= {path for model in models for path in model.parents if path.name == "windows"}
+    for position, path in enumerate([*models, *sorted(folders)]):
+        # A model comes with what lies beside it, except for the fixtures in one large folder.
+        alone = not is_real and path.parent.name in ("plain", "VLLM", "serving", "vlm_dual")
+        source = path if alone or path in folders else path.parent
+        target = Path(path.name if source == path else source.name) / (
+            "" if source == path else path.name
+        )
+        given = f"copy {group + '/' if is_real else ''}{source} {source.name}"
+        for index, (command, line) in enumerate(COMMANDS.items()):
+            yield Row(
+                name=f"{group}/{command} {path}",
+                run=line.format(target),
+                given=(given,),
+                is_slow=not is_real and (index + position) % IN_DEFAULT_TIER != 0,
+                keeps_stdout=command == "custom-io",
+            )
