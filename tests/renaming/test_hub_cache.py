@@ -95,7 +95,7 @@ def test_in_place_is_refused_with_the_command_that_works(
 
 
 def test_a_command_that_is_too_long_for_a_line_is_not_cut(snapshot: Path, go) -> None:
-    model = Path("hub", *["..", "hub"] * 50, snapshot.relative_to(Path("hub").absolute()))
+    model = Path("hub", *["..", "hub"] * 40, snapshot.relative_to(Path("hub").absolute()))
     model /= "onnx/model.onnx"
     outcome = go(model)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
