@@ -19,6 +19,7 @@ from onnxkvrename.report.documents.inspect_json import summaries_to_json
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[4] / "shared" / "exports"
 SCHEMA = load_schema("inspect-1.json")
+VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 QEFF = load_rules()
 
 
@@ -38,7 +39,7 @@ def document(*summaries: ModelSummary, error: KvRenameError | None = None) -> di
     text = summaries_to_json(summaries, 0, error)
     assert text.isascii()
     parsed: dict[str, Any] = json.loads(text)
-    jsonschema.validate(parsed, SCHEMA)
+    VALIDATOR.validate(parsed)
     return parsed
 
 
