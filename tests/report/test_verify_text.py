@@ -26,6 +26,7 @@ from onnxkvrename.verification.running.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest, verify_model
 
 SCHEMA = load_schema("verify-1.json")
+VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 FAULT = Finding("KV110", "error", "past_key.0_RetainedState", "is wrong", "mend it")
 DOUBT = Finding("KV113", "warning", "past_key.0_RetainedState", "is in doubt", "look at it")
 RUN = RetentionRun({"batch_size": 1, "ctx_len": 32}, {}, {}, ({}, {}, {}), (), ())
@@ -176,7 +177,7 @@ def test_hostile_text_gives_github_no_commands(sound: VerifiedModel) -> None:
 def test_json_has_a_verdict_for_each_pair(sound: VerifiedModel) -> None:
     item = with_report(sound, DOUBT)._replace(run=RUN, reference=Path("plain.onnx"))
     document = json.loads(verified_to_json([item], 0))
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     (model,) = document["models"]
     assert model["verified"] is True
     assert model["pairs"][0] == {
@@ -206,7 +207,7 @@ def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> N
     half = verify_model(saved(model, tmp_path / "m.onnx"), load_rules(), VerifyRequest())
     unread = verify_model(tmp_path / "none.onnx", load_rules(), VerifyRequest())
     document = json.loads(verified_to_json([half, unread], 2))
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     (_, pair), nothing = (item["pairs"] for item in document["models"])
     assert (pair["output"], pair["verdict"], pair["updated_by"]) == (None, None, None)
     assert nothing == []
@@ -217,7 +218,7 @@ def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> N
 def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
     text = verified_to_json([with_hostile_names(sound)], 0)
     document = json.loads(text)
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert text.isascii()
     assert document["models"][0]["path"] == HOSTILE
     assert document["models"][0]["pairs"][0]["updated_by"] == {"op_type": HOSTILE, "node": HOSTILE}
@@ -225,7 +226,7 @@ def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
 
 def test_json_of_a_job_that_could_not_be_done_is_valid() -> None:
     document = json.loads(verified_to_json((), 2, KvRenameError("no", hint="mend")))
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert document["error"] == {"message": "no", "path": None, "hint": "mend"}
     assert (document["models"], document["exit_code"]) == ([], 2)
 
@@ -243,4 +244,4 @@ def test_json_of_a_job_that_could_not_be_done_is_valid() -> None:
 def test_the_schema_refuses_what_is_not_promised(spoilt: dict[str, object]) -> None:
     document = json.loads(verified_to_json((), 0)) | spoilt
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, SCHEMA)
+        VALIDATOR.validate(document)
