@@ -287,7 +287,7 @@ def _has_same_type(first: MemorySlot, second: MemorySlot) -> bool:
 
 
 def _has_same_values(source: _SlotContent, reader: _SlotContent) -> bool:
-    """Return whether numbers stand for the same values, as far as their scales are known."""
+    """Return whether numbers mean the same values, as far as their scales are known."""
     if source.buffer is None or reader.buffer is None:
         return True
     dtypes = {each.layout.find_used_dtype(each.buffer) for each in (source, reader) if each.buffer}
