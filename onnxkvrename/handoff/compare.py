@@ -211,11 +211,7 @@ def compare_sides(
         requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
         root_causes=root_causes,
-        basis=find_basis(
-            check_side(prefill, consumer, full_transfer),
-            check_side(decode, consumer, full_transfer),
-            comparison.pairs,
-        ),
+        basis=find_basis((prefill, decode), consumer, comparison.pairs),
     )
 
 
