@@ -14,6 +14,7 @@ import pytest
 from conftest import FIXTURES
 from onnx import ModelProto, NodeProto, numpy_helper
 from onnx.helper import make_node
+from quantized_models import Quantization, build_quantized_model, save_quantized_model
 from test_growing_caches import build_growing_model
 from tiers import thin
 
@@ -215,6 +216,34 @@ def other_weights(tmp_path: Path, run) -> Example:
     return Example(paths[0], decode=paths[1])
 
 
+def other_scale(tmp_path: Path, run) -> Example:
+    paths = []
+    for name, scale in (("model", 0.1), ("decode", 0.2)):
+        part = Quantization(np.float32(scale))
+        model = build_quantized_model("scatter", part, part)
+        paths.append(save_quantized_model(model, tmp_path / f"{name}.onnx"))
+    return Example(paths[0], decode=paths[1])
+
+
+def other_precision(tmp_path: Path, run) -> Example:
+    """The compile beside the second model has another precision."""
+    paths = []
+    for precision in ("float16", "mxint8"):
+        directory = tmp_path / precision
+        (directory / "qpc-0").mkdir(parents=True)
+        paths.append(save(load_decoder(tmp_path, run), directory / "model.onnx"))
+        custom_io = directory / "qpc-0" / "custom_io.yaml"
+        run("custom-io", paths[-1], "--precision", precision, "-o", custom_io)
+    return Example(paths[0], decode=paths[1])
+
+
+def other_cache_dtype(tmp_path: Path, run) -> Example:
+    path = save(load_decoder(tmp_path, run), tmp_path / "model.onnx")
+    vllm = ("--block-size", "16", "--kv-cache-dtype", "fp8")
+    run("manifest", path, *vllm, "-o", tmp_path / "decode.json")
+    return Example(path, decode=tmp_path / "decode.json")
+
+
 DANGERS: dict[str, Callable[..., Example]] = {
     "a retained output without its input": unpaired,
     "a buffer computed from another one's input": swapped,
@@ -234,6 +263,9 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "axes in another order on the other side": turned,
     "a window on one side, the whole context on the other": other_window,
     "weights of another model on the other side": other_weights,
+    "a quantized cache that decode reads with another scale": other_scale,
+    "the other side compiled with another precision": other_precision,
+    "another cache dtype of vLLM on the other side": other_cache_dtype,
 }
 
 

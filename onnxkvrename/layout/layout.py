@@ -151,6 +151,8 @@ class Layout(NamedTuple):
         other_stages: The paths of the other files of its set, as of the windows that a merged
             model was made from.
         has_compiled_dtypes: Whether the dtypes of all buffers are known to be those of a compile.
+        kv_cache_dtype: The ``--kv-cache-dtype`` that vLLM is started with; ``None`` if none is
+            given.
     """
 
     models: tuple[str, ...]
@@ -162,6 +164,7 @@ class Layout(NamedTuple):
     weights: tuple[Weight, ...] | None = None
     other_stages: tuple[str, ...] = ()
     has_compiled_dtypes: bool = False
+    kv_cache_dtype: str | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -182,6 +185,13 @@ class Layout(NamedTuple):
     def resolve_shape(self, shape: Shape) -> Shape:
         """Return a shape with the known sizes."""
         return resolve_symbols(shape, self.sizes)
+
+    def find_used_dtype(self, buffer: KvBuffer) -> str:
+        """Return the dtype that a cache has in use: ONNX's name, or vLLM's for its own formats."""
+        if self.kv_cache_dtype is None or buffer.is_state:
+            return buffer.dtype
+        dtype = self.kv_cache_dtype.upper()
+        return dtype if dtype in ("FLOAT16", "BFLOAT16") else self.kv_cache_dtype
 
     def compute_token_bytes(self, buffer: KvBuffer) -> int | None:
         """Return the bytes that a token adds; ``None`` for a state, or if not known."""

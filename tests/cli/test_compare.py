@@ -197,6 +197,41 @@ def test_a_manifest_of_a_compile_says_that_it_is_one(run, named, tmp_path: Path)
     assert "based on vllm-qaic's rules, the precision of both compiles, " in outcome.out
 
 
+def test_bytes_that_depend_on_a_window_of_unknown_size_are_not_shown(run, named, tmp_path) -> None:
+    model, page = named("serving/window.onnx"), tmp_path / "page.html"
+    outcome = run(
+        "compare", model, model, "--dim", "ctx_len=32", "--html", page, "--format", "json"
+    )
+    transfers = {each["tokens"]: each["decode"] for each in document(outcome.out)["transfers"]}
+    assert transfers[1]["bytes"] == 6 * 32
+    assert transfers[32]["bytes"] is None
+    assert [slot["offset"] for slot in transfers[32]["slots"]] == [0, 1024, 2048, *[None] * 3]
+    text = page.read_text("utf-8")
+    assert "no memory is drawn: pass --dim sliding_window=SIZE" in text
+    assert "<svg" not in text
+    run("compare", model, model, *SIZES, "--html", page)
+    assert "<svg" in page.read_text("utf-8")
+
+
+def test_the_dtype_that_vllm_is_started_with_must_be_one(run, named, tmp_path: Path) -> None:
+    model, plain, other, same = (named("decoder.onnx"), *(tmp_path / f"{n}.json" for n in "abc"))
+    vllm = ("--block-size", "16", "--kv-cache-dtype")
+    assert run("manifest", model, "-o", plain).code == 0
+    assert run("manifest", model, *vllm, "fp8", "-o", other).code == 0
+    assert run("manifest", other, "-o", same).code == 0
+    digests = [json.loads(path.read_text())["kv_layout_sha256"] for path in (plain, other, same)]
+    assert digests[0] != digests[1] == digests[2]
+    assert run("compare", other, same).code == 0
+    for sides in ((plain, other), (other, model)):
+        outcome = run("compare", *sides)
+        assert outcome.code == 1
+        assert "would corrupt every prompt: dtype differs" in outcome.out
+        assert "error KV612" in outcome.err
+    outcome = run("manifest", other, *vllm, "fp8_e5m2")
+    assert outcome.code == 2
+    assert "a manifest says fp8, and --kv-cache-dtype says fp8_e5m2" in outcome.err
+
+
 def test_a_plain_model_is_told_and_compared_all_the_same(run, named) -> None:
     plain, model = FIXTURES / "plain" / "decoder.onnx", named("decoder.onnx")
     outcome = run("compare", plain, model)

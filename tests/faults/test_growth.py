@@ -26,8 +26,8 @@ from onnxkvrename.model.metadata import write_stamp
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource, Span
 from onnxkvrename.rules.kv_model import read_kv_model
+from onnxkvrename.sidecars.compiles import parse_specializations
 from onnxkvrename.sidecars.json_tree import parse_json_tree
-from onnxkvrename.sidecars.specializations import parse_specializations
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
 from onnxkvrename.verification.pairs.infer_rules import TracedModel, infer_rules
 from onnxkvrename.verification.strip_weights import read_model_without_weights

@@ -15,7 +15,7 @@ from typing import Any
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.rules.language.dims import find_terms
-from onnxkvrename.sidecars.specializations import parse_specializations
+from onnxkvrename.sidecars.compiles import parse_specializations
 from onnxkvrename.storage.read import read_text_file
 
 DEFAULT_DIM_SIZE = 4
