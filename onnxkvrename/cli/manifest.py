@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,6 +67,7 @@ from onnxkvrename.storage.write_file import needs_write, write_files
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.projection import (
     Projection,
+    check_nixl,
     check_projection,
     project_layout,
     projection_to_json,
@@ -182,7 +184,7 @@ def command(**values: Any) -> int:
     loaded = _apply_cache_dtype(loaded, arguments.kv_cache_dtype)
     projection = _build_projection(loaded.layout, arguments, rules)
     if projection is not None:
-        loaded = loaded.add_findings(check_projection(projection))
+        loaded = loaded.add_findings(chain(check_projection(projection), check_nixl(projection)))
     loaded = loaded._replace(reports=complete_reports(loaded.reports))
     answer = _build_answer(_ManifestResult(loaded, projection, rules.profile_choice))
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
