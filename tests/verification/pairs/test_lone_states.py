@@ -1,4 +1,4 @@
-"""States that each step replaces are found by their names and types, beside those that are proved."""
+"""States that each step replaces are found by names and types, beside those that are proved."""
 
 from __future__ import annotations
 
