@@ -30,11 +30,13 @@ class Example(NamedTuple):
         model: The model, or the directory of its windows.
         source: What it was renamed from; by default the model itself.
         decode: The other side of a hand-off; by default the model itself.
+        options: What each command is given besides.
     """
 
     model: Path
     source: Path | None = None
     decode: Path | None = None
+    options: tuple[str, ...] = ()
 
 
 def load_decoder(tmp_path: Path, run) -> ModelProto:
@@ -128,6 +130,37 @@ def growing(tmp_path: Path, run) -> Example:
     into = f"past_{{part}}.{{layer}}_{TOKEN}"
     model = build_growing_model(into, f"{into}_RetainedState")
     return Example(save(model, tmp_path / "model.onnx"))
+
+
+def few_axes(tmp_path: Path, run) -> Example:
+    """A model of tables, with the names of a cache."""
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4])
+        for part in ("key", "value")
+        for name in (f"past_{part}.0_{TOKEN}", f"past_{part}.0_{TOKEN}_RetainedState")
+    ]
+    nodes = [make_node("Neg", [values[n].name], [values[n + 1].name]) for n in (0, 2)]
+    graph = onnx.helper.make_graph(nodes, "tables", values[::2], values[1::2])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
+def left_state(tmp_path: Path, run) -> Example:
+    """A state that each step replaces: nothing of its input is carried into its output."""
+    model = load_decoder(tmp_path, run)
+    names = (("input", "xx_0"), ("output", "xx_0_r"), ("output", "seen"))
+    for side, name in names:
+        value = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4])
+        getattr(model.graph, side).append(value)
+    model.graph.node.extend(
+        [
+            make_node("Shape", ["xx_0"], ["size"]),
+            make_node("ConstantOfShape", ["size"], ["xx_0_r"]),
+            make_node("Neg", ["xx_0"], ["seen"]),
+        ]
+    )
+    path = save(model, tmp_path / "model.onnx")
+    return Example(path, options=("--pairs", "dataflow"))
 
 
 def taken_name(tmp_path: Path, run) -> Example:
@@ -252,6 +285,8 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "new positions that are appended and cut off again": cut_off,
     "a buffer that nothing writes to": not_updated,
     "a cache that grows": growing,
+    "a value with too few axes for a cache": few_axes,
+    "a state that `--pairs dataflow` leaves without the token": left_state,
     "a new name that is taken": taken_name,
     "a set of windows of which some are renamed": half_renamed,
     "bytes other than names differ from the source": lost_metadata,
@@ -284,7 +319,7 @@ def build_command(column: str, example: Example, tmp_path: Path) -> list[object]
         "check-consumer": ["check-consumer", model],
         "compare": ["compare", model, example.decode or model],
     }
-    return commands[column]
+    return [*commands[column], *example.options]
 
 
 def read_table() -> list[tuple[str, str, str]]:

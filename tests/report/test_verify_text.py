@@ -59,7 +59,9 @@ def with_flows(verified: VerifiedModel, *flows: BufferFlow) -> VerifiedModel:
 
 
 def test_a_verdict_says_what_was_proved_and_how(sound: VerifiedModel) -> None:
-    assert summarize_verdict(sound) == "2 of 2 buffers retained, layer 0, updated by Add"
+    assert (
+        summarize_verdict(sound) == "2 of 2 buffers retained by dataflow, layer 0, updated by Add"
+    )
     assert build_verdict_line(sound).text == f"m.onnx: {summarize_verdict(sound)}"
 
 
@@ -67,12 +69,13 @@ def test_what_is_not_proved_is_not_counted(sound: VerifiedModel) -> None:
     first, second = sound.flows
     doubt = BufferFlow(first.pair, "untraced", NodeLocation("Mystery", ""), (), "no body")
     assert summarize_verdict(with_flows(sound, doubt, second)).startswith(
-        "1 of 2 buffers retained, "
+        "1 of 2 buffers retained by dataflow, "
     )
     assert "Mystery" not in summarize_verdict(with_flows(sound, doubt, second))
     through = BufferFlow(first.pair, "passed through")
     assert (
-        summarize_verdict(with_flows(sound, through, through)) == "0 of 2 buffers retained, layer 0"
+        summarize_verdict(with_flows(sound, through, through))
+        == "0 of 2 buffers retained by dataflow, layer 0"
     )
 
 
@@ -96,8 +99,12 @@ def test_a_model_without_buffers_says_so(sound: VerifiedModel) -> None:
 
 def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) -> None:
     ran = sound._replace(run=RUN)
-    assert summarize_verdict(ran).endswith("by Add; ran 3 steps with batch_size=1, ctx_len=32")
-    assert summarize_verdict(ran._replace(run=RUN._replace(dims={}))).endswith("; ran 3 steps")
+    assert summarize_verdict(ran).endswith(
+        "by Add; ran 3 steps in onnxruntime with batch_size=1, ctx_len=32"
+    )
+    assert summarize_verdict(ran._replace(run=RUN._replace(dims={}))).endswith(
+        "; ran 3 steps in onnxruntime"
+    )
     like = ran._replace(reference=Path("plain.onnx"))
     assert summarize_verdict(like).endswith("ctx_len=32, to the bit like plain.onnx")
 
@@ -140,8 +147,8 @@ def with_hostile_names(verified: VerifiedModel) -> VerifiedModel:
 def test_hostile_text_is_shown_escaped(sound: VerifiedModel) -> None:
     verified = with_hostile_names(sound)
     assert build_verdict_line(verified).text == (
-        f"{SHOWN}: 2 of 2 buffers retained, layer 0, updated by {SHOWN}, Add; "
-        f"ran 3 steps with {SHOWN}=3, to the bit like {SHOWN}"
+        f"{SHOWN}: 2 of 2 buffers retained by dataflow, layer 0, updated by {SHOWN}, Add; "
+        f"ran 3 steps in onnxruntime with {SHOWN}=3, to the bit like {SHOWN}"
     )
     assert next(format_buffer_flows(verified)).endswith(f"by {SHOWN} ({SHOWN}), written in place")
 

@@ -19,6 +19,7 @@ from onnxkvrename.rules.suggestion.frames import (
 )
 
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
+_NO_BRANCHES: Mapping[str, bool] = MappingProxyType({})
 _LAYER = "(?P<layer>0|[1-9][0-9]{0,5})"
 _SPECIAL = re.compile(r"[\\.^$*+?{}\[\]|()]")
 
@@ -42,6 +43,7 @@ def write_rules(
     title: str,
     tokens: Iterable[str] = (),
     kept_names: Mapping[str, str] = _NO_NAMES,
+    branches: Mapping[str, bool] = _NO_BRANCHES,
 ) -> SuggestedRules:
     """Write rules for the names of pairs.
 
@@ -50,6 +52,7 @@ def write_rules(
         title: The models that the names are from, for the first line.
         tokens: The only tokens that the rules recognise; none for any.
         kept_names: Names that the rules leave alone, each with the reason.
+        branches: Inputs that choose a branch, each with its value in the first step.
 
     Raises:
         RulesError: A name cannot be written in TOML.
@@ -82,6 +85,8 @@ def write_rules(
             f"reason = {_quote(reason)}",
             f"pattern = {_quote('|'.join(names))}",
         ]
+    for name, first in branches.items():
+        lines += ["", "[[branch]]", f"input = {_quote(name)}", f"first = {str(first).lower()}"]
     return SuggestedRules("\n".join(lines) + "\n", len(framed), tuple(i.names for i in listed))
 
 

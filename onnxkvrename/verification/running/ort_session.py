@@ -205,7 +205,10 @@ def load_session(
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         # Reading a name that is not UTF-8 fails, too.
         inputs, outputs = (
-            [SessionValue(arg.name, (), arg.type, (), tuple(arg.shape)) for arg in node_args]
+            [
+                SessionValue(arg.name, (), arg.type, (), tuple(map(_read_dim, arg.shape)))
+                for arg in node_args
+            ]
             for node_args in (session.get_inputs(), session.get_outputs())
         )
     except Exception as error:  # onnxruntime's own have no common base
@@ -355,6 +358,11 @@ def _import_module(name: str) -> Any:
         raise KvRenameError(
             f"{name} cannot be loaded: {error}", hint=f"`python -m pip install {name}`"
         ) from None
+
+
+def _read_dim(dim: int | str | None) -> int | str | None:
+    """Return a dimension; torch writes some sizes as names, such as ``"8"``."""
+    return int(dim) if isinstance(dim, str) and re.fullmatch("[1-9][0-9]{0,8}", dim) else dim
 
 
 def _resolve_value(

@@ -121,7 +121,7 @@ def test_kinds_follow_the_update_and_not_the_names(tmp_path: Path) -> None:
             old = Slice(c.0, from, to, axis) c.0.out = Concat<axis = 2>(old, new)
             x.0.out = Identity(x.0)
             row = MatMul(new, new) k.0.out = Concat<axis = 1>(k.0, row)
-            y = Sum(s.0.out, c.0.out, k.0.out)
+            z = MatMul(x.0, new) y = Sum(s.0.out, c.0.out, k.0.out, z)
         }
     """.replace(".0", "__dot__0").replace(".out", "__dot__out")
     )
