@@ -99,46 +99,6 @@ def test_two_windows_killed_anywhere_end_whole(place: str, tmp_path: Path, sampl
 
 
 @needs_fork
-@full
-def test_two_sets_killed_while_one_is_kept_going_past_end_whole(tmp_path: Path) -> None:
-    """Sets are written one after the other, so at most one is between two states."""
-    pattern, root = tmp_path / "pattern", tmp_path / "sets"
-    for name in ("a", "b", "c"):
-        window_sets.write_windows(pattern / name, 3 if name == "b" else 2)
-    (pattern / "b" / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx").unlink()  # KV302
-    plain = read_directory(pattern)
-    shutil.copytree(pattern, root)
-    call = (root, "--prefix", "VLLM", "--keep-going")
-    assert run_quietly(*call) == 1
-    renamed = read_directory(root)
-    assert {name for name in plain if plain[name] == renamed[name]} == {
-        name for name in plain if name.startswith("b/")
-    }
-
-    def kill(name: str, nth: int) -> bool:
-        shutil.rmtree(root)
-        shutil.copytree(pattern, root)
-        reached = run_and_kill(name, nth, *call, after=nth % 2 == 0, code=1)
-        left = read_directory(root)
-        models = {path: data for path, data in left.items() if path in plain}
-        assert all(data in (plain[path], renamed[path]) for path, data in models.items())
-        halves = [
-            side
-            for side in "ac"
-            if len({data == plain[path] for path, data in models.items() if path[0] == side}) > 1
-        ]
-        assert len(halves) < 2, (name, nth)
-        assert run_quietly(*call) == 1, (name, nth)
-        assert read_directory(root) == renamed, (name, nth)
-        return reached
-
-    calls = [name for name in ("replace", "link", "unlink", "fsync") if hasattr(os, name)]
-    assert {name: count_until_false(lambda nth, n=name: kill(n, nth)) for name in calls}[
-        "replace"
-    ] == 4
-
-
-@needs_fork
 def test_twelve_windows_killed_between_any_two_replacements_end_whole(
     tmp_path: Path, sample: Sample
 ) -> None:

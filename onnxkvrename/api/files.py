@@ -22,8 +22,8 @@ from onnxkvrename.api.arguments import (
 )
 from onnxkvrename.qefficient.find_export import check_cache_reuse, restate_cache_reuse
 from onnxkvrename.renaming.run import find_sidecars, rename_batch
-from onnxkvrename.rules.find_models import build_job, find_jobs, split_paths
-from onnxkvrename.rules.results import ModelReport, Options, RenameJob, Report, SidecarSearch
+from onnxkvrename.rules.find_models import build_job, find_jobs
+from onnxkvrename.rules.results import ModelReport, Options, Report, SidecarSearch
 from onnxkvrename.storage.read import is_directory
 
 if TYPE_CHECKING:
@@ -118,7 +118,6 @@ def rename_all(
     force: bool = False,
     sidecars: bool = True,
     dry_run: bool = False,
-    keep_going: bool = False,
     executor: Executor | None = None,
 ) -> Report:
     """Rename many models, all of them or none.
@@ -132,13 +131,11 @@ def rename_all(
         token: As for `rename`.
         directory: Where the results go, laid out like the models; by default in place.
         group_windows: Check the windows of one model against each other.
-        keep_going: Rename the sets without an error though others have one. A path without a
-            model is then an error in the report, unless `directory` is given.
         executor: Reads and writes, such as a ``ProcessPoolExecutor`` or Dask's; results are
             put in place by this process.
 
     Returns:
-        The report on each model. Where one failed, no file of its set (by default all) changed.
+        The report on each model. Where one failed, no file changed.
 
     Raises:
         RulesError: The token or the rules cannot be used.
@@ -153,33 +150,19 @@ def rename_all(
         ['renamed', 'renamed', 'renamed']
     """
     paths = as_paths(models, renames=True)
-    check_flags(group_windows=group_windows, sidecars=sidecars, keep_going=keep_going)
+    check_flags(group_windows=group_windows, sidecars=sidecars)
     check_executor(executor)
     change = as_change(token, strip=strip, replace=replace, normalize=normalize, to=to)
     options = _build_options(
         rules, consumer, dry_run=dry_run, strict=strict, force=force, verify=verify
-    )._replace(group_windows=group_windows, keep_going=keep_going)
+    )._replace(group_windows=group_windows)
     results = as_optional_path(directory, "directory", is_output=True)
-    if keep_going:
-        paths, jobs, options = _find_good_jobs(paths, results, options)
-    else:
-        jobs = find_jobs(paths, None, results)
-    known = [job.model for job in jobs] if options.lost else paths
-    loaded_rules = load_rules_for(rules, known, to)
+    jobs = find_jobs(paths, None, results)
+    loaded_rules = load_rules_for(rules, paths, to)
     search = _build_search(sidecars, paths)._replace(takes_folders=directory is not None)
     found = find_sidecars(jobs, change, loaded_rules, search)
     report = rename_batch(jobs, change, loaded_rules, options, executor=executor, sidecars=found)
     return report._replace(profile=loaded_rules.profile_choice)
-
-
-def _find_good_jobs(
-    paths: list[Path], results: Path | None, options: Options
-) -> tuple[list[Path], tuple[RenameJob, ...], Options]:
-    """Return the paths that lead to models, the jobs, and the options with what is left out."""
-    usable, lost = split_paths(paths, keeps_layout=results is not None)
-    unlisted = list[ModelReport]()
-    jobs = find_jobs(usable, None, results, unlisted)
-    return list(usable), jobs, options._replace(lost=(*lost, *unlisted))
 
 
 def _build_search(follow: bool, paths: Iterable[Path] = ()) -> SidecarSearch:

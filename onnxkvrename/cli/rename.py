@@ -44,12 +44,11 @@ from onnxkvrename.qefficient.find_export import (
 from onnxkvrename.renaming.parallel import open_executor
 from onnxkvrename.renaming.run import check_token_change, find_sidecars, rename_batch
 from onnxkvrename.report.rename_text import RenameView, build_rename_answer
-from onnxkvrename.rules.find_models import build_job, find_jobs, split_paths
+from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import AUTO_PROFILE, load_rules
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import (
-    ModelReport,
     Options,
     RenameJob,
     Report,
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
 
 _SECTIONS = {
     "Names": ("prefix", "target", "full_transfer", "strip", "replace", "normalize", "to"),
-    "Result": ("output", "directory", "force", "keep_going", "check", "diff", "dry_run"),
+    "Result": ("output", "directory", "force", "check", "diff", "dry_run"),
     "Files that repeat the names": ("sidecar", "sidecars", "no_sidecars"),
     "QEfficient's export cache": ("seed_cache", "in_place"),
     "Checks and rules": ("verify", "strict", "no_set", "profile", "rules", "pairs"),
@@ -97,7 +96,6 @@ class _Arguments(NamedTuple):
     verify: bool
     strict: bool
     force: bool
-    keep_going: bool
     profile: str | None
     to: str | None
     rules: Path | None
@@ -194,12 +192,6 @@ class _Arguments(NamedTuple):
     is_flag=True,
     help="Overwrite existing and read-only files; write through symbolic and hard links.",
 )
-@click.option(
-    "-k",
-    "--keep-going",
-    is_flag=True,
-    help="Rename the sets of models without an error though others have one, and exit with 1 or 2.",
-)
 @add_profile_option()
 @add_conversion_option()
 @add_rules_option()
@@ -260,11 +252,6 @@ def _build_view(arguments: _Arguments) -> RenameView:
 
 def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
     """Rename by the arguments; raises :class:`click.UsageError` for those that do not fit."""
-    lost: tuple[ModelReport, ...] = ()
-    if arguments.keep_going:
-        keeps_layout = arguments.output is not None or arguments.directory is not None
-        models, lost = split_paths(arguments.models, keeps_layout=keeps_layout)
-        arguments = arguments._replace(models=models)
     token = _resolve_token(arguments)
     _check_destination_options(arguments)
     change = TokenChange(
@@ -284,10 +271,7 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
         from onnxkvrename.qefficient.seed_cache import find_moved_paths  # only for --seed-cache
 
         models = find_moved_paths(models, rules, change)
-    unlisted = list[ModelReport]()
-    skipped = unlisted if arguments.keep_going else None
-    jobs = find_jobs(models, arguments.output, arguments.directory, skipped)
-    options = options._replace(lost=(*lost, *unlisted))
+    jobs = find_jobs(models, arguments.output, arguments.directory)
     if arguments.seed_cache:
         return _rename_in_cache(jobs, change, rules, options, arguments)
     report = _run_jobs(jobs, change, rules, options, arguments)
@@ -330,9 +314,7 @@ def _pick_rules(models: Sequence[Path], arguments: _Arguments, token: str | None
     """Return the rules that fit the models, by their names or with ``--pairs``."""
     from onnxkvrename.cli.requested_rules import pick_requested_rules  # not where qeff fits
 
-    if arguments.keep_going:
-        models = [job.model for job in find_jobs(models, lost=[])]
-    return pick_requested_rules(models, arguments, token, skips_unread=arguments.keep_going)
+    return pick_requested_rules(models, arguments, token)
 
 
 def _rename_in_cache(
@@ -406,10 +388,6 @@ def _check_destination_options(arguments: _Arguments) -> None:
         raise click.UsageError("--in-place is for --seed-cache: a plain rename is in place anyway")
     if arguments.seed_cache and (arguments.output or arguments.directory):
         raise click.UsageError("--seed-cache says where results go: leave out -o and -d")
-    if arguments.seed_cache and arguments.keep_going:
-        raise click.UsageError(
-            "--keep-going and --seed-cache cannot be used together: exports are planned together"
-        )
     if arguments.to and (arguments.seed_cache or arguments.target):
         raise click.UsageError("--to cannot be used with --seed-cache or --target: convert first")
 
@@ -428,7 +406,6 @@ def _build_options(arguments: _Arguments, view: RenameView) -> Options:
         consumer=arguments.target,
         full_transfer=arguments.full_transfer,
         read_files=() if arguments.rules is None else (arguments.rules,),
-        keep_going=arguments.keep_going,
     )
 
 

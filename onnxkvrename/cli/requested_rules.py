@@ -10,8 +10,6 @@ import click
 
 from onnxkvrename.cli.options import Decorator, add_single_option, check_exclusive
 from onnxkvrename.cli.output import print_lines
-from onnxkvrename.errors import ModelError
-from onnxkvrename.model.file import open_model
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.profile import Rules
 
@@ -21,8 +19,6 @@ def find_rules_by_dataflow(
     profile: str | None,
     rules: Path | None,
     token: str,
-    *,
-    skips_unread: bool = False,
 ) -> Rules:
     """Return rules for exactly the pairs that the graphs of some models show.
 
@@ -31,7 +27,6 @@ def find_rules_by_dataflow(
         profile: What ``--profile`` says, which must be nothing.
         rules: What ``--rules`` says, which must be nothing.
         token: The token that names may carry already, with those that can be told from a name.
-        skips_unread: Whether models that cannot be read do not count, unless none can be.
 
     Raises:
         RulesError: No model has states, no rules fit all of them, or the token cannot be
@@ -48,18 +43,8 @@ def find_rules_by_dataflow(
     )
 
     models = [job.model for job in find_jobs(paths) if job.model.suffix != ".json"]
-    if skips_unread:
-        models = list(filter(_is_readable, models)) or models
     traced = [trace_model(model) for model in models]
     return infer_rules(traced, find_carried_tokens(traced, token)).rules
-
-
-def _is_readable(model: Path) -> bool:
-    try:
-        with open_model(model):
-            return True
-    except ModelError:
-        return False
 
 
 def add_pairs_token_option() -> Decorator:
@@ -106,8 +91,6 @@ def pick_requested_rules(
     paths: Sequence[Path],
     arguments: RulesArguments,
     token: str | None = None,
-    *,
-    skips_unread: bool = False,
 ) -> Rules:
     """Return the rules that the user chose, or that know the names of the models.
 
@@ -117,7 +100,6 @@ def pick_requested_rules(
         paths: The models.
         arguments: The arguments of the command.
         token: With ``--pairs``: the token that names may carry already.
-        skips_unread: With ``--pairs``: whether models that cannot be read do not count.
 
     Raises:
         RulesError: They cannot be used, or several profiles know the names.
@@ -125,7 +107,7 @@ def pick_requested_rules(
     """
     profile, rules = arguments.profile, arguments.rules
     if arguments.pairs is not None:
-        return find_rules_by_dataflow(paths, profile, rules, token or "", skips_unread=skips_unread)
+        return find_rules_by_dataflow(paths, profile, rules, token or "")
     return pick_profile(
         paths, profile, rules, is_quiet=arguments.quiet or arguments.output_format != "text"
     )

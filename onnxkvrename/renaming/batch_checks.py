@@ -28,55 +28,49 @@ def check_batch(
     change: TokenChange,
     rules: Rules,
     options: Options,
-    sets: Sequence[Sequence[int]] | None = None,
 ) -> tuple[PreparedModel, ...]:
     """Return the models with the findings and errors that all of them together show.
 
     There must be a buffer somewhere, windows must fit, and the disks must hold all results at
-    once.
+    once. If a model cannot be read, windows are not checked with each other, nor a model with
+    those that it fills: it may be the missing one. Its error then says so.
 
     Args:
         items: All models of the command, each prepared.
         change: The token to add or remove.
         rules: The rules that recognize KV names and the parts of sets.
         options: What to check.
-        sets: The models that belong together, by their indexes; by default all do. Of a set with
-            a model that cannot be read nothing is checked across models: it may be the missing
-            window. The error of that model then says so.
 
     Raises:
-        ModelError: Two models that a consumer uses as one have the same buffer; with several
-            sets it is an error of the set.
+        ModelError: Two models that a consumer uses as one have the same buffer, or a model has
+            one twice. Where another model cannot be read, that is an error of this one.
     """
     set_findings: list[list[Finding]] = [[] for _ in items]
-    all_sets = sets or [range(len(items))]
-    lacking = [each for each in all_sets if any(items[member].model is None for member in each)]
-    incomplete = frozenset(member for indexes in lacking for member in indexes)
     readable = [index for index, item in enumerate(items) if item.model is not None]
     models = [model for model in (items[index].model for index in readable) if model is not None]
+    is_complete = len(models) == len(items)
     across = check_models_together(
         models,
         rules,
         change,
         check_current_tokens=not options.check_destination,
-        incomplete=[number for number, index in enumerate(readable) if index in incomplete],
+        is_complete=is_complete,
     )
     for index, of_set in zip(readable, across, strict=True):
         set_findings[index] += of_set
     if options.verify and options.group_windows and any(model.plan.feeds for model in models):
         items = _drop_filled(items, readable, models)
-    for indexes in lacking:
-        _say_unchecked([items[index] for index in indexes], options)
+    if not is_complete:
+        _say_unchecked(items, options)
     errors: dict[int, KvRenameError] = {}
     checked_for: dict[int, str] = {}
-    for indexes in _list_consumer_sets(items, all_sets) if options.consumer is not None else ():
+    for indexes in _list_consumer_sets(items) if options.consumer is not None else ():
         try:
             taken, members = _check_consumer([items[index] for index in indexes], rules, options)
         except ModelError as failure:
-            if not sets:
+            if is_complete:
                 raise
-            paths = {items[index].report.path: index for index in indexes}
-            errors[paths.get(str(failure.path), indexes[0])] = failure
+            errors[indexes[0]] = failure
             continue
         checked_for.update((indexes[each], options.consumer or "") for each in members)
         for index, of_consumer in zip(indexes, taken, strict=True):
@@ -113,19 +107,15 @@ def _drop_filled(
     return changed
 
 
-def _list_consumer_sets(
-    items: Sequence[PreparedModel], sets: Sequence[Sequence[int]]
-) -> Iterator[Sequence[int]]:
-    """Yield the models that are checked together for a consumer, by their indexes.
+def _list_consumer_sets(items: Sequence[PreparedModel]) -> Sequence[Sequence[int]]:
+    """Return the models that are checked together for a consumer, by their indexes.
 
-    Of a set with a model that cannot be read these are the models that need no other one.
+    If a model cannot be read, these are the models that need no other one.
     """
-    for indexes in sets:
-        models = {index: items[index].model for index in indexes}
-        if all(model is not None for model in models.values()):
-            yield indexes
-        else:
-            yield from ([i] for i, model in models.items() if model and model.part is None)
+    models = [item.model for item in items]
+    if all(model is not None for model in models):
+        return [range(len(items))]
+    return [[i] for i, model in enumerate(models) if model and model.part is None]
 
 
 def _say_unchecked(items: Sequence[PreparedModel], options: Options) -> None:
@@ -139,7 +129,7 @@ def _say_unchecked(items: Sequence[PreparedModel], options: Options) -> None:
     if not count:
         return
     verb = "was" if count == 1 else "were"
-    unchecked = f"of this set, {count:,} readable model{'s' * (count > 1)} {verb} not checked"
+    unchecked = f"{count:,} readable model{'s' * (count > 1)} {verb} not checked"
     unchecked += " with the others"
     if options.consumer and parts:
         unchecked += f", nor for {options.consumer}"

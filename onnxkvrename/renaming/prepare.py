@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -80,12 +79,6 @@ class PreparedModel(NamedTuple):
     data_copies: tuple[tuple[DataFile, Path], ...] = ()
     data_paths: tuple[Path, ...] = ()
     needs_write: bool = True
-
-    @classmethod
-    def from_lost_path(cls, report: ModelReport) -> PreparedModel:
-        """Return the result for a path that leads to no model, from the report on it."""
-        path = Path(report.path)
-        return cls(RenameJob(path, path, Path(os.path.abspath(path)), True, True), report)
 
 
 def prepare_model(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import (
-    FlushError,
     KvRenameError,
     ModelError,
     RulesError,
@@ -81,7 +80,7 @@ def rename_batch(
 
     Returns:
         The outcome for each model and sidecar. An error of one model is in its report; then
-        all files are as they were, with ``keep_going`` those of its set.
+        all files are as they were.
 
     Raises:
         RulesError: The token or the rules cannot be used.
@@ -94,32 +93,19 @@ def rename_batch(
     inputs = [*options.read_files, *(job.model for job in jobs), *(item.path for item in sidecars)]
     keeps_files = options.write and remove_stale_files(targets, inputs, links_only=True)
     models = _prepare_models(jobs, change, rules, options, progress, executor)
-    models += tuple(map(PreparedModel.from_lost_path, options.lost))
-    groups = _group_models(models, sidecars, rules, options)
-    sets = groups if options.keep_going else ()
-    models = check_batch(models, change, rules, options, groups)
+    models = check_batch(models, change, rules, options)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
         models, prepared_sidecars = _prepare_sidecars(models, sidecars, options)
     models = _check_places(models, prepared_sidecars, rules, options, directory_map or {})
-    is_refused = all(_has_failed(models, each) for each in sets or [range(len(models))])
-    if not options.write or is_refused:
-        reports = _list_sidecar_reports(prepared_sidecars, models, sets)
-        return Report(_list_reports(models), reports, sets=sets)
+    if not options.write or any(model.report.failed for model in models):
+        return Report(_list_reports(models), _list_sidecar_reports(prepared_sidecars))
     inputs += [file.path for model in models for file in model.data_files]
     keeps_files |= remove_stale_files([*targets, *_list_data_paths(models)], inputs)
-    writer = partial(BatchWriter, progress=progress, executor=executor, inputs=inputs)
-    report = (
-        _write_sets(sets, models, prepared_sidecars, options, writer)
-        if sets
-        else _write_results(models, prepared_sidecars, options, writer, directory_map)
-    )
-    if keeps_files and (done := _list_done(report)):
-        stays = [item.job for index, item in enumerate(models) if index not in done]
-        stays += [each.sidecar.job for each in prepared_sidecars if each.model_index not in done]
-        kept = set(_list_targets_to_clean(stays))
-        targets = [path for path in targets if path not in kept]
-        models = tuple(models[index] for index in done)
+    tasks = list_tasks(models, prepared_sidecars, options)
+    writer = BatchWriter(tasks, progress, executor, directory_map, inputs)
+    report = _write_results(models, prepared_sidecars, writer)
+    if keeps_files and not report.failed:
         _remove_kept_files(targets, models, directory_map or {}, inputs)
     return _restate_findings(report, rules, options)
 
@@ -159,72 +145,6 @@ def _check_places(
 
         models = check_files_together(models, sidecars, options, directory_map)
     return models
-
-
-def _group_models(
-    models: Sequence[PreparedModel], sidecars: Sequence[Sidecar], rules: Rules, options: Options
-) -> tuple[tuple[int, ...], ...]:
-    """Return the models that belong together, where one that fails does not concern all."""
-    if not options.keep_going and all(item.model is not None for item in models):
-        return ()
-    from onnxkvrename.rules.change_sets import group_models  # few runs need it
-
-    jobs = [model.job for model in models]
-    linked = [sidecar.find_models(jobs) for sidecar in sidecars]
-    with nullcontext() if options.keep_going else suppress(ModelError):
-        return group_models([job.model for job in jobs], [m.model for m in models], rules, linked)
-    return ()
-
-
-def _has_failed(models: Sequence[PreparedModel], indexes: Sequence[int]) -> bool:
-    return any(models[index].report.failed for index in indexes)
-
-
-def _write_sets(
-    sets: tuple[tuple[int, ...], ...],
-    models: Sequence[PreparedModel],
-    sidecars: Sequence[PreparedSidecar],
-    options: Options,
-    build_writer: Callable[..., BatchWriter],
-) -> Report:
-    """Write one set after the other, each of them all or none; those with an error stay."""
-    reports = dict(enumerate(_list_reports(models)))
-    sidecar_reports = dict(enumerate(_list_sidecar_reports(sidecars, models, sets)))
-    for indexes in sets:
-        if _has_failed(models, indexes):
-            continue
-        own = [number for number, item in enumerate(sidecars) if item.model_index in indexes]
-        own_sidecars = [
-            sidecars[number]._replace(model_index=indexes.index(sidecars[number].model_index))
-            for number in own
-        ]
-        own_models = [models[index] for index in indexes]
-        try:
-            written = _write_set(own_models, own_sidecars, options, build_writer)
-        except KeyboardInterrupt as stop:
-            if isinstance(stop, PlacedInterrupt):
-                reports.update(zip(indexes, stop.report.models, strict=True))
-            raise PlacedInterrupt(Report(tuple(reports.values()), sets=sets)) from None
-        reports.update(zip(indexes, written.models, strict=True))
-        sidecar_reports.update(zip(own, written.sidecars, strict=True))
-    return Report(tuple(reports.values()), tuple(sidecar_reports.values()), sets=sets)
-
-
-def _write_set(
-    models: Sequence[PreparedModel],
-    sidecars: Sequence[PreparedSidecar],
-    options: Options,
-    build_writer: Callable[..., BatchWriter],
-) -> Report:
-    """Write a set; an error that belongs to no single model is that of the first."""
-    try:
-        return _write_results(models, sidecars, options, build_writer)
-    except KvRenameError as error:
-        written = Report(_list_reports(models), _list_sidecar_reports(sidecars))
-        if isinstance(error, FlushError):
-            written = _report_written(models, sidecars)
-        first = written.models[0]._replace(error=error, status="failed")
-        return written._replace(models=(first, *written.models[1:]))
 
 
 def _prepare_sidecars(
@@ -304,7 +224,8 @@ def stamp_models(
     if any(model.report.failed for model in models):
         return Report(_list_reports(models))
     keeps_files |= remove_stale_files(targets, inputs)
-    report = _write_results(models, (), options, partial(BatchWriter, inputs=inputs))
+    writer = BatchWriter(list_tasks(models, (), options), inputs=inputs)
+    report = _write_results(models, (), writer)
     if keeps_files and not report.failed:
         _remove_kept_files(targets, models, {}, inputs)
     return report
@@ -373,11 +294,8 @@ def _prepare_models(
 def _write_results(
     models: Sequence[PreparedModel],
     sidecars: Sequence[PreparedSidecar],
-    options: Options,
-    build_writer: Callable[..., BatchWriter],
-    directory_map: Mapping[Path, Path] | None = None,
+    writer: BatchWriter,
 ) -> Report:
-    writer = build_writer(list_tasks(models, sidecars, options), directory_map=directory_map)
     written = _report_written(models, sidecars)
     try:
         writer.write()
@@ -399,12 +317,6 @@ def _report_written(models: Sequence[PreparedModel], sidecars: Sequence[Prepared
     )
 
 
-def _list_done(report: Report) -> list[int]:
-    """Return the indexes of the models whose sets have no error; by default all are one set."""
-    sets = report.sets or [range(len(report.models))]
-    return [i for each in sets if not any(report.models[m].failed for m in each) for i in each]
-
-
 def _list_data_paths(models: Sequence[PreparedModel]) -> list[Path]:
     return [Path(os.path.abspath(path)) for model in models for path in model.data_paths]
 
@@ -413,17 +325,8 @@ def _list_reports(models: Sequence[PreparedModel]) -> tuple[ModelReport, ...]:
     return tuple(model.report for model in models)
 
 
-def _list_sidecar_reports(
-    sidecars: Sequence[PreparedSidecar],
-    models: Sequence[PreparedModel] = (),
-    sets: Sequence[Sequence[int]] = (),
-) -> tuple[SidecarReport, ...]:
-    """Return the reports on sidecars; one that stays with its set counts as failed."""
-    stays = {index for indexes in sets if _has_failed(models, indexes) for index in indexes}
-    return tuple(
-        item.report._replace(status="failed") if item.model_index in stays else item.report
-        for item in sidecars
-    )
+def _list_sidecar_reports(sidecars: Sequence[PreparedSidecar]) -> tuple[SidecarReport, ...]:
+    return tuple(item.report for item in sidecars)
 
 
 def _resolve_status(model: PreparedModel) -> Status:

@@ -287,50 +287,34 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
         verbose: Give each model a row.
     """
     is_short = is_folded(report, verbose=verbose)
-    held_back = _find_held_back(report, dry_run=dry_run)
+    stays = report.failed and not dry_run
     groups: dict[object, list[ModelReport]] = {}
     texts = dict[object, tuple[Status | Literal["held back"], str, bool]]()
     for index, model in sorted(enumerate(report.models), key=lambda item: not item[1].failed):
         outcome: Status | Literal["held back"] = model.status
         state = format_model_state(model)
-        if index in held_back:
-            reason = _format_held_back(report, dry_run=dry_run)
-            outcome, state = "held back", f"{_name_held_back(dry_run=dry_run)}: {reason}"
+        if stays and model.status == "would-rename":
+            outcome, state = "held back", "left alone: another model failed"
         elif model.failed and not dry_run:
-            outcome, state = "failed", _format_failure(report, model)
+            outcome, state = "failed", _format_failure(model)
         has_own_row = not is_short and (verbose or outcome != "held back")
         key = index if has_own_row else (outcome, state, model.error is None)
         groups.setdefault(key, []).append(model)
-        texts[key] = outcome, state, _has_result(report, index, dry_run=dry_run)
+        texts[key] = outcome, state, _has_result(report, model, dry_run=dry_run)
     return [StateRow(tuple(models), *texts[key]) for key, models in groups.items()]
 
 
-def _has_result(report: Report, index: int, *, dry_run: bool) -> bool:
-    model = report.models[index]
+def _has_result(report: Report, model: ModelReport, *, dry_run: bool) -> bool:
     if model.status != "unchanged":
         return model.status == "renamed"
     is_there = model.output == model.path or bool(model.name_map)  # in place, or up to date
-    return is_there or not (dry_run or index in report.refused)
+    return is_there or not (dry_run or report.failed)
 
 
-def _find_held_back(report: Report, *, dry_run: bool) -> frozenset[int]:
-    """Return the models that were held back; in a dry run only those that a set would hold."""
-    return report.held_back if not dry_run or report.sets else frozenset()
-
-
-def _format_held_back(report: Report, *, dry_run: bool) -> str:
-    of_set = " of its set" if report.sets else ""
-    return f"another model{of_set} {'fails' if dry_run else 'failed'}"
-
-
-def _name_held_back(*, dry_run: bool) -> str:
-    return "would be left alone" if dry_run else "left alone"
-
-
-def _format_failure(report: Report, model: ModelReport) -> str:
+def _format_failure(model: ModelReport) -> str:
     if isinstance(model.error, (UndoError, FlushError)):
         return "failed"  # the error says what was written
-    return f"failed: nothing {'of its set ' if report.sets else ''}was written"
+    return "failed: nothing was written"
 
 
 def format_total(report: Report, *, dry_run: bool) -> str:
@@ -340,22 +324,18 @@ def format_total(report: Report, *, dry_run: bool) -> str:
         report: What became of the models.
         dry_run: Count what would change, because nothing was written.
     """
-    held_back = len(_find_held_back(report, dry_run=dry_run))
     counts = Counter(model.status for model in report.models)
-    changed = counts["would-rename"] - held_back if dry_run else counts["renamed"]
+    changed = counts["would-rename" if dry_run else "renamed"]
     parts = [
         f"{changed:,} {'would change' if dry_run else 'renamed'}",
         f"{counts['unchanged']:,} unchanged",
     ]
     if counts["failed"]:
         parts.append(f"{counts['failed']:,} failed")
-    if held_back:
-        reason = _format_held_back(report, dry_run=dry_run)
-        parts.append(f"{held_back:,} {_name_held_back(dry_run=dry_run)} ({reason})")
+    if counts["would-rename"] and not dry_run:
+        parts.append(f"{counts['would-rename']:,} left alone (another model failed)")
     text = f"{format_count(len(report.models), 'model')}: {', '.join(parts)}"
-    # Of sets without an error, a result elsewhere or a sidecar may be written nevertheless.
-    is_written = changed or report.has_good_set
-    if counts["failed"] and not dry_run and not is_written and not _is_half_done(report):
+    if counts["failed"] and not dry_run and not changed and not _is_half_done(report):
         return f"{text}; nothing was written"
     return f"{text}; {format_count(sum(len(m.pairs) for m in report.models), 'KV buffer')}"
 
@@ -371,7 +351,7 @@ def render_sidecar_states(report: Report, *, dry_run: bool) -> Iterator[str]:
         report: What became of the models and sidecars.
         dry_run: Describe what would change, because nothing was written.
     """
-    if report.failed and not report.sets:
+    if report.failed:
         return
     for sidecar in report.sidecars:
         is_done = sidecar.status == ("would-rename" if dry_run else "renamed")

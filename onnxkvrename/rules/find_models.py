@@ -13,7 +13,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import find_similar, quote_path, quote_word
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import ModelReport, RenameJob
+from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.read import (
     is_directory,
     is_link,
@@ -66,7 +66,6 @@ def find_jobs(
     models: Sequence[Path],
     output: Path | None = None,
     directory: Path | None = None,
-    lost: list[ModelReport] | None = None,
 ) -> tuple[RenameJob, ...]:
     """Return a job for each model below some paths.
 
@@ -81,8 +80,6 @@ def find_jobs(
         directory: The directory for results: each goes to the place below it that its
             model has below the common parent of all paths. Results of an earlier run in it
             are not treated as models. Without either, results replace the models.
-        lost: Gets a report on each directory below one of the paths that cannot be listed. By
-            default, and with `output`, which is for one model, such a directory is an error.
 
     Returns:
         Each model once, whatever links lead to it: paths in the order given, and models in
@@ -93,8 +90,7 @@ def find_jobs(
         WriteError: Several results would go to one file, or a result to its own model.
     """
     results = None if directory is None else read_status(directory)
-    lost = lost if output is None else None
-    found = [_find_models(path, results, lost) for path in models]
+    found = [_find_models(path, results) for path in models]
     models_by_real_path: dict[str, Path] = {}
     for model in (model for paths in found for model in paths.models):
         real_path = identify_path(model)
@@ -122,36 +118,6 @@ def find_jobs(
                 hint="to rename in place, omit -o and -d",
             )
     return jobs
-
-
-def split_paths(
-    paths: Sequence[Path], *, keeps_layout: bool
-) -> tuple[tuple[Path, ...], tuple[ModelReport, ...]]:
-    """Return the paths that lead to models, and a report on each of the others.
-
-    A path counts as one that leads to models if a directory below it cannot be listed:
-    :func:`find_jobs` reports that.
-
-    Args:
-        paths: The paths of a command line.
-        keeps_layout: Whether the places of results, or whether there may be several, depend on
-            all paths together, so that none may be left out.
-
-    Raises:
-        ModelError: No path leads to a model, or one does not that may not be left out.
-    """
-    usable, lost, errors = list[Path](), list[ModelReport](), list[ModelError]()
-    for path in paths:
-        try:
-            find_jobs([path], lost=[])
-        except ModelError as error:
-            errors.append(error)
-            lost.append(ModelReport(str(path), str(path), "failed", error=error))
-        else:
-            usable.append(path)
-    if errors and (keeps_layout or not usable):
-        raise errors[0]
-    return tuple(usable), tuple(lost)
 
 
 def build_job(model: Path, output: Path | None = None, root: Path | None = None) -> RenameJob:
@@ -283,9 +249,7 @@ def _choose_output(
     return directory / os.path.relpath(os.path.abspath(model), parent)
 
 
-def _find_models(
-    path: Path, results: os.stat_result | None, lost: list[ModelReport] | None
-) -> _FoundModels:
+def _find_models(path: Path, results: os.stat_result | None) -> _FoundModels:
     """Return the models at or below a path, except those in the directory `results`.
 
     A link that leads nowhere, or in a circle, is a model, which cannot be opened.
@@ -297,7 +261,7 @@ def _find_models(
             raise
         status = None
     if status is not None and stat.S_ISDIR(status.st_mode):
-        return _FoundModels(path, _search_directory(path, results, lost))
+        return _FoundModels(path, _search_directory(path, results))
     if status is None and not is_link(path):
         hint = (
             "a pattern is not expanded here: pass the directory; in a shell, pass it without quotes"
@@ -308,25 +272,14 @@ def _find_models(
     return _FoundModels(path.parent, [path])
 
 
-def _search_directory(
-    directory: Path, results: os.stat_result | None, lost: list[ModelReport] | None
-) -> list[Path]:
+def _search_directory(directory: Path, results: os.stat_result | None) -> list[Path]:
     """Return the models below a directory, except those in the directory `results` below it."""
     models: list[Path] = []
     pending = [os.fspath(directory)]
     while pending:
-        folder = pending.pop()
-        try:
-            found, folders = _list_folder(folder, results)
-        except ModelError as error:
-            if lost is None or folder == os.fspath(directory):
-                raise
-            lost.append(ModelReport(folder, folder, "failed", error=error))
-        else:
-            models += found
-            pending += folders
-    if not models and lost and lost[-1].error is not None:
-        raise lost[-1].error
+        found, folders = _list_folder(pending.pop(), results)
+        models += found
+        pending += folders
     if not models:
         raise ModelError(
             "has no .onnx file, at any depth",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -255,7 +255,7 @@ def check_models_together(
     change: TokenChange,
     *,
     check_current_tokens: bool,
-    incomplete: Collection[int] = (),
+    is_complete: bool = True,
 ) -> list[list[Finding]]:
     """Return the findings that only all models together show, for each of them.
 
@@ -264,8 +264,8 @@ def check_models_together(
         rules: The rules that recognize KV names and the parts of sets.
         change: The token to add or remove.
         check_current_tokens: Whether tokens are checked as they are, not as they will be.
-        incomplete: The indexes of models with a set of which a model cannot be read. That one
-            may be the missing window, or the only one with buffers.
+        is_complete: Whether all models of the command could be read. Another one may be the
+            missing window, or the only one with buffers.
     """
     findings: list[list[Finding]] = [[] for _ in models]
     connected = [m for m in models if (m.plan.feeds or m.needs) and not m.is_apart]
@@ -282,19 +282,17 @@ def check_models_together(
 
         for index in without:
             outputs, path = models[index].output_names, Path(models[index].path)
-            if len(without) == len(models) and not incomplete:
+            if len(without) == len(models) and is_complete:
                 findings[index].append(build_no_buffers_finding(outputs, rules, path))
             else:
                 findings[index] += check_other_profiles(outputs, rules)
-    if connected:
+    if connected and is_complete:
         from onnxkvrename.rules.feeds import check_feeds  # most models stand alone
 
         for index, finding in check_feeds(models):
-            if index not in incomplete:
-                findings[index].append(finding)
-    has_part = (index for index, model in enumerate(models) if model.part is not None)
-    indexes = [index for index in has_part if index not in incomplete]
-    if indexes:
+            findings[index].append(finding)
+    indexes = [index for index, model in enumerate(models) if model.part is not None]
+    if indexes and is_complete:
         from onnxkvrename.rules.windows import check_parts  # most models are not windows
 
         parts = [models[index] for index in indexes]

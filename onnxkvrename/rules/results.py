@@ -87,9 +87,6 @@ class Options(NamedTuple):
         full_transfer: Whether that consumer transfers all of each buffer.
         read_files: Further files that the command reads, such as rules; no result may
             replace them.
-        keep_going: Whether sets without an error are renamed though another one has one.
-        lost: With `keep_going`: reports on paths that lead to no model. They may
-            be parts of a set, which then stays.
     """
 
     write: bool = True
@@ -103,8 +100,6 @@ class Options(NamedTuple):
     consumer: str | None = None
     full_transfer: bool = False
     read_files: tuple[Path, ...] = ()
-    keep_going: bool = False
-    lost: tuple[ModelReport, ...] = ()
 
 
 class ModelReport(NamedTuple):
@@ -195,49 +190,20 @@ class Report(NamedTuple):
         models: The models, in the order of the arguments.
         sidecars: The sidecars.
         profile: The profile that recognizes KV names.
-        sets: With ``keep_going``: the models that change together or not at all, by their
-            indexes. By default all do.
     """
 
     models: tuple[ModelReport, ...]
     sidecars: tuple[SidecarReport, ...] = ()
     profile: ProfileChoice | None = None
-    sets: tuple[tuple[int, ...], ...] = ()
 
     @property
     def failed(self) -> bool:
-        """True if a model has an error or a finding of severity error; then its set stays."""
+        """True if a model has an error or a finding of severity error; then all stay."""
         return any(model.failed for model in self.models)
 
     @property
-    def refused(self) -> frozenset[int]:
-        """The indexes of models whose set has an error, so that none of it is written."""
-        return frozenset(
-            index
-            for indexes in self.sets or (tuple(range(len(self.models))),)
-            if any(self.models[index].failed for index in indexes)
-            for index in indexes
-        )
-
-    @property
-    def held_back(self) -> frozenset[int]:
-        """The indexes of models that stay because another model of their set has an error."""
-        return frozenset(i for i in self.refused if self.models[i].status == "would-rename")
-
-    @property
-    def has_good_set(self) -> bool:
-        """True if there are sets, and one of them is done: no model of it has an error."""
-        return any(not any(self.models[index].failed for index in each) for each in self.sets)
-
-    @property
     def has_no_buffers(self) -> bool:
-        """True if the models could be read, and none has a buffer that the rules know.
-
-        With sets one model that was read is enough: the others are not renamed anyway.
-        """
-        if self.sets:
-            has_names = any(model.pairs or model.name_map for model in self.models)
-            return not has_names and any(model.error is None for model in self.models)
+        """True if the models could be read, and none has a buffer that the rules know."""
         return bool(self.models) and all(
             model.error is None and any(finding.code == "KV001" for finding in model.findings)
             for model in self.models
@@ -279,7 +245,7 @@ class PlacedInterrupt(KeyboardInterrupt):
         renamed = sum(model.status == "renamed" for model in report.models)
         super().__init__(
             f"{renamed:,} of {len(report.models):,} models are renamed"
-            if report.sets or report.failed
+            if report.failed
             else "all results are in place"
         )
         self.report = report

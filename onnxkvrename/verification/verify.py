@@ -187,7 +187,7 @@ def verify_window_sets(
         rules,
         TokenChange(request.token),
         check_current_tokens=True,
-        incomplete=() if is_complete else range(len(models)),
+        is_complete=is_complete,
     )
     for index, found in zip(readable, across, strict=True):
         proof = verified[index].rename_proof

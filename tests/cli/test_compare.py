@@ -371,7 +371,7 @@ def test_a_manifest_with_sizes_and_a_model_without_differ_in_windows_only(
     outcome = run("compare", sized, model)
     assert "cannot decide" in outcome.out
     assert "KV614" in outcome.out
-    assert "--decode-dim sliding_window=SIZE" in outcome.out
+    assert "--dim decode:sliding_window=SIZE" in outcome.out
     assert outcome.err.count("error") == 1
     assert "(pass --dim decode:sliding_window=SIZE)" in outcome.err
     decode = ("--dim", "decode:sliding_window=128")
@@ -682,8 +682,8 @@ def test_the_page_of_a_broken_model_lists_its_findings(run, named, tmp_path: Pat
     [
         ("ctx=5", "--dim decode:ctx: "),
         ("ctx=5", "(did you mean ctx_len?)"),
-        ("ctx_len", "--decode-dim 'ctx_len': pass SYMBOL=SIZE, for example ctx_len=32"),
-        ("ctx_len=0", "--decode-dim 'ctx_len=0'"),
+        ("ctx_len", "--dim 'decode:ctx_len': pass "),
+        ("ctx_len=0", "--dim 'decode:ctx_len=0'"),
     ],
 )
 def test_a_wrong_size_names_the_option_it_was_passed_to(size: str, message: str, run) -> None:

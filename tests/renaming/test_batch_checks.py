@@ -8,6 +8,7 @@ import models
 import pytest
 from genai_folders import build_decoder
 from models import saved
+from window_sets import build_window, write_windows
 
 from onnxkvrename import Finding, ModelError, Report, load_rules
 from onnxkvrename.findings import build_finding
@@ -128,9 +129,8 @@ def test_a_model_that_cannot_be_read_keeps_others_from_being_called_barren(tmp_p
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])
-@pytest.mark.parametrize("options", [(), ("-k",)])
 def test_a_model_that_cannot_be_read_hides_nothing_of_the_others(
-    options: tuple[str, ...], place: str, tmp_path: Path, run
+    place: str, tmp_path: Path, run
 ) -> None:
     """Each is checked as without that one, for the consumer too."""
     good = tmp_path / "good"
@@ -144,7 +144,7 @@ def test_a_model_that_cannot_be_read_hides_nothing_of_the_others(
 
     def check() -> list[str]:
         lines = run("verify", tmp_path).err.splitlines()
-        lines += run(tmp_path, "--target", "vllm-qaic", "--check", *options).err.splitlines()
+        lines += run(tmp_path, "--target", "vllm-qaic", "--check").err.splitlines()
         return [line for line in lines if "broken" not in line and " models: " not in line]
 
     with_broken = check()
@@ -179,3 +179,29 @@ def test_windows_that_cannot_be_checked_without_one_of_them_are_counted(
     (error,) = [line for line in outcome.err.splitlines() if line.startswith("error")]
     assert str(broken) in error
     assert unchecked in error
+
+
+def test_a_model_that_no_consumer_can_take_does_not_hide_one_that_cannot_be_read(
+    tmp_path: Path, run
+) -> None:
+    model = models.decoder()
+    shape = (1, 2, 4, 8)
+    model.graph.input.append(models.info("other/past_key.0", *shape))
+    model.graph.output.append(models.info("other/past_key.0_RetainedState", *shape))
+    model.graph.node.append(
+        models.node("Neg", ["other/past_key.0"], ["other/past_key.0_RetainedState"])
+    )
+    saved(model, tmp_path / "twice.onnx")
+    saved(b"text", tmp_path / "broken.onnx")
+    outcome = run(tmp_path, "--target", "vllm-qaic", "--check")
+    assert outcome.code == 2
+    errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    assert {Path(line.split(": ")[1]).name for line in errors} == {"twice.onnx", "broken.onnx"}
+
+
+def test_windows_that_overlap_are_a_finding_for_a_target_too(tmp_path: Path, run) -> None:
+    windows = write_windows(tmp_path / "a", 3)
+    saved(build_window(0, 1), windows / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx")
+    outcome = run(windows, "--target", "vllm-qaic", "--check")
+    assert outcome.code == 1
+    assert "error KV304" in outcome.err

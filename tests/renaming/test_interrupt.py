@@ -1,0 +1,69 @@
+"""What a run says that is interrupted when its results are in place already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from window_sets import write_windows
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_windows(Path("a"), 3)
+    return tmp_path
+
+
+def read_tokens(path: Path) -> set[bool]:
+    """Return whether models have the token."""
+    return {b"_VLLM" in model.read_bytes() for model in Path(path).rglob("*.onnx")}
+
+
+@pytest.mark.parametrize("args", [("d",), ("d", "-d", "new")])
+def test_an_interrupt_after_the_last_file_is_in_place_counts_it(
+    args: tuple[str, ...], here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_windows(Path("d"), 2)
+    real = os.unlink
+
+    def interrupt(path: Path, **how: int | None) -> None:
+        if read_tokens(Path("new" if "-d" in args else "d")) == {True}:
+            monkeypatch.setattr(os, "unlink", real)
+            raise KeyboardInterrupt
+        real(path, **how)
+
+    monkeypatch.setattr(os, "unlink", interrupt)
+    outcome = run(*args, "--prefix", "VLLM")
+    assert outcome.code == 130
+    text = outcome.err.strip()
+    assert "interrupted" in text
+    assert "all results" in text
+    assert not list(Path().rglob(".onnxkvrename-*"))
+
+
+def test_an_interrupt_while_the_answer_is_printed_says_what_is_in_place(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onnxkvrename.cli.rename.print_answer", interrupt)
+    assert "all results" in run("a", "--prefix", "VLLM").err
+    assert "half written (run" in run("a", "--prefix", "VLLM").err  # there was nothing to do
+    assert "half written (run" in run("a", "--prefix", "ABC", "--replace", "--dry-run").err
+
+
+def test_an_interrupt_while_workers_end_says_what_is_in_place(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def open_and_interrupt(*args: object) -> Iterator[None]:
+        yield None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onnxkvrename.cli.rename.open_executor", open_and_interrupt)
+    assert "all results" in run("a", "--prefix", "VLLM").err
