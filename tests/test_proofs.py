@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 import pytest
+from cache_models import build_cache_model
 from conftest import FIXTURES
 from onnx import ModelProto, NodeProto, numpy_helper
 from onnx.helper import make_node
@@ -28,11 +29,13 @@ class Example(NamedTuple):
         model: The model, or the directory of its windows.
         source: What it was renamed from; by default the model itself.
         decode: The other side of a hand-off; by default the model itself.
+        options: Further options of ``compare``.
     """
 
     model: Path
     source: Path | None = None
     decode: Path | None = None
+    options: tuple[str, ...] = ()
 
 
 def load_decoder(tmp_path: Path, run) -> ModelProto:
@@ -204,6 +207,22 @@ def other_weights(tmp_path: Path, run) -> Example:
     return Example(paths[0], decode=paths[1])
 
 
+def paged(tmp_path: Path, run) -> Example:
+    """The caches are pools of blocks of all sequences."""
+    model = load_decoder(tmp_path, run)
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith("past_"):
+            dims = value.type.tensor_type.shape.dim
+            dims[0].dim_param, dims[2].dim_param = "total_num_kv_blocks", "kv_block_size"
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
+def states_only(tmp_path: Path, run) -> Example:
+    model = build_cache_model(["linear", "linear"], tokens=(TOKEN, TOKEN))
+    options = ("--full-transfer", "--block-size", "16:16")
+    return Example(save(model, tmp_path / "model.onnx"), options=options)
+
+
 DANGERS: dict[str, Callable[..., Example]] = {
     "a retained output without its input": unpaired,
     "a buffer computed from another one's input": swapped,
@@ -219,6 +238,8 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "a sidecar with the names from before": stale_sidecar,
     "names that the consumer does not select": unselected,
     "a buffer that the consumer cuts": cut_state,
+    "a paged cache": paged,
+    "workers that vLLM's NIXL connector does not connect (`--block-size`)": states_only,
     "axes in another order on the other side": turned,
     "a window on one side, the whole context on the other": other_window,
     "weights of another model on the other side": other_weights,
@@ -238,7 +259,7 @@ def build_command(column: str, example: Example, tmp_path: Path) -> list[object]
         "verify --renamed-from": ["verify", model, "--renamed-from", example.source or model],
         "verify --run": ["verify", model, "--run"],
         "check-consumer": ["check-consumer", model],
-        "compare": ["compare", model, example.decode or model],
+        "compare": ["compare", model, example.decode or model, *example.options],
     }
     return commands[column]
 

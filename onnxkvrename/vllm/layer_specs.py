@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.layout.dims import count_elements, format_size_option
-from onnxkvrename.layout.kinds import BufferKind, get_vllm_kind
+from onnxkvrename.layout.kinds import BufferKind, get_kind_traits, get_vllm_kind
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.vllm.specs import (
@@ -25,6 +25,7 @@ from onnxkvrename.vllm.specs import (
     MLA_KINDS,
     STATE_ITEMSIZES,
     STATE_KINDS,
+    VLLM_KINDS,
     WINDOWED_KINDS,
     Condition,
     KvCacheSpec,
@@ -201,6 +202,12 @@ def _build_spec(
             [layer],
             "every size is fixed, so a cache cannot be distinguished from a state",
             "export the model with a symbol for the context",
+        )
+    if kind not in VLLM_KINDS:
+        raise RefusalError(
+            [layer],
+            f"vLLM has no cache for a {get_kind_traits(kind).label} ({kind})",
+            "its figures cannot be computed",
         )
     if kind in STATE_KINDS:
         return _build_state_spec(buffers, layout, request)

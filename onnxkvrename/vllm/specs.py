@@ -11,20 +11,27 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.layout.kinds import BufferKind, get_kind_traits, list_kinds
+from onnxkvrename.layout.kinds import BufferKind, get_kind_traits
 from onnxkvrename.model.signature import Dim
 
 VllmVersion = Literal["0.24", "0.33"]
 VLLM_VERSIONS: tuple[VllmVersion, ...] = ("0.24", "0.33")
 """The versions of vLLM whose planning is known here."""
 
-MLA_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_mla)
-STATE_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_state)
-WINDOWED_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_windowed)
-CHUNKED_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_chunked)
+VLLM_KINDS = frozenset[BufferKind](
+    {
+        *("full_attention", "sliding_window", "chunked_local_attention"),
+        *("mla_attention", "sliding_window_mla", "cross_attention", "mamba"),
+    }
+)
+"""The kinds for which vLLM has a spec, by its ``KVCacheSpecKind``."""
+MLA_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_mla)
+STATE_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_state)
+WINDOWED_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_windowed)
+CHUNKED_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_chunked)
 SLIDING_KINDS = WINDOWED_KINDS - CHUNKED_KINDS
 ENCODER_KINDS = frozenset(
-    kind for kind in list_kinds() if get_kind_traits(kind).grows_with == "encoder"
+    kind for kind in VLLM_KINDS if get_kind_traits(kind).grows_with == "encoder"
 )
 STATE_ITEMSIZES = {"FLOAT16": 2, "BFLOAT16": 2, "FLOAT": 4}
 """Bytes of an element of a state, by ONNX dtype; vLLM keeps states in no other dtype."""

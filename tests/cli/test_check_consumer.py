@@ -27,6 +27,11 @@ SCHEMA = json.loads(
     )
 )
 
+RESTS = (
+    "; rests on names, shapes, dtypes and dataflow, read as qualcomm/vllm-qaic at dc7351f reads "
+    "them"
+)
+
 
 @pytest.fixture
 def taken(tmp_path: Path, run) -> Path:
@@ -52,7 +57,8 @@ def codes(found: dict[str, Any]) -> set[str]:
 def test_what_can_be_taken_is_told_in_one_line(taken: Path, run) -> None:
     outcome = run("check-consumer", taken)
     said = (
-        f"{taken}: vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype\n"
+        f"{taken}: vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype"
+        f"{RESTS}\n"
     )
     assert outcome == (0, said, "")
     assert run("check-consumer", taken, "-q") == (0, "", "")
@@ -155,7 +161,8 @@ def test_findings_are_shown_beside_files(decoder: Path, taken: Path, run) -> Non
     good = run("check-consumer", taken, "--format", "github")
     assert good.out == (
         f"::notice file={taken},title=check-consumer::"
-        "vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype\n"
+        "vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype"
+        f"{RESTS}\n"
     )
     assert run("check-consumer", taken, "--format", "github", "-q").out == ""
     emitted = run("check-consumer", taken, "--format", "github", "--emit", "selectors")
@@ -170,7 +177,7 @@ def test_states_need_the_full_transfer(tmp_path: Path, run) -> None:
     assert outcome.code == 0
     assert outcome.out == (
         f"{path}: vllm-qaic can use it: 6 buffers, layers 0-2, hybrid: 4 different shapes or "
-        "dtypes\n"
+        f"dtypes{RESTS}\n"
     )
     assert run("check-consumer", path, "--full-transfer", "--strict").code == 1
 
@@ -187,7 +194,7 @@ def test_windows_are_one_model(tmp_path: Path, run) -> None:
     run(FIXTURES / "plain" / "windows", "--target", "vllm-qaic", "-d", tmp_path / "set")
     outcome = run("check-consumer", tmp_path / "set")
     said = "vllm-qaic can use them: 6 buffers, layers 0-2, all with the same shape and dtype"
-    assert outcome == (0, f"{tmp_path / 'set'} (3 models): {said}\n", "")
+    assert outcome == (0, f"{tmp_path / 'set'} (3 models): {said}{RESTS}\n", "")
     shutil.rmtree(tmp_path / "set" / "layer_1_2")
     assert "error KV302" in run("check-consumer", tmp_path / "set").err
 
@@ -219,7 +226,8 @@ def test_a_manifest_stands_for_its_model(taken: Path, tmp_path: Path, run) -> No
     outcome = run("check-consumer", manifest, "--format", "json")
     assert document(outcome)["slots"] == model["slots"]
     assert run("check-consumer", manifest).out == (
-        f"{taken}: vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype\n"
+        f"{taken}: vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype"
+        f"{RESTS}\n"
     )
     assert run("check-consumer", manifest, "--emit", "selectors").code == 0
 

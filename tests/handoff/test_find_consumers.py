@@ -18,7 +18,7 @@ from onnxkvrename.handoff import consumers
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
 
-ALIKE = "all with the same shape and dtype"
+ALIKE = "all with the same shape and dtype; rests on names, shapes, dtypes and dataflow"
 PACKAGE = Path(onnxkvrename.__file__).parent
 PIGEON = '''
 """A consumer that carries whole buffers by hand."""

@@ -74,7 +74,11 @@ def test_a_folder_with_its_configuration_is_taken(tmp_path: Path, run) -> None:
     model, rules = save_decoder(tmp_path)
     write_config(tmp_path)
     outcome = run("check-consumer", model, "--rules", rules, "--target", "onnxruntime-genai")
-    said = "4 buffers, layers 0-1, all with the same shape and dtype"
+    said = (
+        "4 buffers, layers 0-1, all with the same shape and dtype; "
+        "rests on names, shapes, dtypes and dataflow, "
+        "read as microsoft/onnxruntime-genai at a0c04eb reads them"
+    )
     assert outcome == (0, f"{model}: onnxruntime-genai can use it: {said}\n", "")
 
 

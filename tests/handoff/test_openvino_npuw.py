@@ -50,7 +50,11 @@ def test_a_decoder_is_taken_with_a_token_and_without(tmp_path: Path) -> None:
 def test_a_growing_cache_is_what_it_wants(tmp_path: Path, run) -> None:
     model, rules = save_decoder(tmp_path)
     outcome = run("check-consumer", model, "--rules", rules, "--target", "openvino-npuw")
-    said = "4 buffers, layers 0-1, all with the same shape and dtype"
+    said = (
+        "4 buffers, layers 0-1, all with the same shape and dtype; "
+        "rests on names, shapes, dtypes and dataflow, "
+        "read as openvinotoolkit/openvino at 002caac reads them"
+    )
     assert outcome == (0, f"{model}: openvino-npuw can use it: {said}\n", "")
 
 

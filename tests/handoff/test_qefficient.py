@@ -25,6 +25,11 @@ PENALTY = tuple(
     for kind in ("repetition", "presence")
 )
 
+RESTS = (
+    "rests on names, shapes, dtypes and dataflow, read as quic/efficient-transformers at ebf55e8 "
+    "reads them"
+)
+
 
 def build(*texts: str, token: str = "", **sizes: int) -> Layout:
     return build_side_layout(*texts, token=token, **sizes)
@@ -102,12 +107,12 @@ def test_exports_are_taken_with_a_token_and_without(
 ) -> None:
     path = FIXTURES / "plain" / name
     plain = run("check-consumer", path, "--target", "qefficient")
-    assert plain.out == f"{path}: qefficient can use it: {said}\n"
+    assert plain.out == f"{path}: qefficient can use it: {said}; {RESTS}\n"
     renamed = tmp_path / name
     command = (path, "--prefix", "VLLM", "--target", "qefficient", "-q", "-o", renamed)
     assert run(*command) == (0, "", "")
     outcome = run("check-consumer", renamed, "--target", "qefficient")
-    assert outcome == (0, f"{renamed}: qefficient can use it: {said}\n", "")
+    assert outcome == (0, f"{renamed}: qefficient can use it: {said}; {RESTS}\n", "")
 
 
 def test_penalty_buffers_are_taken_for_kv_and_make_the_model_hybrid(run) -> None:
