@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.layout.dims import count_elements, format_size_option
-from onnxkvrename.layout.kinds import BufferKind, get_kind_traits, get_vllm_kind
+from onnxkvrename.layout.kinds import BufferKind, get_vllm_kind
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.vllm.specs import (
@@ -25,7 +25,6 @@ from onnxkvrename.vllm.specs import (
     MLA_KINDS,
     STATE_ITEMSIZES,
     STATE_KINDS,
-    VLLM_KINDS,
     WINDOWED_KINDS,
     Condition,
     KvCacheSpec,
@@ -33,6 +32,7 @@ from onnxkvrename.vllm.specs import (
     Refusal,
     RefusalError,
     build_requirement,
+    check_kind,
 )
 
 _SINGLE_HEAD_SIZE_KINDS = ENCODER_KINDS | CHUNKED_KINDS
@@ -197,18 +197,7 @@ def _build_spec(
 ) -> KvCacheSpec:
     """Build the spec of the buffers of one layer and one kind; refuse what vLLM cannot have."""
     layer, kind = buffers[0].layer, get_vllm_kind(buffers[0].kind)
-    if kind == "unknown":
-        raise RefusalError(
-            [layer],
-            "every size is fixed, so a cache cannot be distinguished from a state",
-            "export the model with a symbol for the context",
-        )
-    if kind not in VLLM_KINDS:
-        raise RefusalError(
-            [layer],
-            f"vLLM has no cache for a {get_kind_traits(kind).label} ({kind})",
-            "its figures cannot be computed",
-        )
+    check_kind(layer, kind)
     if kind in STATE_KINDS:
         return _build_state_spec(buffers, layout, request)
     dtype = _choose_dtype(buffers, request)

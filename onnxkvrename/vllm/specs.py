@@ -187,6 +187,26 @@ class RefusalError(Exception):
         self.refusal = Refusal(tuple(dict.fromkeys(layers)), code, reason, hint)
 
 
+def check_kind(layer: int, kind: BufferKind) -> None:
+    """Check that vLLM has a cache of a kind.
+
+    Raises:
+        RefusalError: It has none, or the kind is not known.
+    """
+    if kind == "unknown":
+        raise RefusalError(
+            [layer],
+            "every size is fixed, so a cache cannot be distinguished from a state",
+            "export the model with a symbol for the context",
+        )
+    if kind not in VLLM_KINDS:
+        raise RefusalError(
+            [layer],
+            f"vLLM has no cache for a {get_kind_traits(kind).label} ({kind})",
+            "its figures cannot be computed",
+        )
+
+
 class KvCacheSpec(NamedTuple):
     """One layer's KV cache on one rank: vLLM's ``KVCacheSpec``.
 
