@@ -104,7 +104,7 @@ class KvBuffer(NamedTuple):
         A buffer of fixed size that is written once, such as keys and values of an image, does
         not follow the prompt.
         """
-        if self.is_state or self.traits.is_paged or self.traits.grows_with == "encoder":
+        if self.is_state or self.traits.grows_with == "encoder":
             return True
         return self.sequence_axis is None and self.update.kind == "once"
 
