@@ -50,7 +50,7 @@ OTHERS = {
     "genai/gemma2-fp32": (*GROWS, "4/4", "4/4", "4/4"),
     "genai/lfm2-fp32-t5": (*GROWS, "4/6 KV601", "6/6", "4/4 KV601"),
     "genai/llama-cuda-paged-int8kv": (
-        *(NONE, "8/0 KV601", "9/0 KV601 KV608 KV610"),
+        *("0/0 KV601 KV610", "8/0 KV601 KV610", "9/0 KV601 KV608 KV610"),
         *("8/8 KV610", "8/8", "4/4 KV601"),
     ),
     "genai/whisper-fp32-t5/decoder.onnx": (

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 import pytest
+from cache_models import build_cache_model
 from conftest import FIXTURES
 from onnx import ModelProto, NodeProto, numpy_helper
 from onnx.helper import make_node
@@ -31,12 +32,14 @@ class Example(NamedTuple):
         source: What it was renamed from; by default the model itself.
         decode: The other side of a hand-off; by default the model itself.
         options: What each command is given besides.
+        compare_options: What ``compare`` is given besides.
     """
 
     model: Path
     source: Path | None = None
     decode: Path | None = None
     options: tuple[str, ...] = ()
+    compare_options: tuple[str, ...] = ()
 
 
 def load_decoder(tmp_path: Path, run) -> ModelProto:
@@ -277,6 +280,22 @@ def other_cache_dtype(tmp_path: Path, run) -> Example:
     return Example(path, decode=tmp_path / "decode.json")
 
 
+def paged(tmp_path: Path, run) -> Example:
+    """The caches are pools of blocks of all sequences."""
+    model = load_decoder(tmp_path, run)
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith("past_"):
+            dims = value.type.tensor_type.shape.dim
+            dims[0].dim_param, dims[2].dim_param = "total_num_kv_blocks", "kv_block_size"
+    return Example(save(model, tmp_path / "model.onnx"))
+
+
+def states_only(tmp_path: Path, run) -> Example:
+    model = build_cache_model(["linear", "linear"], tokens=(TOKEN, TOKEN))
+    options = ("--full-transfer", "--block-size", "16:16")
+    return Example(save(model, tmp_path / "model.onnx"), compare_options=options)
+
+
 DANGERS: dict[str, Callable[..., Example]] = {
     "a retained output without its input": unpaired,
     "a buffer computed from another one's input": swapped,
@@ -295,6 +314,8 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "names that the consumer does not select": unselected,
     "logits that the consumer does not find by their name": misnamed_logits,
     "a buffer that the consumer cuts": cut_state,
+    "a paged cache": paged,
+    "workers that vLLM's NIXL connector does not connect (`--block-size`)": states_only,
     "axes in another order on the other side": turned,
     "a window on one side, the whole context on the other": other_window,
     "weights of another model on the other side": other_weights,
@@ -317,7 +338,7 @@ def build_command(column: str, example: Example, tmp_path: Path) -> list[object]
         "verify --renamed-from": ["verify", model, "--renamed-from", example.source or model],
         "verify --run": ["verify", model, "--run"],
         "check-consumer": ["check-consumer", model],
-        "compare": ["compare", model, example.decode or model],
+        "compare": ["compare", model, example.decode or model, *example.compare_options],
     }
     return [*commands[column], *example.options]
 

@@ -28,6 +28,11 @@ SCHEMA = json.loads(
     )
 )
 
+RESTS = (
+    "; rests on names, shapes, dtypes and dataflow, read as qualcomm/vllm-qaic at dc7351f reads "
+    "them"
+)
+
 
 @pytest.fixture
 def taken(tmp_path: Path, run) -> Path:
@@ -53,7 +58,8 @@ def codes(found: dict[str, Any]) -> set[str]:
 def test_what_can_be_taken_is_told_in_one_line(taken: Path, run) -> None:
     outcome = run("check-consumer", taken)
     said = (
-        f"{taken}: vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype\n"
+        f"{taken}: vllm-qaic can use it: 4 buffers, layers 0-1, all with the same shape and dtype"
+        f"{RESTS}\n"
     )
     assert outcome == (0, said, "")
     assert run("check-consumer", taken, "-q") == (0, "", "")
@@ -180,7 +186,7 @@ def test_windows_are_one_model(tmp_path: Path, run) -> None:
     run(FIXTURES / "plain" / "windows", "--target", "vllm-qaic", "-d", tmp_path / "set")
     outcome = run("check-consumer", tmp_path / "set")
     said = "vllm-qaic can use them: 6 buffers, layers 0-2, all with the same shape and dtype"
-    assert outcome == (0, f"{tmp_path / 'set'} (3 models): {said}\n", "")
+    assert outcome == (0, f"{tmp_path / 'set'} (3 models): {said}{RESTS}\n", "")
     shutil.rmtree(tmp_path / "set" / "layer_1_2")
     assert "error KV302" in run("check-consumer", tmp_path / "set").err
 
