@@ -211,12 +211,14 @@ def _verify_result(
 def _check_declared_growth(scanned: ScannedModel, rules: Rules) -> Iterator[Finding]:
     """Yield KV120, once for all buffers whose declared shapes grow where nothing says they may."""
     plan = scanned.model.plan
+    different = {finding.name for finding in scanned.model.findings if finding.code == "KV104"}
     suspects = [
         pair
         for pair in plan.pairs
         if pair.input is not None
         and pair.output is not None
         and pair.input.value.shape != pair.output.value.shape
+        and pair.output.old_name not in different
         and plan.updates_by_kind.get(pair.kind, "") not in RESIZING_UPDATES
     ]
     if not suspects:

@@ -238,7 +238,7 @@ def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
 
 
 def _check_rank(pair: KvPair, plan: RenamePlan) -> Iterator[Finding]:
-    """Yield KV125 for a value that is no cache, whatever its name: its axes are too few.
+    """Yield KV125 for a value with the name of a cache, but with too few axes.
 
     A state may have any axes, as what the user's own rules name, and the scales of a cache.
     """
