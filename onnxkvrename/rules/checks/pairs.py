@@ -41,8 +41,7 @@ CONSUMER_TOKENS = {"vllmkvcache": ("vllmKvCache", "vllm-qaic")}
 
 Consumers themselves are in `handoff`, which a plain rename does not load.
 """
-RESIZING_UPDATES = ("append", "delta")
-"""Updates whose outputs have another size than their inputs."""
+_RESIZING_UPDATES = ("append", "delta")
 _MIN_RANK = 3
 """The axes of the smallest cache: batch, context and size."""
 _UNMATCHED_REASONS = (REASON_UNKNOWN, REASON_NOT_RETAINED)
@@ -226,7 +225,7 @@ def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
         into.shape is not None
         and out.shape is not None
         and not is_shape_compatible(into.shape, out.shape)
-        and not (update in RESIZING_UPDATES and len(into.shape) == len(out.shape))
+        and not (update in _RESIZING_UPDATES and len(into.shape) == len(out.shape))
     ):
         yield build_finding(
             "KV104",
