@@ -166,7 +166,7 @@ def _describe_retention(verified: VerifiedModel) -> str:
     resized = [flow for flow in verified.flows if flow.update.is_resized]
     meant = [flow for flow in resized if flow.pair.sides[-1].old_name not in faults]
     resized = [flow for flow in updated if flow in resized and flow not in meant]
-    unsized = [flow for flow in updated if flow.is_unsized]
+    unsized = [flow for flow in updated if flow.update.kind == "unknown"]
     fed_back = {} if verified.run is None else verified.run.retained_inputs
     settled = sum(flow.pair.sides[-1].old_name in fed_back for flow in unsized)
     meant += [

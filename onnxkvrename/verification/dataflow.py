@@ -96,11 +96,6 @@ class BufferFlow(NamedTuple):
     reason: str = ""
     update: BufferUpdate = UNKNOWN_UPDATE
 
-    @property
-    def is_unsized(self) -> bool:
-        """True if the output is a later state of its input, but perhaps of another size."""
-        return self.verdict == "updated" and self.update.kind == "unknown"
-
 
 def trace_buffer_flows(model: ModelProto, pairs: Iterable[KvPair]) -> tuple[BufferFlow, ...]:
     """Return the flow of every pair that has both an input and an output, in their order.
@@ -165,7 +160,7 @@ def check_buffer_flows(
         meant = updates_by_kind.get(flow.pair.kind, "")
         if meant != flow.update.kind or flow.update.kind not in ("delta", "once"):
             yield from _check_flow(flow)
-        if flow.is_unsized and meant:
+        if flow.verdict == "updated" and flow.update.kind == "unknown" and meant:
             yield build_finding(
                 "KV113",
                 flow.pair.output.old_name,

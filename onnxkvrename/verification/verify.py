@@ -140,7 +140,11 @@ def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedMo
 
 def _list_settled(flows: Iterable[BufferFlow], run: RetentionRun) -> Sequence[str]:
     """Return the outputs of which only the size was not proved, and which the run fed back."""
-    names = [flow.pair.sides[-1].old_name for flow in flows if flow.is_unsized]
+    names = [
+        flow.pair.sides[-1].old_name
+        for flow in flows
+        if flow.verdict == "updated" and flow.update.kind == "unknown"
+    ]
     return [name for name in names if name in run.retained_inputs]
 
 

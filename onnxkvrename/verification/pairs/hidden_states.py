@@ -62,7 +62,7 @@ def drop_unread_values(
     a state. But another output is computed from a state, and what is joined to it or combined
     with it is new in each step, not constants only. What is passed through needs only the first,
     or the type of a state that was found: an encoder's output that the decoder returns as it is,
-    and does not read, is no state.
+    and does not read, is not a state.
 
     Args:
         pairs: An input and an output each, of which the output is a later state.

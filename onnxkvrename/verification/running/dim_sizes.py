@@ -65,6 +65,14 @@ def read_specialized_sizes(model: Path) -> dict[str, int]:
     return {}
 
 
+def read_dims(dims: Iterable[int | str | None]) -> tuple[int | str | None, ...]:
+    """Return the dimensions of a shape; torch writes some sizes as names, such as ``"8"``."""
+    return tuple(
+        int(dim) if isinstance(dim, str) and re.fullmatch("[1-9][0-9]{0,8}", dim) else dim
+        for dim in dims
+    )
+
+
 def resolve_dim_sizes(
     shapes: Iterable[Sequence[Any]],
     dims: Mapping[str, int],
