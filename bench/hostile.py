@@ -54,7 +54,7 @@ MODEL_COMMANDS: dict[str, Command] = {
     "inspect": lambda model, file: ["inspect", str(file)],
     "inspect --format json": lambda model, file: ["inspect", "--format", "json", str(file)],
     "pairs": lambda model, file: ["pairs", str(file)],
-    "rules": lambda model, file: ["rules", "--suggest", str(file)],
+    "rules": lambda model, file: ["pairs", "--as", "rules", str(file)],
     "rename --pairs": lambda model, file: [
         *("--prefix", "VLLM", "--check", "--pairs", "dataflow", str(file)),
     ],

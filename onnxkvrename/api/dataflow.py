@@ -36,8 +36,7 @@ def suggest_rules(models: PathLike | Iterable[PathLike], *, token: str | None = 
 
     Args:
         models: The path of a model, or several.
-        token: The token that names carry already or are going to get, the only one that the
-            rules then recognise; ``None`` for any, in models without one.
+        token: The token that names may carry already; the rules list them without it.
 
     Returns:
         The rules.

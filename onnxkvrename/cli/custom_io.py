@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from onnxkvrename.cli.dataflow.one_model import add_one_model_argument
+from onnxkvrename.cli.one_model import add_one_model_argument
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     OutputFile,

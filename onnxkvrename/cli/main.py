@@ -42,13 +42,10 @@ COMMANDS = {
     "recover": "Finish or undo a run that was killed halfway.",
     "profiles": "List built-in rules, or print some.",
     "pairs": "Show caches and states by the graph alone, whatever their names are.",
-    "rules": "Write rules for a model whose names no profile knows.",
     "explain": "Explain a finding, such as KV402.",
 }
 """Each command, and what it does. The first is the default; each is a module of this package,
 which is loaded when the command runs."""
-_FOLDERS = {"pairs": "dataflow.", "rules": "dataflow."}
-"""The sub-packages of commands that are in one."""
 DEFAULT_COMMAND = next(iter(COMMANDS))
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
 _COMPLETION_VARIABLE = "_ONNXKVRENAME_COMPLETE"
@@ -230,7 +227,7 @@ def load_command(name: str) -> Any:
 
 def _build_module_name(name: str) -> str:
     """Return the name of a command's module."""
-    return f"onnxkvrename.cli.{_FOLDERS.get(name, '')}{name.replace('-', '_')}"
+    return f"onnxkvrename.cli.{name.replace('-', '_')}"
 
 
 def _find_loaded_command(name: str) -> Any:

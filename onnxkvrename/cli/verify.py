@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from onnxkvrename.cli.dataflow.one_model import check_one_model
 from onnxkvrename.cli.hints.complete import complete_reports
+from onnxkvrename.cli.one_model import check_one_model
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,

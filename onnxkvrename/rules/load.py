@@ -50,7 +50,7 @@ _TOP_KEYS = (
 )
 _KV_KEYS = (
     *("input", "output", "input_name", "output_name", "kinds", "update", "by_shape", "defaults"),
-    *("names", "suffix"),
+    "names",
 )
 
 

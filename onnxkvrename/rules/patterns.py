@@ -40,18 +40,27 @@ class NamePattern(NamedTuple):
         return self.expression.fullmatch(name)
 
 
+class ListedName(NamedTuple):
+    """A name in a table: what is before and after a token in it, and what it is the name of."""
+
+    core: str
+    suffix: str
+    buffer: str
+    layer: int
+
+
 class NameTable(NamedTuple):
     """A table of names that is asked like a pattern.
 
-    A name may carry a token after an underscore, before the suffix.
+    A name may carry a token after an underscore, before its suffix.
 
     Attributes:
-        entries: The part and the layer of each name; names are without token and suffix.
-        suffix: What all names end with, mostly nothing.
+        entries: The names, by how they are without a token.
+        suffixes: All suffixes of names.
     """
 
-    entries: Mapping[str, tuple[str, int]]
-    suffix: str = ""
+    entries: Mapping[str, ListedName]
+    suffixes: tuple[str, ...]
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -64,20 +73,22 @@ class NameTable(NamedTuple):
 
     def match_groups(self, name: str) -> dict[str, str] | None:
         """Return the text of each group, or `None` if the name is not in the table."""
-        if not name.endswith(self.suffix):
+        entry, token = self.entries.get(name), ""
+        for suffix in self.suffixes if entry is None else ():
+            if name.endswith(suffix):
+                core, _, token = name[: len(name) - len(suffix)].rpartition("_")
+                entry = self.entries.get(core + suffix) if token else None
+                if entry is not None and entry.core == core:
+                    break
+                entry = None
+        if entry is None:
             return None
-        core, token = name[: len(name) - len(self.suffix)], ""
-        if core not in self.entries:
-            core, _, token = core.rpartition("_")
-        if core not in self.entries or (not token and core + self.suffix != name):
-            return None
-        buffer, layer = self.entries[core]
         return {
-            "name": core,
-            "buffer": buffer,
-            "layer": str(layer),
+            "name": entry.core,
+            "buffer": entry.buffer,
+            "layer": str(entry.layer),
             "token": token,
-            "suffix": self.suffix,
+            "suffix": entry.suffix,
         }
 
 

@@ -127,7 +127,8 @@ COMMANDS = (
     ("inspect", "names.onnx", "dims.onnx"),
     ("inspect", "mX.on"),
     ("pairs", "dX"),
-    ("rules", "--suggest", "dX"),
+    ("pairs", "--as", "rules", "dX"),
+    ("custom-io", "dX", "--precision", "float16"),
     ("check-consumer", "mX.onnx", "names.onnx", "--target", "vllm-qaic"),
     ("check-consumer", "dims.onnx", "--target", "vllm-qaicX"),
     ("compare", "mX.onnx", "vX.onnx"),
@@ -200,7 +201,7 @@ def test_a_path_that_begins_with_a_dash_stays_a_path_in_every_command(
         "check-consumer ./-oX.onnx --target vllm-qaic",
         "verify ./-oX.onnx --prefix T",
         "vllm-qaic ./-oX.onnx",
-        "rules --suggest ./-d",
+        "custom-io ./-d --precision float16",
         "b.onnx --prefix T -o ./-d",
         "./-ox.onnx --prefix T",
     ):

@@ -117,8 +117,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("m.onnx --prefix --target vllm-qaic",
          f"--prefix requires a value ({HELP.format('rename')})"),
         ("recover", f"no PATH given: recover requires one PATH ({HELP.format('recover')})"),
-        ("rules --suggest m.onnx v.onnx", "too many arguments: v.onnx; rules takes none "
-         f"({HELP.format('rules')})"),
         ("compare m.onnx", "no DECODE given: compare requires PREFILL and DECODE "
          f"({HELP.format('compare')})"),
         ("compare m.onnx m.onnx v.onnx", "too many arguments: v.onnx; compare takes PREFILL and "
@@ -131,7 +129,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
          "m.onnx, v.onnx (onnxkvrename custom-io m.onnx --precision float16)"),
         ("profiles qeff whisper", "too many arguments: whisper; profiles takes one NAME "
          f"({HELP.format('profiles')})"),
-        ("rules m.onnx", "rules requires --suggest MODEL (onnxkvrename rules --suggest m.onnx)"),
         ("m.onnx --prefix", f"--prefix requires a value ({HELP.format('rename')})"),
         ("m.onnx --target", f"--target requires a value (one of: {', '.join(list_consumers())})"),
         ("verify m.onnx --profile",

@@ -63,7 +63,6 @@ CARRIED_OPTIONS = {
     "compare": _LAYOUT,
     "manifest": _LAYOUT[:-1],
     "pairs": (),
-    "rules": (),
 }
 """For each command that may be suggested, the typed options of another one that it needs to see
 the same buffers. Those without models are not here."""

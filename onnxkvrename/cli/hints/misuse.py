@@ -152,7 +152,7 @@ def build_usage_failure(
     if isinstance(error, click.NoSuchOption):
         message, hint = _explain_unknown_option(name, args, error.option_name, command)
     elif isinstance(error, click.MissingParameter) and parameter is not None:
-        message, hint = _explain_missing_parameter(name, args, parameter, command)
+        message, hint = _explain_missing_parameter(name, parameter, command)
     elif isinstance(error, click.BadOptionUsage):
         parameter = _find_option(command, error.option_name)
         if parameter is not None and parameter.is_flag:
@@ -188,7 +188,7 @@ def _suggest_choice(message: str, choices: Iterable[str]) -> str | None:
 
 
 def _explain_missing_parameter(
-    name: str, args: Sequence[str], parameter: click.Parameter, command: click.Command
+    name: str, parameter: click.Parameter, command: click.Command
 ) -> tuple[str, str | None]:
     """Return what is missing, and what may be passed."""
     if isinstance(parameter, click.Argument):
@@ -200,9 +200,6 @@ def _explain_missing_parameter(
     assert isinstance(parameter, click.Option)
     option, metavar = max(parameter.opts, key=len), parameter.metavar or ""
     message = f"{name} requires {option} {metavar}".rstrip()
-    words = args[args[:1] == [name] :]
-    if metavar == "MODEL" and len(words) == 1:
-        return message, quote_unsafe(shlex.join([_PROGRAM, name, option, *words]))
     return message, (parameter.help or "").rstrip(".") or None
 
 
@@ -210,7 +207,7 @@ def _list_arguments(command: click.Command) -> str:
     """Return the arguments of a command, as its help names them."""
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
     names = [param.human_readable_name.strip("[.]") for param in arguments]
-    return " and ".join(names) if len(names) > 1 else f"one {names[0]}" if names else "none"
+    return " and ".join(names) if len(names) > 1 else f"one {names[0]}"
 
 
 def _find_option(command: click.Command, spelling: str) -> click.Option | None:

@@ -10,73 +10,70 @@ from typing import NamedTuple
 from onnxkvrename import __version__
 from onnxkvrename.errors import RulesError
 from onnxkvrename.rules.profile import UPDATES
-from onnxkvrename.rules.suggestion.frames import (
-    Frame,
-    FramedState,
-    ListedState,
-    StateNames,
-    frame_states,
-)
 
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _NO_BRANCHES: Mapping[str, bool] = MappingProxyType({})
-_LAYER = "(?P<layer>0|[1-9][0-9]{0,5})"
+_NUMBER = re.compile("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])")
 _SPECIAL = re.compile(r"[\\.^$*+?{}\[\]|()]")
 
 
-class SuggestedRules(NamedTuple):
-    """Rules that recognise given pairs.
+class StateNames(NamedTuple):
+    """The names of a pair.
 
     Attributes:
-        text: The rules, in TOML.
-        framed_count: The pairs that patterns recognise, also in other models of that kind.
-        listed: The pairs whose names are only listed.
+        input: The name of the input, without a token.
+        output: The name of the output, without a token and without `suffix`.
+        suffix: What follows a token in the name of the output.
+        kind: The kind of buffer, such as ``attention``.
+        update: How it is updated; empty if that is not known.
+        is_quantized: Whether it holds integers, which scales belong to.
     """
 
-    text: str
-    framed_count: int
-    listed: tuple[StateNames, ...]
+    input: str
+    output: str
+    suffix: str
+    kind: str
+    update: str
+    is_quantized: bool = False
+
+
+class _PlacedState(NamedTuple):
+    """A pair with a part and a layer, which its names suggest."""
+
+    names: StateNames
+    part: str
+    layer: int
 
 
 def write_rules(
     states: Sequence[StateNames],
     title: str,
-    tokens: Iterable[str] = (),
     kept_names: Mapping[str, str] = _NO_NAMES,
     branches: Mapping[str, bool] = _NO_BRANCHES,
-) -> SuggestedRules:
-    """Write rules for the names of pairs.
+) -> str:
+    """Return rules that list the names of pairs, in TOML.
 
     Args:
         states: The names, without a token.
         title: The models that the names are from, for the first line.
-        tokens: The only tokens that the rules recognise; none for any.
         kept_names: Names that the rules leave alone, each with the reason.
         branches: Inputs that choose a branch, each with its value in the first step.
 
     Raises:
         RulesError: A name cannot be written in TOML.
     """
-    framed, listed = frame_states(states)
-    kinds = _name_kinds([*framed, *listed])
+    placed = list(_place_states(states))
     lines = [
         f"# {_clean_comment(title)}, found by dataflow with onnxkvrename {__version__}.",
         "#",
         "# To rename them: onnxkvrename MODEL --prefix TOKEN --rules THIS_FILE",
+        "",
+        "[[kv]]",
+        "names = [",
+        *(f"  {{ {_write_row(state)} }}," for state in placed),
+        "]",
+        *_write_kinds(placed),
     ]
-    if listed:
-        lines += ["#", f"# {len(listed)} pairs are listed by name: they fit this export only."]
-    frames: dict[Frame, list[FramedState]] = {}
-    for state in framed:
-        frames.setdefault(state.frame, []).append(state)
-    token_pattern = "|".join(map(_escape, tokens)) or "[A-Za-z0-9]+"
-    for frame, members in frames.items():
-        lines += ["", *_write_frame(frame, members, kinds, token_pattern)]
-    suffixes: dict[str, list[ListedState]] = {}
-    for item in listed:
-        suffixes.setdefault(item.names.suffix, []).append(item)
-    for suffix, items in suffixes.items():
-        lines += ["", *_write_list(suffix, items, kinds)]
     for reason in dict.fromkeys(kept_names.values()):
         names = [_escape(name) for name, why in kept_names.items() if why == reason]
         lines += [
@@ -87,14 +84,51 @@ def write_rules(
         ]
     for name, first in branches.items():
         lines += ["", "[[branch]]", f"input = {_quote(name)}", f"first = {str(first).lower()}"]
-    return SuggestedRules("\n".join(lines) + "\n", len(framed), tuple(i.names for i in listed))
+    return "\n".join(lines) + "\n"
 
 
 def _clean_comment(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _name_kinds(states: Iterable[FramedState | ListedState]) -> dict[str, str]:
+def _write_row(state: _PlacedState) -> str:
+    texts = {"buffer": state.part, "input": state.names.input, "output": state.names.output}
+    if state.names.suffix:
+        texts["suffix"] = state.names.suffix
+    return ", ".join(
+        [f"layer = {state.layer}", *(f"{key} = {_quote(text)}" for key, text in texts.items())]
+    )
+
+
+def _place_states(states: Iterable[StateNames]) -> Iterator[_PlacedState]:
+    """Yield states with their layers and parts: the number that varies most, and what is left."""
+    known: set[tuple[str, int]] = set()
+    groups: dict[str, list[StateNames]] = {}
+    for state in states:
+        groups.setdefault(_NUMBER.sub("0", state.input), []).append(state)
+    for alike in groups.values():
+        inputs = [_NUMBER.split(state.input) for state in alike]
+        numbers = range(1, len(inputs[0]), 2)
+        layer_at = max(numbers, key=lambda i: (len({p[i] for p in inputs}), -i), default=None)
+        for state, parts in zip(alike, inputs, strict=True):
+            layer = 0 if layer_at is None else int(parts[layer_at])
+            words = [text for at, text in enumerate(parts) if at != layer_at]
+            part = _make_part_name(words)
+            count = 1
+            unique = part
+            while (unique, layer) in known:
+                count += 1
+                unique = f"{part}_{count}"
+            known.add((unique, layer))
+            yield _PlacedState(state, unique, layer)
+
+
+def _make_part_name(words: Sequence[str]) -> str:
+    """Return a name for a part, of what stands around the layer."""
+    return re.sub("[^0-9A-Za-z]+", "_", "_".join(words)).strip("_") or "state"
+
+
+def _name_kinds(states: Iterable[_PlacedState]) -> dict[str, str]:
     """Return the kind of each part: those in the same layers with the same update are one kind."""
     layers: dict[str, set[int]] = {}
     natures: dict[str, set[tuple[str, str]]] = {}
@@ -114,71 +148,23 @@ def _name_kinds(states: Iterable[FramedState | ListedState]) -> dict[str, str]:
     return kinds
 
 
-def _write_frame(
-    frame: Frame, states: Sequence[FramedState], kinds: Mapping[str, str], token_pattern: str
-) -> Iterator[str]:
-    """Yield a [[kv]] rule of patterns."""
-    parts = tuple(dict.fromkeys(state.part for state in states))
-    first = states[0].names
-    yield "[[kv]]"
-    yield f"# {_clean_comment(first.input)} -> {_clean_comment(first.output + first.suffix)}"
-    token = f"(?:_(?P<token>{token_pattern}))?"
-    choice = "|".join(_escape(part) for part in sorted(parts, key=len, reverse=True))
-    group, place = ("", "") if frame.own_part else (f"(?P<buffer>{choice})", "{buffer}")
-    for side, name in enumerate(("input", "output")):
-        pattern = _fill_frame(frame, side, group, _LAYER, is_pattern=True)
-        suffix = _escape(frame.suffix) if side else ""
-        yield f"{name} = {_quote(f'{pattern}{token}{suffix}')}"
-    for side, name in enumerate(("input", "output")):
-        template = _fill_frame(frame, side, place, "{layer}", is_pattern=False)
-        suffix = frame.suffix if side else ""
-        yield f"{name}_name = {_quote(f'{template}[_{{token}}]{suffix}')}"
-    yield from _write_kinds([(state.part, state.names) for state in states], kinds)
-
-
-def _fill_frame(frame: Frame, side: int, part: str, layer: str, *, is_pattern: bool) -> str:
-    """Return the names of one side, as a pattern or as a template."""
-    quote = _escape if is_pattern else str
-    first, second = (part, layer) if frame.is_part_first else (layer, part)
-    before, between, after = map(quote, (frame.before[side], frame.between, frame.after[side]))
-    return f"{before}{first}{between}{second}{after}"
-
-
-def _write_list(
-    suffix: str, items: Sequence[ListedState], kinds: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield a [[kv]] rule that lists names."""
-    yield "[[kv]]"
-    if suffix:
-        yield f"suffix = {_quote(suffix)}"
-    yield "names = ["
-    for item in items:
-        yield (
-            f"  {{ layer = {item.layer}, buffer = {_quote(item.part)}, "
-            f"input = {_quote(item.names.input)}, output = {_quote(item.names.output)} }},"
-        )
-    yield "]"
-    yield from _write_kinds([(item.part, item.names) for item in items], kinds)
-
-
-def _write_kinds(
-    states: Iterable[tuple[str, StateNames]], kinds: Mapping[str, str]
-) -> Iterator[str]:
+def _write_kinds(states: Sequence[_PlacedState]) -> Iterator[str]:
     """Yield the kinds of parts, and how they are updated."""
-    states_by_kind: dict[str, list[tuple[str, StateNames]]] = {}
-    for part, names in states:
-        states_by_kind.setdefault(kinds[part], []).append((part, names))
+    kinds = _name_kinds(states)
+    states_by_kind: dict[str, list[_PlacedState]] = {}
+    for state in states:
+        states_by_kind.setdefault(kinds[state.part], []).append(state)
     for kind, members in states_by_kind.items():
-        parts = tuple(dict.fromkeys(part for part, _ in members))
-        updates = {names.update for _, names in members}
+        parts = tuple(dict.fromkeys(state.part for state in members))
+        updates = {state.names.update for state in members}
         yield f"[kv.kinds.{kind}]"
         yield f"parts = [{', '.join(map(_quote, parts))}]"
-        base = members[0][1].kind
+        base = members[0].names.kind
         if kind != base:
             yield f'kind = "{base}"'
         if len(updates) == 1 and updates <= {*UPDATES}:
             yield f'update = "{min(updates)}"'
-        quantized = tuple(dict.fromkeys(part for part, names in members if names.is_quantized))
+        quantized = tuple(dict.fromkeys(s.part for s in members if s.names.is_quantized))
         scales = [
             f"{_quote(part)} = {_quote(main)}"
             for part in parts

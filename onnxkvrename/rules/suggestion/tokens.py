@@ -9,11 +9,11 @@ from typing import NamedTuple
 from onnxkvrename.errors import RulesError
 from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS
 from onnxkvrename.rules.profile import find_token_error
-from onnxkvrename.rules.suggestion.frames import split_token
 
 _MAX_WORDS = 4
 """Words at the end of a name that may be a token or a part of it."""
 _DIGITS = re.compile("[0-9]+")
+_WORD_CHARACTER = re.compile("[0-9A-Za-z]")
 
 
 class NamedPair(NamedTuple):
@@ -91,6 +91,45 @@ def find_tokens(models: Sequence[NamedModel], requested: str = "") -> tuple[str,
         for model in models:
             _check_places(model, tokens, requested)
     return tuple(tokens)
+
+
+def split_token(input_name: str, output_name: str, tokens: Collection[str]) -> tuple[str, str, str]:
+    """Return the names of a pair without a token, and the suffix of the output.
+
+    A token is at the end of the input, after an underscore. In the output it follows what the
+    two names have in common if the output begins with the input; else it is at the end, too.
+
+    Args:
+        input_name: The name of the input.
+        output_name: The name of the output.
+        tokens: The tokens that each of them may carry, at most one of them.
+
+    Returns:
+        The input, the output without its suffix, and the suffix.
+    """
+    core = _cut_token(input_name, tokens)
+    if output_name.startswith(core) and output_name != core:
+        suffix = output_name[len(core) :]
+        for token in tokens:
+            if suffix.startswith(f"_{token}") and not _is_word_at(suffix, len(token) + 1):
+                suffix = suffix[len(token) + 1 :]
+                break
+        if not suffix:
+            return core, core, ""
+        if not _is_word_at(suffix, 0):
+            return core, core, suffix
+    return core, _cut_token(output_name, tokens), ""
+
+
+def _cut_token(name: str, tokens: Collection[str]) -> str:
+    """Return a name without the one of some tokens that is at its end."""
+    start, _, end = name.rpartition("_")
+    return start if end in tokens else name
+
+
+def _is_word_at(text: str, position: int) -> bool:
+    """Return whether a letter or digit is at a position."""
+    return _WORD_CHARACTER.match(text, position) is not None
 
 
 def select_for_token(pairs: Sequence[NamedPair], tokens: Collection[str]) -> list[bool]:

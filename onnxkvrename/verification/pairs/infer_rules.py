@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -15,14 +14,14 @@ from onnxkvrename.model.signature import Signature
 from onnxkvrename.rules.load import parse_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.suggestion.frames import StateNames, split_token
-from onnxkvrename.rules.suggestion.rules_text import SuggestedRules, write_rules
+from onnxkvrename.rules.suggestion.rules_text import StateNames, write_rules
 from onnxkvrename.rules.suggestion.tokens import (
     NamedModel,
     NamedPair,
     find_tokens,
     has_token,
     select_for_token,
+    split_token,
 )
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
@@ -60,11 +59,11 @@ class InferredRules(NamedTuple):
 
     Attributes:
         rules: The rules, ready for use.
-        suggestion: Their text, and the names that are only listed in it.
+        text: The same in TOML.
     """
 
     rules: Rules
-    suggestion: SuggestedRules
+    text: str
 
 
 def trace_model(path: Path) -> TracedModel:
@@ -101,8 +100,7 @@ def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> 
 
     Args:
         models: The models with their pairs.
-        tokens: The tokens that names may carry already, and the only ones that the rules
-            recognise; none for rules that recognise any.
+        tokens: The tokens that names may carry already; the rules list names without them.
 
     Raises:
         RulesError: No model has pairs, or no rules recognise exactly the buffers of each model.
@@ -125,20 +123,19 @@ def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> 
         )
     ordered = list(states.values())
     branches = {name: first for model in models for name, first in model.branches.items()}
-    write = partial(write_rules, ordered, title, tokens, branches=branches)
-    suggestion = write(kept_names)
+    text = write_rules(ordered, title, kept_names, branches)
     try:
-        rules = parse_rules(suggestion.text, _RULES_NAME)
+        rules = parse_rules(text, _RULES_NAME)
         extra = _list_extra_names(chosen, rules)
         if extra:
             kept_names |= dict.fromkeys(extra, "not a state")
-            suggestion = write(kept_names)
-            rules = parse_rules(suggestion.text, _RULES_NAME)
+            text = write_rules(ordered, title, kept_names, branches)
+            rules = parse_rules(text, _RULES_NAME)
     except RulesError as error:
         raise _build_misfit_error(f"the rules would not be valid: {error.message}") from None
     for model in chosen:
         _check_exact(model, rules)
-    return InferredRules(rules, suggestion)
+    return InferredRules(rules, text)
 
 
 def find_carried_tokens(models: Iterable[TracedModel], requested: str = "") -> tuple[str, ...]:

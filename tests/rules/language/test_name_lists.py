@@ -35,11 +35,14 @@ def test_other_names_are_not(name: str) -> None:
 
 
 def test_a_token_comes_before_the_suffix_of_an_output() -> None:
-    rules = build_rules(ROW, more='suffix = "_out"')
-    match = rules.match("output", "cat_7_VLLM_out")
-    assert match is not None
-    assert rules.rewrite_name(match, "T") == "cat_7_T_out"
-    assert rules.match("output", "cat_7_VLLM") is None
+    value = 'layer = 3, buffer = "value", input = "b", output = "cat_8"'
+    rules = build_rules(f'{ROW}, suffix = "_out"', value)
+    for name in ("cat_7_out", "cat_7_VLLM_out"):
+        match = rules.match("output", name)
+        assert match is not None
+        assert rules.rewrite_name(match, "T") == "cat_7_T_out"
+    for name in ("cat_7", "cat_7_VLLM", "cat_8_V_out"):
+        assert rules.match("output", name) is None
 
 
 @pytest.mark.parametrize(

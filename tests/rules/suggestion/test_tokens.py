@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onnxkvrename.errors import RulesError
 from onnxkvrename.rules.suggestion.tokens import (
@@ -10,6 +12,7 @@ from onnxkvrename.rules.suggestion.tokens import (
     NamedPair,
     find_tokens,
     select_for_token,
+    split_token,
 )
 
 CACHE = {"update": ("append", "FLOAT"), "shape": ("n", 2, "p", 4)}
@@ -91,3 +94,30 @@ def test_a_token_is_for_what_is_like_a_buffer_that_has_it() -> None:
     ]
     assert select_for_token(pairs, ["VLLM"]) == [True, True, True, False, False]
     assert select_for_token(pairs, ["OTHER"]) == [True] * 5
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("past_VLLM", "present_VLLM"), ("past", "present", "")),
+        (("past", "present"), ("past", "present", "")),
+        (("past_VLLM", "past_VLLM_out"), ("past", "past", "_out")),
+        (("past", "past_out"), ("past", "past", "_out")),
+        (("past.1", "past.10"), ("past.1", "past.10", "")),
+        (("past_VLLM", "past_out"), ("past", "past", "_out")),  # half renamed
+        (("past", "past_VLLMs"), ("past", "past", "_VLLMs")),
+    ],
+)
+def test_a_token_is_at_the_end_of_what_both_names_begin_with(
+    names: tuple[str, str], expected: tuple[str, str, str]
+) -> None:
+    assert split_token(*names, ("VLLM",)) == expected
+
+
+WORDS = st.text("ab0._/", min_size=1, max_size=6)
+
+
+@given(WORDS, WORDS)
+def test_a_token_that_is_put_in_is_found_again(name: str, output: str) -> None:
+    core, rest, suffix = split_token(name, output, ("T",))
+    assert split_token(f"{core}_T", f"{rest}_T{suffix}", ("T",)) == (core, rest, suffix)

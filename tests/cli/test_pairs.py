@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import onnx
@@ -11,8 +12,6 @@ import pytest
 from conftest import FIXTURES
 from models import saved
 from schemas import load_schema, validate
-
-from onnxkvrename.rules.load import parse_rules
 
 DELTA = """
     <ir_version: 8, opset_import: ["": 17]>
@@ -98,10 +97,42 @@ def test_buffers_of_one_size_can_be_bound_to_one_memory(run) -> None:
     assert {item["same_size"] for item in items} == {True}
 
 
-def test_the_rules_are_those_of_the_command_rules(delta: str, run) -> None:
+@pytest.mark.parametrize(
+    ("source", "features"),
+    [
+        ("plain/decoder.onnx", ()),
+        ("plain/hybrid.onnx", ()),
+        ("plain/vlm_dual/decoder.onnx", ("vision_embeds", "deepstack_features")),
+        ("delta", ()),
+    ],
+)
+def test_the_rules_rename_exactly_the_pairs_of_the_model_and_give_them_back(
+    source: str, features: tuple[str, ...], delta: str, run
+) -> None:
+    if source != "delta":
+        shutil.copyfile(FIXTURES / source, delta)
+    before = Path(delta).read_bytes()
+    document = json.loads(run("pairs", delta, "--format", "json").out)
+    pairs = [each for each in document["models"][0]["pairs"] if each["input"] not in features]
+    names = {pair[side] for pair in pairs for side in ("input", "output")}
     outcome = run("pairs", "--as", "rules", delta)
-    parse_rules(outcome.out, "test")
-    assert outcome.out == run("rules", "--suggest", delta).out
+    assert (outcome.code, outcome.err) == (0, "")
+    Path("mine.toml").write_text(outcome.out, "utf-8")
+    renamed = run(delta, "--prefix", "VLLM", "--rules", "mine.toml")
+    assert renamed.code == 0
+    assert {line.partition(" -> ")[0] for line in renamed.out.splitlines()} == names
+    assert run(delta, "--prefix", "VLLM", "--pairs", "dataflow", "--check").code == 0
+    assert run(delta, "--strip", "--rules", "mine.toml").code == 0
+    assert Path(delta).read_bytes() == before
+
+
+def test_the_rules_of_a_decoder_rename_as_its_profile_does(
+    decoder: Path, renamed: bytes, run
+) -> None:
+    rules = decoder.parent / "mine.toml"
+    rules.write_text(run("pairs", "--as", "rules", decoder).out, "utf-8")
+    assert run(decoder, "--prefix", "VLLM", "--rules", rules).code == 0
+    assert decoder.read_bytes() == renamed
 
 
 def test_one_model_is_written_for_another_program_and_no_set(delta: str, run) -> None:

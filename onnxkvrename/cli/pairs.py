@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from onnxkvrename.cli.dataflow.one_model import check_one_model
+from onnxkvrename.cli.one_model import check_one_model
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     add_format_option,
@@ -131,7 +131,7 @@ def _build_row(pair: StatePair) -> tuple[str, ...]:
 def _render_form(model: TracedModel, form: str, screen: Screen) -> Iterator[Line]:
     """Yield the pairs of a model as another program reads them."""
     if form == "rules":
-        text = infer_rules([model]).suggestion.text.rstrip("\n")
+        text = infer_rules([model]).text.rstrip("\n")
     elif form == "openvino":
         text = escape_json(render_value(build_stateful_map(model.pairs)))
         left_out = [pair.input.name for pair in model.pairs if not pair.feeds_back]

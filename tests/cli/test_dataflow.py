@@ -1,4 +1,4 @@
-"""The command ``rules`` writes a file that renames exactly the pairs of the dataflow."""
+"""``--pairs dataflow`` renames, verifies and shows the pairs that the graph has."""
 
 from __future__ import annotations
 
@@ -17,39 +17,6 @@ from onnxkvrename.findings import quote_path
 EXPORTS = list_exports()
 
 
-def test_a_suggested_file_renames_as_the_profile_does(decoder: Path, renamed: bytes, run) -> None:
-    rules = decoder.parent / "mine.toml"
-    rules.write_text(run("rules", "--suggest", decoder).out, "utf-8")
-    assert run(decoder, "--prefix", "VLLM", "--rules", rules).code == 0
-    assert decoder.read_bytes() == renamed
-
-
-def test_a_token_that_is_there_is_no_part_of_a_name(decoder: Path, run) -> None:
-    plain = run("rules", "--suggest", decoder).out
-    run(decoder, "--prefix", "VLLM")
-    assert "_VLLM" in run("rules", "--suggest", decoder).out
-    known = run("rules", "--suggest", decoder, "--prefix", "VLLM").out
-    assert known == plain.replace("[A-Za-z0-9]+", "VLLM")
-    assert run("rules", "--suggest", decoder, "--prefix", "a_b").code == 2
-
-
-def test_names_that_are_only_listed_are_said(tmp_path: Path, run) -> None:
-    model = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["": 17]>
-        main (float[a,4] h_0) => (float[a,4] neg) {neg = Identity(h_0)}
-    """)
-    outcome = run("rules", "--suggest", saved(model, tmp_path / "m.onnx"))
-    assert outcome.code == 0
-    assert outcome.err.startswith("1 pair is only listed (first: h_0 -> neg)")
-
-
-@pytest.mark.parametrize("name", ["missing.onnx", "text.onnx"])
-def test_what_is_no_model_is_one_error(name: str, tmp_path: Path, run) -> None:
-    saved(b"text", tmp_path / "text.onnx")
-    outcome = run("rules", "--suggest", tmp_path / name)
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-
-
 def test_a_model_without_a_state_is_named_in_the_command_that_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
 ) -> None:
@@ -61,11 +28,8 @@ def test_a_model_without_a_state_is_named_in_the_command_that_shows_it(
     for name in ("m.onnx", "-m.onnx", "a b.onnx"):
         saved(model, tmp_path / name)
         path = quote_path(name)
-        err = run("rules", "--suggest", name).err
+        err = run("pairs", "--as", "rules", "--", name).err
         assert f"(`onnxkvrename inspect {path} --profile auto` shows what the model has)" in err
-
-
-# --pairs dataflow
 
 
 def test_a_rename_by_the_dataflow_is_that_of_the_profile_and_can_be_undone(

@@ -31,27 +31,13 @@ def _require_one_model(
 ) -> Path | None:
     if ctx.resilient_parsing:
         return None
-    return choose_one_model(paths, ctx.info_name or "", ctx.command_path)
-
-
-def choose_one_model(paths: Sequence[Path], name: str, command: str) -> Path:
-    """Return the only path.
-
-    Args:
-        paths: The paths that were given, at least one.
-        name: What requires one model.
-        command: The command with which a model can be chosen.
-
-    Raises:
-        KvRenameError: There are several, or a directory.
-    """
     if len(paths) == 1 and not is_directory(paths[0]):
         return paths[0]
     models = [str(job.model) for job in find_jobs(paths)]
-    check_one_model(f"{name} requires one model", models, command)
+    check_one_model(f"{ctx.info_name} requires one model", models, ctx.command_path)
     if not is_directory(paths[0]):
         return paths[0]  # the same model twice
-    hint = f"`{command} {quote_path(models[0])}`"
+    hint = f"`{ctx.command_path} {quote_path(models[0])}`"
     raise KvRenameError("is a directory, not a model", path=str(paths[0]), hint=hint)
 
 

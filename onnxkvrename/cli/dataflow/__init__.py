@@ -1,1 +1,0 @@
-"""Commands that know a model's buffers by its dataflow, without rules."""
