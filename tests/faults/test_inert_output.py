@@ -46,7 +46,6 @@ COMMAND_LINES = (
     ("manifest", "-v"),
     ("manifest", "--block-size", "16", "--no-set"),
     ("check-consumer", "-v"),
-    ("check-consumer", "--emit", "selectors"),
 )
 """Commands that take any number of models."""
 
