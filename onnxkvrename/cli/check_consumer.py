@@ -20,7 +20,6 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_quiet_option,
     add_rules_option,
-    add_single_option,
     add_strict_option,
     add_verbose_option,
     add_version_option,
@@ -41,14 +40,11 @@ from onnxkvrename.layout.load import (
     load_layout,
     load_model_or_manifest,
 )
-from onnxkvrename.layout.selectors import build_selectors
 from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consumer_answer
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.verification import trace_buffer_updates
-
-EMIT_CHOICES = ("selectors",)
 
 
 class _Arguments(NamedTuple):
@@ -57,7 +53,6 @@ class _Arguments(NamedTuple):
     models: tuple[Path, ...]
     target: str
     full_transfer: bool
-    emit: str | None
     dims: tuple[str, ...]
     specializations: Path | None
     custom_io: Path | None
@@ -80,12 +75,6 @@ class _Arguments(NamedTuple):
 @add_models_argument()
 @add_consumer_option()
 @add_full_transfer_option()
-@add_single_option(
-    "--emit",
-    type=click.Choice(EMIT_CHOICES),
-    help="Instead of a verdict, print expressions that select exactly the KV buffers, by kind, "
-    "each tested against the model; also for models without the token.",
-)
 @add_compile_options()
 @add_no_set_option()
 @add_strict_option()
@@ -128,9 +117,6 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
     loaded = _load_layout(arguments, rules)
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
-    if arguments.emit == "selectors":
-        selectors = build_selectors(layout)
-        return ConsumerCheck(consumer, layout, reports, selectors, rules.profile_choice)
     consumer = configure_consumer(consumer, layout)
     names = [(each.side, each.name) for each in list_buffer_names(layout, consumer)]
     checked = check_consumer(layout, consumer, full_transfer=arguments.full_transfer)
@@ -140,9 +126,7 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
     is_sound = not any(report.failed for report in reports)  # else no consumer can use it
     alternative = _find_alternative(consumer, layout, arguments) if findings and is_sound else None
     reports = tuple(_add_findings(report, loaded, findings) for report in reports)
-    return ConsumerCheck(
-        consumer, layout, reports, profile=rules.profile_choice, alternative=alternative
-    )
+    return ConsumerCheck(consumer, layout, reports, rules.profile_choice, alternative)
 
 
 def _load_layout(arguments: _Arguments, rules: Rules) -> LoadedLayout:

@@ -45,7 +45,6 @@ class _Arguments(NamedTuple):
     """The arguments and options of the command line, one field for each."""
 
     models: tuple[Path, ...]
-    svg: Path | None
     html: Path | None
     force: bool
     profile: str | None
@@ -63,14 +62,8 @@ class _Arguments(NamedTuple):
     "done; 130 interrupted.",
 )
 @add_models_argument()
-@add_single_option(
-    "--svg",
-    metavar="FILE",
-    type=OutputFile(),
-    help="Also write an SVG picture.",
-)
 @add_single_option("--html", metavar="FILE", type=OutputFile(), help="Also write an HTML page.")
-@click.option("--force", is_flag=True, help="Replace files that are not earlier pictures or pages.")
+@click.option("--force", is_flag=True, help="With --html: replace any file, not only a page.")
 @add_profile_option()
 @add_rules_option()
 @add_pairs_option()
@@ -91,7 +84,7 @@ def command(**values: Any) -> int:
     check_pairs_token(arguments.prefix, arguments.pairs)
     rules = pick_requested_rules(arguments.models, arguments, arguments.prefix)
     summaries = inspect_models((job.model for job in jobs), rules, trace_buffer_updates)
-    written = _write_pictures(summaries, arguments)
+    written = _write_page(summaries, arguments)
     summaries = tuple(map(_complete_hints, summaries))
     answer = _build_answer(summaries, rules.profile_choice, written)
     return print_answer(answer, arguments.output_format)
@@ -143,62 +136,50 @@ def _render_text(
     yield from (Line(line, err=True) for line in written)
 
 
-def _write_pictures(summaries: Sequence[ModelSummary], arguments: _Arguments) -> list[str]:
-    """Write the pictures that were asked for, all or none; none where a model cannot be read.
+def _write_page(summaries: Sequence[ModelSummary], arguments: _Arguments) -> list[str]:
+    """Write the page that was asked for; none where a model cannot be read.
 
     Returns:
-        A line for each that was written.
+        A line about it.
     """
-    if arguments.svg is None and arguments.html is None:
+    if arguments.html is None:
         return []
-    from onnxkvrename.report.pages.inspect_page import render_html  # only for pictures
-    from onnxkvrename.report.pages.inspect_picture import render_svg
+    from onnxkvrename.report.pages.inspect_page import render_html  # only for a page
 
-    inputs = _check_picture_paths(summaries, arguments)
+    inputs = _check_page_path(arguments.html, summaries, arguments)
     if any(summary.error is not None for summary in summaries):
         return []
-    renderers = ((arguments.svg, render_svg), (arguments.html, render_html))
-    kinds = ((arguments.svg, "picture"), (arguments.html, "page"))
-    shown = fold_windows(summaries)
-    pictures = {
-        path: render(shown).encode("utf-8") for path, render in renderers if path is not None
-    }
+    page = render_html(fold_windows(summaries)).encode("utf-8")
     try:
-        write_files(pictures, force=True, inputs=inputs)
+        write_files({arguments.html: page}, force=True, inputs=inputs)
     except UndoError:
         raise  # it says itself what was written
     except WriteError as error:
-        hint = "no picture was written; choose a different path"
+        hint = "no page was written; choose a different path"
         raise WriteError(error.message, path=error.path, hint=hint) from None
-    return [f"{path}: {kind} written" for path, kind in kinds if path is not None]
+    return [f"{arguments.html}: page written"]
 
 
-def _check_picture_paths(summaries: Sequence[ModelSummary], arguments: _Arguments) -> list[Path]:
-    """Return what the run reads; raise for a picture over it, or over no earlier picture."""
-    from onnxkvrename.report.pages.frame import build_start_pattern  # only for pictures
-    from onnxkvrename.report.pages.inspect_picture import START_PATTERN
+def _check_page_path(
+    path: Path, summaries: Sequence[ModelSummary], arguments: _Arguments
+) -> list[Path]:
+    """Return what the run reads; raise for a page over it, or over no earlier page."""
+    from onnxkvrename.report.pages.frame import build_start_pattern  # only for a page
     from onnxkvrename.storage.run_files import RunFiles
 
     files = RunFiles()
     for summary in summaries:
         files.add_input(Path(summary.path), f"the model {summary.path}")
         locations = (file.location for file in summary.files)
-        for path in locate_data(Path(summary.path), locations):
-            files.add_input(path, f"external data of {summary.path}")
+        for data_path in locate_data(Path(summary.path), locations):
+            files.add_input(data_path, f"external data of {summary.path}")
     if arguments.rules is not None:
         files.add_input(arguments.rules, "the file of rules")
-    pictures = (
-        (arguments.svg, "the picture of --svg", "an SVG picture", START_PATTERN),
-        (arguments.html, "the page of --html", "a page", build_start_pattern("inspect")),
-    )
-    outputs = [
-        (files.add_output(path, role), kind, start)
-        for path, role, kind, start in pictures
-        if path is not None
-    ]
-    for output, kind, start in outputs:
-        check_not_cached(output.path)
-        files.check_output(output)
-        if not arguments.force:
-            check_replaceable(output.path, f"{kind} made by onnxkvrename inspect", start)
+    output = files.add_output(path, "the page of --html")
+    check_not_cached(output.path)
+    files.check_output(output)
+    if not arguments.force:
+        check_replaceable(
+            output.path, "a page made by onnxkvrename inspect", build_start_pattern("inspect")
+        )
     return files.list_inputs()

@@ -68,11 +68,10 @@ def load_sidecars(
         ModelError: A named file cannot be read or has no known format, or a directory
             cannot be listed.
         WriteError: Two sidecars would be written to the same place.
-        KvRenameError: A plug-in cannot be used.
     """
     run = _Run(jobs, change, rules, search)
     is_strict = search.policy == "require"
-    formats = load_sidecar_formats(rules, plug_ins=is_strict or bool(search.files))
+    formats = load_sidecar_formats(rules)
     if is_strict:
         found = find_possible_sidecars(search.list_directories(jobs), formats.may_be_sidecar)
         candidates = tuple(dict.fromkeys((*found, *candidates)))

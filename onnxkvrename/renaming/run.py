@@ -176,7 +176,6 @@ def find_sidecars(
     Raises:
         ModelError: A named file cannot be used, or a directory cannot be listed.
         WriteError: Two would be written to the same place.
-        KvRenameError: A plug-in cannot be used.
     """
     candidates: tuple[tuple[Path, Path], ...] = ()
     try:

@@ -1,1 +1,1 @@
-"""Results as text, tables, JSON and pictures; strings out."""
+"""Results as text, tables, JSON and pages; strings out."""

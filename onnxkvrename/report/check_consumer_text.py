@@ -10,7 +10,6 @@ from onnxkvrename.findings import format_count
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.layout.selectors import Selector
 from onnxkvrename.report.formats import Answer, Line, Note, Screen, build_file_result
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.inert import escape_text
@@ -28,7 +27,6 @@ class ConsumerCheck(NamedTuple):
         consumer: The consumer.
         layout: The KV buffers of the models.
         reports: The models with their findings.
-        selectors: Proved expressions instead of a verdict; ``None`` for a verdict.
         profile: The profile that says which names are KV buffers.
         alternative: The same program with another setting, which can use the buffers that the
             consumer cannot; ``None`` if there is none.
@@ -37,7 +35,6 @@ class ConsumerCheck(NamedTuple):
     consumer: Consumer
     layout: Layout
     reports: tuple[ModelReport, ...]
-    selectors: tuple[Selector, ...] | None = None
     profile: ProfileChoice | None = None
     alternative: Consumer | None = None
 
@@ -72,7 +69,7 @@ def build_consumer_answer(check: ConsumerCheck, code: int, *, quiet: bool, verbo
         render_json=partial(_render_json, check, code),
         render_text=partial(_render_text, check, quiet, verbose),
         files=tuple(map(build_file_result, check.reports)),
-        notes=tuple(_list_notes(check, quiet=quiet)),
+        notes=() if quiet else (Note("check-consumer", _format_verdict(check), check.paths[0]),),
     )
 
 
@@ -88,23 +85,10 @@ def _render_text(
     check: ConsumerCheck, quiet: bool, verbose: bool, screen: Screen
 ) -> Iterator[Line]:
     yield from render_finding_lines(check.reports, verbose=verbose)
-    if check.selectors is not None:
-        yield from (Line(_format_selector(selector)) for selector in check.selectors)
-    elif not quiet:
+    if not quiet:
         verdict = Line(f"{format_model_paths(check.paths)}: {_format_verdict(check)}")
         yield from wrap_sentences([verdict], screen)
         yield from map(Line, _format_slots(check) if verbose else ())
-
-
-def _list_notes(check: ConsumerCheck, *, quiet: bool) -> Iterator[Note]:
-    if check.selectors is not None:
-        yield from (Note("selectors", _format_selector(selector)) for selector in check.selectors)
-    elif not quiet:
-        yield Note("check-consumer", _format_verdict(check), check.paths[0])
-
-
-def _format_selector(selector: Selector) -> str:
-    return f"{selector.kind} {selector.side} {selector.expression}"
 
 
 def _format_verdict(check: ConsumerCheck) -> str:

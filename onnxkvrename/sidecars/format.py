@@ -1,13 +1,12 @@
 """Sidecar formats, and the detection of a file's format.
 
-A built-in format is one module of :mod:`onnxkvrename.sidecars.formats` with a ``FORMAT``. A
-plug-in offers a `SidecarFormat` in the entry point group ``onnxkvrename.sidecars``.
+A format is one module of :mod:`onnxkvrename.sidecars.formats` with a ``FORMAT``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from onnxkvrename.rules.patterns import Pattern
@@ -25,8 +24,7 @@ class SidecarFormat:
 
     Attributes:
         caption: The format's name in messages, for example ``custom I/O``.
-        priority: Formats with a lower number are tried first; plug-ins always follow the
-            built-in formats.
+        priority: Formats with a lower number are tried first.
         expected_form: A short description of the expected content, for messages.
         parse: Returns the tree of a text, ``None`` for an empty document. It raises
             `UnreadableTextError` for text that it cannot parse.
@@ -88,12 +86,10 @@ class SidecarFormats:
     """All known formats.
 
     Attributes:
-        built_in: The formats of this package, in the order in which they are tried.
-        plug_ins: The formats of plug-ins, which are tried after all built-in ones.
+        formats: The formats, in the order in which they are tried.
     """
 
-    built_in: tuple[SidecarFormat, ...]
-    plug_ins: tuple[SidecarFormat, ...] = ()
+    formats: tuple[SidecarFormat, ...]
 
     def detect(self, file_name: str, data: bytes) -> SidecarFormat | None:
         """Return the format of a file.
@@ -104,33 +100,22 @@ class SidecarFormats:
 
         Returns:
             The first format that the name shows, or else the first that the content shows;
-            ``None`` for a file that is not a sidecar. A plug-in is asked only about files
-            that no built-in format recognises.
+            ``None`` for a file that is not a sidecar.
         """
-        return _detect_format(self.built_in, file_name, data) or _detect_format(
-            self.plug_ins, file_name, data
-        )
+        by_name = (each for each in self.formats if each.matches_file_name(file_name))
+        by_content = (each for each in self.formats if each.has_marker(data))
+        return next(by_name, None) or next(by_content, None)
 
     def may_be_sidecar(self, file_name: str) -> bool:
         """Return whether the content of a file beside a model is worth a look."""
-        return any(f.may_have_format(file_name) for f in (*self.built_in, *self.plug_ins))
+        return any(each.may_have_format(file_name) for each in self.formats)
 
     def describe_formats(self) -> str:
         """Return the captions of all formats that have names, for a message."""
-        formats = (*self.built_in, *self.plug_ins)
-        return "known formats: " + ", ".join(f.caption for f in formats if f.find_names)
+        return "known formats: " + ", ".join(f.caption for f in self.formats if f.find_names)
 
 
 def _matches(pattern: re.Pattern[str] | Pattern | None, file_name: str) -> bool:
     if isinstance(pattern, re.Pattern):
         return pattern.fullmatch(file_name) is not None
     return pattern is not None and pattern.matches(file_name)
-
-
-def _detect_format(
-    formats: Sequence[SidecarFormat], file_name: str, data: bytes
-) -> SidecarFormat | None:
-    for candidate in formats:
-        if candidate.matches_file_name(file_name):
-            return candidate
-    return next((candidate for candidate in formats if candidate.has_marker(data)), None)

@@ -97,7 +97,7 @@ def _detect_sidecars(
 
     sidecars: list[FoundSidecar] = []
     with suppress(ModelError):  # more than a rename accepts: the first ones are checked
-        for found in detect_sidecars(candidates, load_sidecar_formats(rules, plug_ins=False)):
+        for found in detect_sidecars(candidates, load_sidecar_formats(rules)):
             if os.path.abspath(found.path) not in replaced_paths:
                 sidecars.append(found)
     return sidecars

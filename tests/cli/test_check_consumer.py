@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -68,7 +67,6 @@ def test_what_can_be_taken_is_told_in_one_line(taken: Path, run) -> None:
 def test_nothing_is_written(taken: Path, run, snapshot) -> None:
     before = snapshot(taken.parent)
     run("check-consumer", taken)
-    run("check-consumer", FIXTURES / "plain" / "hybrid.onnx", "--emit", "selectors")
     assert snapshot(taken.parent) == before
 
 
@@ -98,7 +96,7 @@ def test_the_hint_is_a_command_whatever_the_model_is_called(decoder: Path, run) 
 def test_all_words_of_a_verdict_are_in_the_document(taken: Path, run) -> None:
     found = document(run("check-consumer", taken, "--format", "json", "--dim", "ctx_len=64"))
     assert found["target"] == "vllm-qaic"
-    assert (found["ordered"], found["hybrid"], found["selectors"]) == (True, False, None)
+    assert (found["ordered"], found["hybrid"]) == (True, False)
     assert [(s["slot"], s["layer"], s["part"]) for s in found["slots"]] == [
         (0, 0, "key"),
         (1, 0, "value"),
@@ -158,8 +156,6 @@ def test_findings_are_shown_beside_files(decoder: Path, taken: Path, run) -> Non
     good = run("check-consumer", taken, "--format", "github")
     assert f"::notice file={taken},title=check-consumer::vllm-qaic can" in good.out
     assert run("check-consumer", taken, "--format", "github", "-q").out == ""
-    emitted = run("check-consumer", taken, "--format", "github", "--emit", "selectors")
-    assert emitted.out.startswith("::notice title=selectors::all both ^past_")
 
 
 def test_states_need_the_full_transfer(tmp_path: Path, run) -> None:
@@ -218,7 +214,6 @@ def test_a_manifest_stands_for_its_model(taken: Path, tmp_path: Path, run) -> No
     outcome = run("check-consumer", manifest, "--format", "json")
     assert document(outcome)["slots"] == model["slots"]
     assert f"{taken}: vllm-qaic can use it" in run("check-consumer", manifest).out
-    assert run("check-consumer", manifest, "--emit", "selectors").code == 0
 
 
 def test_what_is_wrong_is_told_of_the_manifest(tmp_path: Path, run) -> None:
@@ -281,36 +276,6 @@ def test_no_model_is_a_usage_error(run) -> None:
     assert "no MODEL given" in run("check-consumer").err
 
 
-@pytest.mark.parametrize("name", ["decoder", "hybrid", "mla", "sampler", "vlm_single"])
-def test_selectors_select_what_they_say(name: str, run) -> None:
-    path = FIXTURES / "plain" / f"{name}.onnx"
-    outcome = run("check-consumer", path, "--emit", "selectors", "--format", "json")
-    assert outcome.code == 0
-    graph = onnx.load(path, load_external_data=False).graph
-    names = {value.name for value in (*graph.input, *graph.output)}
-    kept = {
-        n for n in names if not re.match(r"past_(key|value)\.|compressed_kv|k_pe|\w+_state\.", n)
-    }
-    (every,) = [
-        s["expression"]
-        for s in document(outcome)["selectors"]
-        if (s["kind"], s["side"]) == ("all", "both")
-    ]
-    assert {n for n in names if re.search(every, n)} == names - kept
-
-
-def test_selectors_are_lines_that_a_shell_can_split(decoder: Path, piped) -> None:
-    chosen = '$1 == "all" && $2 == "inputs" {print $3}'
-    line = f"$K check-consumer {decoder} --emit selectors | awk '{chosen}'"
-    process = piped(line, decoder.parent)
-    assert process.stdout == "^past_(?:key|value)\\.[01]$\n"
-    expression = process.stdout.strip()
-    proved = piped(
-        f"$K verify {decoder} --select '{expression[:-1]}(_RetainedState)?$'", decoder.parent
-    )
-    assert proved.returncode == 0
-
-
 # Real exports
 
 real = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"{EXPORTS} is not there")
@@ -348,27 +313,6 @@ def test_a_real_export_for_the_consumer_is_taken_by_it(source: Path, tmp_path: P
     assert found["ordered"] is True
     assert all(slot["output"] == f"{slot['input']}_RetainedState" for slot in found["slots"])
     assert [slot["layer"] for slot in found["slots"]] == sorted(s["layer"] for s in found["slots"])
-
-
-@real
-@pytest.mark.parametrize(
-    "source", thin(WHOLE, 2), ids=lambda path: f"{path.parent.name}/{path.name[:12]}"
-)
-def test_selectors_of_a_real_export_are_proved(source: Path, run) -> None:
-    outcome = run("check-consumer", source, "--emit", "selectors", "--format", "json")
-    names = {n for path in source.rglob("*.onnx") for n in (*inputs(path), *outputs(path))}
-    kept = {n for n in names if not re.match(r"past_(key|value)\.|compressed_kv\.|k_pe\.", n)}
-    chosen = document(outcome)["selectors"]
-    if names == kept:
-        assert chosen == []
-        return
-    assert outcome.code == 0
-    assert {n for n in names if re.search(chosen[0]["expression"], n)} == names - kept
-
-
-def inputs(path: Path) -> list[str]:
-    """Return the names of a model's inputs."""
-    return [value.name for value in onnx.load(path, load_external_data=False).graph.input]
 
 
 def outputs(path: Path) -> list[str]:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import stat
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from onnxkvrename.layout.inspect import inspect_model
 from onnxkvrename.model.metadata import STAMP_KEY
 from onnxkvrename.report.pages.frame import make_mark
 from onnxkvrename.report.pages.inspect_page import render_html
-from onnxkvrename.report.pages.inspect_picture import render_svg
 from onnxkvrename.rules.load import list_profiles
 from onnxkvrename.verification import trace_buffer_updates
 
@@ -33,7 +31,7 @@ SCHEMA = json.loads(
     )
 )
 MODEL = "decoder.onnx"
-WRITTEN = "x.svg: picture written\nx.html: page written\n"
+WRITTEN = "x.html: page written\n"
 
 
 @pytest.fixture
@@ -111,24 +109,15 @@ MISTAKES = pytest.mark.parametrize(
         (("text.onnx",), "text.onnx: is a text file, not an ONNX model"),
         (("empty",), "empty: has no .onnx file, at any depth"),
         (("",), "an empty path: is a variable not set?"),
-        ((MODEL, "--svg", ""), "an empty path: is a variable not set?"),
         ((MODEL, "--html", ""), "an empty path: is a variable not set?"),
-        ((MODEL, "--svg"), "--svg requires a value"),
-        ((MODEL, "--svg", "nowhere/x.svg"), "nowhere/x.svg: cannot be written: No such file"),
+        ((MODEL, "--html"), "--html requires a value"),
         ((MODEL, "--html", "nowhere/x.html"), "nowhere/x.html: cannot be written: No such file"),
-        ((MODEL, "--svg", "new.svg", "--html", "nowhere/x"), "nowhere/x: cannot be written"),
-        ((MODEL, "--svg", "nowhere/x", "--html", "new.html"), "nowhere/x: cannot be written"),
-        ((MODEL, "--svg", "empty"), "empty: is a directory"),
-        ((MODEL, "--svg", "new.svg", "--html", "empty"), "empty: is a directory"),
-        ((MODEL, "--svg", "text.onnx/x"), "text.onnx/x: cannot be written: Not a directory"),
-        ((MODEL, "--svg", "n" * 300), "cannot be read: File name too long"),
-        ((MODEL, "--svg", "new", "--html", "new"), "new: is the page of --html"),
-        ((MODEL, "--svg", "new", "--html", "./empty/../new"), "new: is the page of --html"),
-        ((MODEL, "--svg", "new.svg/"), "new.svg/ names a directory, not a file"),
+        ((MODEL, "--html", "empty"), "empty: is a directory"),
+        ((MODEL, "--html", "text.onnx/x"), "text.onnx/x: cannot be written: Not a directory"),
+        ((MODEL, "--html", "n" * 300), "cannot be read: File name too long"),
         ((MODEL, "--html", "empty/"), "empty/ names a directory, not a file"),
         *(
-            ((*given, option, path), f"{path}: is {role}")
-            for option in ("--svg", "--html")
+            ((*given, "--html", path), f"{path}: is {role}")
             for given, path, role in (
                 ((MODEL,), MODEL, "the model decoder.onnx"),
                 ((MODEL,), "empty/../decoder.onnx", "the model decoder.onnx"),
@@ -141,7 +130,6 @@ MISTAKES = pytest.mark.parametrize(
                 ((MODEL, "--rules", "rules.toml"), "rules.toml", "the file of rules"),
             )
         ),
-        ((MODEL, "--svg", "new", "--html", MODEL), "decoder.onnx: is the model decoder.onnx"),
     ],
 )
 
@@ -236,104 +224,72 @@ def hostile(path: Path) -> Path:
 def test_hostile_names_are_only_shown(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     path = hostile(here / "a\n::error::b.onnx")
-    outcome = run("inspect", path.name, "--svg", "x.svg", "--html", "x.html")
+    outcome = run("inspect", path.name, "--html", "x.html")
     assert (outcome.code, outcome.err) == (0, WRITTEN)
     assert "\\x1b[2J\\u202e[/red]:smiley:</text><script>&" in outcome.out
     assert not set(outcome.out) & {"\x1b", "\u202e", "\r"}
     assert not any(line.startswith("::") for line in outcome.out.splitlines())
-    svg = (here / "x.svg").read_text("utf-8")
-    assert "script" not in {
-        item.tag.rpartition("}")[2] for item in ElementTree.fromstring(svg).iter()
-    }
     assert (here / "x.html").read_text("utf-8").count("<script>") == 1  # its own
 
 
-# Pictures.
+# The page.
 
 
-def test_pictures_are_written_beside_the_answer(here: Path, run) -> None:
-    outcome = run("inspect", MODEL, "broken.onnx", "--svg", "x.svg", "--html", "x.html")
-    assert outcome.code == 1
-    assert outcome.out.startswith("decoder.onnx  2.3 kB")
+def test_a_page_is_written_beside_the_answer(here: Path, run) -> None:
+    outcome = run("inspect", MODEL, "broken.onnx", "--html", "x.html")
+    assert (outcome.code, outcome.out.startswith("decoder.onnx  2.3 kB")) == (1, True)
     found = tuple(
         inspect_model(Path(name), onnxkvrename.load_rules(), trace_buffer_updates)
         for name in (MODEL, "broken.onnx")
     )
-    assert (here / "x.svg").read_text("utf-8") == render_svg(found)
     assert (here / "x.html").read_text("utf-8") == render_html(found)
     assert [name for name in os.listdir(here) if name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("option", ["--svg", "--html"])
-def test_one_picture_may_be_wanted_without_the_other(option: str, here: Path, run) -> None:
-    before = set(os.listdir(here))
-    assert run("inspect", MODEL, option, "new", "--format", "json").code == 0
-    assert set(os.listdir(here)) - before == {"new"}
-    start = "<svg" if option == "--svg" else "<!DOCTYPE html>"
-    assert (here / "new").read_text("utf-8").startswith(start)
-
-
-def test_a_picture_takes_the_place_of_an_older_one(here: Path, run) -> None:
-    for name in ("new.svg", "x.svg"):
-        assert run("inspect", MODEL, "--svg", name).code == 0
-    with (here / "x.svg").open("ab") as file:
-        file.write(b"older" * 10_000)
-    assert run("inspect", MODEL, "--svg", "x.svg").code == 0
-    assert (here / "x.svg").read_bytes() == (here / "new.svg").read_bytes()
-
-
-def test_a_picture_may_be_read_by_those_who_may_read_a_new_file(here: Path, run) -> None:
+def test_a_page_may_be_read_by_those_who_may_read_a_new_file(here: Path, run) -> None:
     (here / "plain").touch()
-    assert run("inspect", MODEL, "--svg", "x.svg").code == 0
-    modes = [stat.S_IMODE((here / name).stat().st_mode) for name in ("x.svg", "plain")]
+    assert run("inspect", MODEL, "--html", "x.html").code == 0
+    modes = [stat.S_IMODE((here / name).stat().st_mode) for name in ("x.html", "plain")]
     assert modes[0] == modes[1]
 
 
-def test_of_two_pictures_both_are_replaced_or_none(
+def test_a_page_that_cannot_take_its_place_leaves_the_older_one(
     here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = ("inspect", MODEL, "--svg", "x.svg", "--html", "x.html")
+    call = ("inspect", MODEL, "--html", "x.html")
     assert run(*call).code == 0
-    for name in ("x.svg", "x.html"):
-        with (here / name).open("ab") as file:
-            file.write(b"older")
-    old = [(here / name).read_bytes() for name in ("x.svg", "x.html")]
-    real = os.replace
+    with (here / "x.html").open("ab") as file:
+        file.write(b"older")
+    old = (here / "x.html").read_bytes()
 
     def refuse(source: Path, target: Path, **how: Any) -> None:
-        if str(target).endswith("x.html"):
-            raise PermissionError(13, "Permission denied")
-        real(source, target, **how)
+        raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "replace", refuse)
     outcome = run(*call)
-    assert outcome.code == 2
-    assert outcome.err == (
-        "error: x.html: cannot be written: Permission denied "
-        "(no picture was written; choose a different path)\n"
-    )
-    assert [(here / name).read_bytes() for name in ("x.svg", "x.html")] == old
+    assert (outcome.code, "error: x.html: cannot be written: " in outcome.err) == (2, True)
+    assert (here / "x.html").read_bytes() == old
     assert [name for name in os.listdir(here) if name.startswith(".")] == []
 
 
 def test_a_directory_that_may_not_be_written_is_named(here: Path, spawn) -> None:
     (here / "empty").chmod(0o555)
-    process = spawn("inspect", MODEL, "--svg", "empty/x.svg")
+    process = spawn("inspect", MODEL, "--html", "empty/x.html")
     (here / "empty").chmod(0o755)
     assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr.startswith("error: empty/x.svg: cannot be written: Permission denied (")
+    assert process.stderr.startswith("error: empty/x.html: cannot be written: Permission denied (")
     assert os.listdir("empty") == []
 
 
-def test_locations_that_are_no_paths_do_not_upset_pictures(here: Path, run) -> None:
+def test_locations_that_are_no_paths_do_not_upset_a_page(here: Path, run) -> None:
     model = models.decoder()
     for location in ("a\0b", "n" * 5000, "../x", "LATER"):
         weight = model.graph.initializer.add(name="w", data_type=1, dims=[4], data_location=1)
         weight.external_data.add(key="location", value=location)
     saved(model.SerializeToString().replace(b"LATER", b"\xff\xfe\xed\xa0\x80"), here / "odd.onnx")
-    outcome = run("inspect", "odd.onnx", "--svg", "x.svg")
-    assert (outcome.code, outcome.err) == (1, "x.svg: picture written\n")
-    assert (here / "x.svg").exists()
+    outcome = run("inspect", "odd.onnx", "--html", "x.html")
+    assert (outcome.code, outcome.err) == (1, "x.html: page written\n")
+    assert (here / "x.html").exists()
 
 
 # Models of all sorts.
@@ -357,12 +313,10 @@ def test_every_fixture_is_shown(name: str, run) -> None:
 @pytest.mark.parametrize("name", thin(EXPORTED, 2))
 def test_every_real_export_is_shown(name: str, run, tmp_path: Path) -> None:
     broken = "llama2l_dynamo_subfn/VLLM" in name
-    svg, html = tmp_path / "x.svg", tmp_path / "x.html"
-    outcome = run("inspect", EXPORTS / name, "--svg", svg, "--html", html)
-    told = f"{svg}: picture written\n{html}: page written\n"
-    assert (outcome.code, outcome.err) == (int(broken), told)
+    html = tmp_path / "x.html"
+    outcome = run("inspect", EXPORTS / name, "--html", html)
+    assert (outcome.code, outcome.err) == (int(broken), f"{html}: page written\n")
     assert ("error KV106" in outcome.out) == broken
-    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     document = json.loads(run("inspect", EXPORTS / name, "--format", "json").out)
     validate(document, SCHEMA)
     states = {item["state"] for item in document["models"][0]["buffers"]}
@@ -372,17 +326,13 @@ def test_every_real_export_is_shown(name: str, run, tmp_path: Path) -> None:
 
 
 def test_what_was_written_is_told_on_stderr(here: Path, run) -> None:
-    outcome = run("inspect", MODEL, "--svg", "m.svg", "--html", "m.html")
-    assert outcome.err == "m.svg: picture written\nm.html: page written\n"
-    assert run("inspect", MODEL, "--svg", "m.svg", "--format", "json").err == ""
+    assert run("inspect", MODEL, "--html", "x.html").err == WRITTEN
+    assert run("inspect", MODEL, "--html", "x.html", "--format", "json").err == ""
     assert run("inspect", MODEL).err == ""
 
 
-@pytest.mark.parametrize("option", ["--svg", "--html"])
-def test_a_picture_replaces_an_earlier_one_and_nothing_else(
-    option: str, decoder: Path, run
-) -> None:
-    place = decoder.with_name("picture")
+def test_a_page_replaces_an_earlier_one_and_nothing_else(decoder: Path, run) -> None:
+    option, place = "--html", decoder.with_name("page")
     for _ in range(2):
         assert run("inspect", decoder, option, place).code == 0
     earlier = place.read_bytes()
@@ -390,24 +340,19 @@ def test_a_picture_replaces_an_earlier_one_and_nothing_else(
     produced = onnx.load(decoder)
     produced.producer_name = make_mark("inspect")
     page = b'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n<title>'
-    other = "--html" if option == "--svg" else "--svg"
-    assert run("inspect", decoder, other, place.with_name("other")).code == 0
     for theirs in (
         decoder.read_bytes(),
         b"<svg>mine",
         b"<!DOCTYPE html><html>mine</html>",
-        b"# Notes\nThe pictures were " + marked + b" --svg\n",
+        b"# Notes\nThe pages were " + marked + b" --html\n",
         produced.SerializeToString(),
-        b'<svg xmlns="http://www.w3.org/2000/svg"><!-- was ' + marked + b" -->mine</svg>",
         page + marked + b"</title>",
         b"\n" + earlier,
-        place.with_name("other").read_bytes(),
     ):
         place.write_bytes(theirs)
         outcome = run("inspect", decoder, option, place)
         assert outcome.code == 2
-        kind = "an SVG picture" if option == "--svg" else "a page"
-        assert f"exists and is not {kind} made by onnxkvrename inspect" in outcome.err
+        assert "exists and is not a page made by onnxkvrename inspect" in outcome.err
         assert place.read_bytes() == theirs
     assert run("inspect", decoder, option, place, "--force").code == 0
     assert place.read_bytes() == earlier
@@ -461,19 +406,9 @@ def test_of_a_window_it_is_not_known_whether_its_stamp_holds(here: Path, run) ->
     assert (outcome.code, model["stamp"]["holds"]) == (0, None)
 
 
-def test_the_picture_of_the_documentation_is_what_the_command_draws(
-    tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(FIXTURES, tmp_path / "fixtures")
-    monkeypatch.chdir(tmp_path)
-    assert run("inspect", "fixtures/VLLM/hybrid.onnx", "--svg", "x.svg").code == 0
-    shown = FIXTURES.parent / "docs" / "kvmap.svg"
-    assert Path("x.svg").read_text("utf-8") == shown.read_text("utf-8")
-
-
 def test_windows_of_a_set_are_shown_once_and_listed_one_by_one_in_json(here: Path, run) -> None:
     write_windows(here / "set", 94)
-    outcome = run("inspect", "set", "--svg", "x.svg", "--html", "x.html")
+    outcome = run("inspect", "set", "--html", "x.html")
     assert (outcome.code, outcome.err) == (0, WRITTEN)
     assert outcome.out.startswith("94 windows of Tiny in set  57.8 kB\n")
     assert outcome.out.count("\n  past_key ") == 2  # bands of one map

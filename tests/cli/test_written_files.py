@@ -24,34 +24,32 @@ from models import saved
 from onnxkvrename.rules.load import PROFILES_DIRECTORY
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
-MODEL, DATA = "decoder.onnx", "weights.svg"
+MODEL, DATA = "decoder.onnx", "weights.data"
 COMMANDS: dict[str, Callable[[str], tuple[str, ...]]] = {
     "manifest": lambda output: ("manifest", MODEL, "-o", output),
     "stamp": lambda output: ("manifest", MODEL, "--stamp", "-o", output),
     "custom-io": lambda output: ("custom-io", MODEL, "--precision", "mxint8", "-o", output),
-    "svg": lambda output: ("inspect", MODEL, "--svg", output),
     "html": lambda output: ("inspect", MODEL, "--html", output),
     "page": lambda output: ("compare", MODEL, MODEL, "--target", "qefficient", "--html", output),
-    "both": lambda output: ("inspect", MODEL, "--svg", output, "--html", "page.html"),
 }
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a model, its data, which look like a picture, and its rules."""
+    """A working directory with a model, its data, and its rules."""
     model = models.decoder()
-    for location in (DATA, "deep/data.svg"):
+    for location in (DATA, "deep/data.data"):
         weight = model.graph.initializer.add(name=location, dims=[4], data_type=2, data_location=1)
         weight.external_data.add(key="location", value=location)
     saved(model, tmp_path / MODEL)
     (tmp_path / "deep").mkdir()
-    for location in (DATA, "deep/data.svg"):
-        (tmp_path / location).write_text("<svg>")
+    for location in (DATA, "deep/data.data"):
+        (tmp_path / location).write_text("<html>")
     rules = (PROFILES_DIRECTORY / "qeff.toml").read_text("utf-8")
     (tmp_path / "rules.toml").write_text(rules)
     (tmp_path / "alias").symlink_to(".")
-    (tmp_path / "link.svg").symlink_to(DATA)
-    os.link(tmp_path / DATA, tmp_path / "twin.svg")
+    (tmp_path / "link.data").symlink_to(DATA)
+    os.link(tmp_path / DATA, tmp_path / "twin.data")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -60,8 +58,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "output",
     [
-        *(MODEL, f"alias/{MODEL}", DATA, f"alias/{DATA}", "link.svg", "twin.svg"),
-        *("deep/data.svg", "deep/../rules.toml", "missing.bin"),
+        *(MODEL, f"alias/{MODEL}", DATA, f"alias/{DATA}", "link.data", "twin.data"),
+        *("deep/data.data", "deep/../rules.toml", "missing.bin"),
     ],
 )
 @pytest.mark.parametrize("name", COMMANDS)
@@ -114,8 +112,8 @@ def test_an_output_is_a_file_in_a_directory_that_is_there(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_same_command_again_finds_its_work_done(name: str, here: Path, run) -> None:
-    (here / "twin.svg").unlink()
-    command = COMMANDS[name]("result.svg")
+    (here / "twin.data").unlink()
+    command = COMMANDS[name]("result.data")
     assert run(*command).code == 0
     for path in here.iterdir():
         if path.is_file() and not path.is_symlink():
@@ -147,17 +145,17 @@ def test_a_query_that_fails_is_an_error_with_its_reason(
     command: str, name: str, here: Path, run, snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each query of an output fails in its turn: no file is written over, or taken for absent."""
-    if command in ("svg", "html", "page", "both"):
-        assert run(*COMMANDS[command]("result.svg")).code < 2  # an earlier one would be replaced
+    if command in ("html", "page"):
+        assert run(*COMMANDS[command]("result.data")).code < 2  # an earlier one would be replaced
     else:
-        (here / "result.svg").write_text("another")
+        (here / "result.data").write_text("another")
     before = snapshot(here)
     # The first stat is click's own, on which nothing depends.
     for nth in count(2 if name == "stat" else 1):
-        query = FailingQuery(name, "result.svg", nth)
+        query = FailingQuery(name, "result.data", nth)
         with monkeypatch.context() as patch:
             patch.setattr(os, name, query)
-            outcome = run(*COMMANDS[command]("result.svg"))
+            outcome = run(*COMMANDS[command]("result.data"))
         if query.count < nth:
             break
         assert outcome.code == 2
@@ -179,8 +177,7 @@ def prepare(directory: Path, *, replaces: bool) -> None:
         path.unlink()
     saved(models.decoder(), directory / MODEL)
     if replaces:
-        for name in ("result.svg", "page.html"):
-            (directory / name).write_text("<svg>old")
+        (directory / "result.data").write_text("<html>old")
 
 
 @needs_fork
@@ -192,8 +189,8 @@ def prepare(directory: Path, *, replaces: bool) -> None:
         ("stamp", False, False),
         ("custom-io", True, True),
         ("custom-io", False, False),
-        ("both", True, True),
-        ("both", False, False),
+        ("html", True, True),
+        ("html", False, False),
     ],
 )
 def test_a_run_killed_at_any_call_is_completed_by_the_next(
@@ -205,7 +202,7 @@ def test_a_run_killed_at_any_call_is_completed_by_the_next(
     elif not hasattr(os, "O_TMPFILE"):
         pytest.skip("this system knows no unnamed files")
     forced = ("--force",) if replaces else ()
-    command = (*COMMANDS[name]("result.svg"), *forced)
+    command = (*COMMANDS[name]("result.data"), *forced)
     prepare(tmp_path, replaces=replaces)
     before = read_directory(tmp_path)
     assert run_quietly(*command) == 0

@@ -72,7 +72,6 @@ def test_a_file_is_not_read_by_the_path_of_a_directory(
         (*RENAME, "-d", "{}"),
         ("manifest", MODEL, "-o", "{}"),
         ("custom-io", MODEL, "--precision", "float16", "-o", "{}"),
-        ("inspect", MODEL, "--svg", "{}"),
         ("inspect", MODEL, "--html", "{}"),
     ],
     ids=" ".join,

@@ -47,7 +47,7 @@ MAPS = ("sizes", "dims", "names", "name_map")
 """Objects whose keys are data, not fields."""
 VOLATILE = ("version", "sha256", "leftovers")
 """Fields that a release changes, seals of what it changes, and files of a killed run."""
-PAGES = (".html", ".svg")
+PAGES = (".html",)
 """Written for people: that such a file is there is promised, its bytes are not."""
 ENVIRONMENT = {
     "PATH": os.environ.get("PATH", os.defpath),

@@ -112,7 +112,7 @@ def stamped(directory: Path) -> None:
 
 def with_old_outputs(directory: Path) -> None:
     one(directory)
-    write_files(directory, {"out.json": b"{}", "out.yaml": b"- old", "a.svg": b"<svg></svg>"})
+    write_files(directory, {"out.json": b"{}", "out.yaml": b"- old", "a.html": b"<html></html>"})
     write_files(directory, {"a.html": b"<html></html>"})
 
 
@@ -168,10 +168,6 @@ COMMANDS = (
         "custom-io m.onnx --precision float16 -o out.yaml --force",
         with_old_outputs,
     ),
-    Command("pictures", "inspect m.onnx --svg a.svg --html a.html", one),
-    Command(
-        "over pictures",
-        "inspect m.onnx --svg a.svg --html a.html --force",
-        with_old_outputs,
-    ),
+    Command("a page", "inspect m.onnx --html a.html", one),
+    Command("over a page", "inspect m.onnx --html a.html --force", with_old_outputs),
 )

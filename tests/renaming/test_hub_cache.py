@@ -221,7 +221,6 @@ def test_a_whole_cache_goes_elsewhere_with_its_folders_but_into_no_other_cache(
     [
         ("manifest", "--force", "-o"),
         ("custom-io", "--precision", "float16", "--force", "-o"),
-        ("inspect", "--svg"),
         ("inspect", "--html"),
     ],
     ids=" ".join,

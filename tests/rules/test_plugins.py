@@ -1,4 +1,4 @@
-"""Plug-ins of other distributions: one rule for profiles, consumers and sidecar formats."""
+"""Plug-ins of other distributions: one rule for profiles and consumers."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 QEFF = load_rules()
 VLLM, STRIP = TokenChange("VLLM"), TokenChange(None, strip=True)
 FORMATS = load_sidecar_formats()
-CUSTOM, COMPILE, BATCH, PRECISION, STILL = FORMATS.built_in[:5]
+CUSTOM, COMPILE, BATCH, PRECISION, STILL = FORMATS.formats[:5]
 BUFFERS = "past_key.0 past_value.0 past_key.1 past_value.1"
 ENTRIES = """\
 # past_key.0 comes first
@@ -502,7 +502,7 @@ def test_no_yaml_is_loaded_before_there_is_some_to_read() -> None:
     script = (
         "import sys; from onnxkvrename.sidecars.registry import load_sidecar_formats;"
         "formats = load_sidecar_formats(); loaded = 'ruamel.yaml' in sys.modules;"
-        "formats.built_in[0].parse('a'); print(loaded, 'ruamel.yaml' in sys.modules)"
+        "formats.formats[0].parse('a'); print(loaded, 'ruamel.yaml' in sys.modules)"
     )
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert process.stdout == "False True\n"

@@ -21,7 +21,6 @@ _EMPTY_CONTENT: dict[str, Any] = {
     "ordered": False,
     "hybrid": False,
     "slots": [],
-    "selectors": None,
 }
 
 
@@ -51,9 +50,6 @@ def _build_content(check: ConsumerCheck) -> dict[str, Any]:
         "ordered": selection.is_ordered,
         "hybrid": len(find_distinct_types(check.layout, selection.inputs)) > 1,
         "slots": list(_list_slots(check)),
-        "selectors": None
-        if check.selectors is None
-        else [selector._asdict() for selector in check.selectors],
     }
 
 

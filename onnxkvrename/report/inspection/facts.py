@@ -126,7 +126,7 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
     nodes = format_count(summary.weight.node_count, "node")
     yield Fact("graph", (nodes + (f", local functions {functions}" if functions else ""),))
     yield Fact("weights", ("; ".join(_describe_weights(summary)) or "not there",))
-    yield from list_buffer_facts(summary)
+    yield from _list_buffer_facts(summary)
     if summary.buffers:
         yield Fact("token", (describe_tokens(summary),))
     if summary.stamp is not None:
@@ -139,7 +139,7 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
         yield Fact("outputs", (text,)) if is_output else Fact("kept", (f"{reason}: {text}",))
 
 
-def list_buffer_facts(summary: ModelSummary) -> Iterator[Fact]:
+def _list_buffer_facts(summary: ModelSummary) -> Iterator[Fact]:
     """Yield each group of alike buffers under its kind."""
     if not summary.buffers:
         text = "no KV buffer in it"

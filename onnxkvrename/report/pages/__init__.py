@@ -1,1 +1,1 @@
-"""Pages and pictures for a browser: self-contained files, without a network."""
+"""Pages for a browser: self-contained files, without a network."""

@@ -132,12 +132,6 @@ def write_html(root: Element) -> str:
     return f"<!DOCTYPE html>\n{ElementTree.tostring(root, encoding='unicode', method='html')}\n"
 
 
-def write_svg(root: Element) -> str:
-    """Return an SVG document; its root has the attribute ``xmlns``."""
-    _break_lines(root)
-    return f"{ElementTree.tostring(root, encoding='unicode')}\n"
-
-
 def _append(element: Element, child: Child) -> None:
     if child is None or isinstance(child, Element):
         if child is not None:

@@ -128,7 +128,6 @@ def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("manifest", "faulty.onnx"), 1, {"KV102"}),
         (("check-consumer", MODEL), 1, {"KV601"}),
         (("compare", MODEL, MODEL), 1, {"KV616"}),
-        (("check-consumer", MODEL, "--emit", "selectors"), 0, set()),
     ],
 )
 def test_every_command_with_findings_gives_a_valid_log(

@@ -1,10 +1,9 @@
-"""Elements of pages and pictures: names from files are text in them, whatever they contain."""
+"""Elements of pages: names from files are text in them, whatever they contain."""
 
 from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import pytest
 
@@ -17,7 +16,6 @@ from onnxkvrename.report.pages.elements import (
     isolate_words,
     offer_breaks,
     write_html,
-    write_svg,
 )
 
 HOSTILE = "</p><script>alert(1)</script>\"'&amp;\x1b[2J\u202e\x00\udcff##[error]漢"
@@ -47,13 +45,6 @@ def test_a_hostile_name_is_text_in_html() -> None:
     assert document.tags == ["p", "bdi"]
     assert document.text.strip("\n") == f"a {SHOWN} b"
     assert document.attributes["title"] == SHOWN
-
-
-def test_a_hostile_name_is_text_in_svg() -> None:
-    picture = write_svg(build("text", HOSTILE, aria_label=HOSTILE))
-    picture.encode("utf-8")
-    element = ElementTree.fromstring(picture)
-    assert (element.text, element.attrib) == (SHOWN, {"aria-label": SHOWN})
 
 
 def test_data_is_escaped_and_cannot_end_its_element() -> None:

@@ -1,4 +1,4 @@
-"""Pages and pictures of ``inspect`` that are hard to draw, as a browser draws them."""
+"""Pages of ``inspect`` that are hard to draw, as a browser draws them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from readability import list_low_contrast, list_overflowing, list_unmarked_stops
 from onnxkvrename import load_rules
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
 from onnxkvrename.report.pages.inspect_page import render_html
-from onnxkvrename.report.pages.inspect_picture import render_svg
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=SKIP_REASON)
 NAMES = (
@@ -29,20 +28,6 @@ NAMES = (
 CUT_NUMBERS = """[...document.querySelectorAll(".map thead th:not(.corner)")]
   .filter((head) => !head.textContent.includes("-") && head.scrollWidth > head.clientWidth)
   .map((head) => head.textContent)"""
-OUTSIDE = """(() => {
-  const paper = document.querySelector(".paper").getBoundingClientRect();
-  return [...document.querySelectorAll("text")].filter((text) => {
-    const box = text.getBoundingClientRect();
-    return box.left < paper.left || box.right > paper.right || box.bottom > paper.bottom;
-  }).map((text) => text.textContent.slice(0, 60));
-})()"""
-OVERLAPPING = """(() => {
-  const boxes = [...document.querySelectorAll("text.number, text.label, .cell .letter")]
-    .map((text) => [text.textContent.slice(0, 60), text.getBoundingClientRect()]);
-  return boxes.filter(([, one], at) => boxes.some(([, other], index) => index > at
-    && one.left < other.right - 0.5 && other.left < one.right - 0.5
-    && one.top < other.bottom - 3 && other.top < one.bottom - 3)).map(([text]) => text);
-})()"""
 
 
 @pytest.fixture(scope="module")
@@ -165,16 +150,3 @@ def test_nothing_moves_on_its_own(
       return transitionDuration !== "0s" || animationName !== "none";
     }).length"""
     assert page.evaluate(moving) == 0
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_no_text_of_a_picture_leaves_it_or_meets_another(
-    dark: bool, show: Callable[..., Page], summaries: dict[str, ModelSummary]
-) -> None:
-    for name, summary in summaries.items():
-        page = show("picture.svg", render_svg([summary]), dark=dark)
-        assert page.evaluate(OUTSIDE) == [], name
-        assert page.evaluate(OVERLAPPING) == [], name
-        assert page.list_problems() == []
-        assert page.list_requests() == []
-        assert page.evaluate("document.querySelectorAll('script, b, td').length") == 0
