@@ -26,7 +26,6 @@ from onnxkvrename.cli.options import (
     add_single_option,
     add_strict_option,
     add_verbose_option,
-    add_version_option,
 )
 from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
 from onnxkvrename.cli.output import print_answer
@@ -148,7 +147,6 @@ class _Arguments(NamedTuple):
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show each buffer, and where it is updated.")
-@add_version_option()
 def command(**values: Any) -> int:
     """Prove that every KV buffer is retained, in the models as they are; write nothing.
 
