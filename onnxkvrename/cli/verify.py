@@ -26,9 +26,8 @@ from onnxkvrename.cli.options import (
     add_single_option,
     add_strict_option,
     add_verbose_option,
-    add_version_option,
 )
-from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
+from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError
@@ -41,12 +40,6 @@ from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.storage.read import is_directory, read_status
-from onnxkvrename.verification.running.isolated_run import (
-    DEFAULT_SECONDS,
-    MAX_MEMORY_BYTES,
-    MAX_SECONDS,
-    RunLimits,
-)
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
@@ -67,8 +60,6 @@ class _Arguments(NamedTuple):
     compare_data: bool
     up_to_order: bool
     dims: tuple[str, ...]
-    run_timeout: int | None
-    run_memory: str | None
     no_set: bool
     strict: bool
     profile: str | None
@@ -126,19 +117,6 @@ class _Arguments(NamedTuple):
     is_flag=True,
     help="With --renamed-from: functions, initializers and the like may come in another order.",
 )
-@add_single_option(
-    "--run-timeout",
-    metavar="SECONDS",
-    type=click.IntRange(1, MAX_SECONDS),
-    help=f"With --run: the time that onnxruntime may take for a model, by default "
-    f"{DEFAULT_SECONDS}.",
-)
-@add_single_option(
-    "--run-memory",
-    metavar="SIZE",
-    help="With --run: the memory that it may take, e.g. 8G; by default 4G and four times the "
-    "model's size, or all that the machine has.",
-)
 @add_no_set_option()
 @add_strict_option()
 @add_profile_option()
@@ -148,7 +126,6 @@ class _Arguments(NamedTuple):
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show each buffer, and where it is updated.")
-@add_version_option()
 def command(**values: Any) -> int:
     """Prove that every KV buffer is retained, in the models as they are; write nothing.
 
@@ -228,8 +205,6 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
         raise KvRenameError("--reference and --dim are for --run", hint="`--run`")
     if (arguments.compare_data or arguments.up_to_order) and arguments.renamed_from is None:
         raise click.UsageError("--compare-data and --up-to-order are for --renamed-from")
-    if (arguments.run_timeout or arguments.run_memory is not None) and not arguments.run:
-        raise KvRenameError("--run-timeout and --run-memory are for --run", hint="`--run`")
     return VerifyRequest(
         token=arguments.prefix,
         select_pattern=None if arguments.select is None else _parse_select(arguments.select),
@@ -239,12 +214,6 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
         compare_data=arguments.compare_data,
         up_to_order=arguments.up_to_order,
         dims=dims,
-        limits=RunLimits(
-            arguments.run_timeout or DEFAULT_SECONDS,
-            None
-            if arguments.run_memory is None
-            else parse_memory_size("--run-memory", arguments.run_memory, MAX_MEMORY_BYTES),
-        ),
         strict=arguments.strict,
         group_windows=not arguments.no_set,
         checks=(check_cache_state,),
