@@ -73,6 +73,16 @@ def draw_architecture(seed: int) -> Architecture:
     return Architecture(layers, rng.choice([16, 64, 128]), rng.choice([1, 1, 2, 4, 8]))
 
 
+def draw_pair(seed: int) -> tuple[Architecture, Architecture]:
+    """Return an architecture as prefill and as decode have it: alike, or with other settings."""
+    drawn, rng = draw_architecture(seed), random.Random(seed)
+    if rng.random() < 0.4:
+        return drawn, drawn
+    prefill = drawn._replace(tp=rng.choice([1, 2, 4, 8]), block_size=rng.choice([16, 32, 48]))
+    decode = drawn._replace(tp=rng.choice([1, 2, 4, 8]), block_size=rng.choice([16, 32, 96]))
+    return prefill, decode
+
+
 def _draw_layer(
     rng: random.Random, kind: str, dtype: str, shared_heads: tuple[int, int] | None
 ) -> LayerShape:

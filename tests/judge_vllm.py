@@ -18,17 +18,29 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from architectures import Architecture, build_layout, draw_architecture  # noqa: E402
+from architectures import (  # noqa: E402
+    Architecture,
+    build_layout,
+    draw_architecture,
+    draw_pair,
+)
 from vllmwheel import HAS_TORCH, find_wheel  # noqa: E402
 from witness import BLOCK_COUNT, REFUSALS, Witness  # noqa: E402
 
+from onnxkvrename.errors import KvRenameError  # noqa: E402
+from onnxkvrename.handoff.tensor_parallel import (  # noqa: E402
+    TensorParallelSizes,
+    check_tensor_parallelism,
+)
 from onnxkvrename.vllm.groups import Grouping  # noqa: E402
+from onnxkvrename.vllm.handshake import check_handshake  # noqa: E402
 from onnxkvrename.vllm.memory import Allocation  # noqa: E402
 from onnxkvrename.vllm.memory_v033 import KV_CACHE_LAYOUTS  # noqa: E402
 from onnxkvrename.vllm.projection import Projection, project_layout  # noqa: E402
@@ -150,6 +162,7 @@ def _compare_memory(
         yield "canonical view, not known here", True, ""
     try:
         worker = memory.register()
+        memory.connect(memory)
     except (*REFUSALS, AttributeError) as error:
         yield _judge("refusals of NIXL", True, transfer.refused is not None, str(error))
         return
@@ -192,6 +205,7 @@ def _compare_cross_layers(
         (transfer,) = allocation.transfers
         try:
             worker = memory.register()
+            memory.connect(memory)
         except REFUSALS as error:
             yield _judge("refusals of NIXL", True, transfer.refused is not None, str(error))
             return
@@ -224,6 +238,34 @@ def _measure_vllm_page(group: Any, layer_name: str) -> tuple[int, int, int]:
         unpadded = sum(math.prod(shape) * dtype.itemsize for shape, dtype in states)
         return 0, spec.page_size_bytes, unpadded
     return spec.block_size, spec.page_size_bytes, spec.real_page_size_bytes
+
+
+def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
+    """Yield whether two drawn workers hand over, as findings say it and as vLLM's workers do."""
+    if not witness.can_allocate:
+        return
+    from witness_memory import MemoryWitness
+
+    assert isinstance(witness, MemoryWitness)
+    prefill, decode = draw_pair(seed)
+    layout, version = build_layout(decode), "0.24" if witness.is_v024 else "0.33"
+    requests = tuple(ProjectionRequest(s.block_size, s.tp, version) for s in (prefill, decode))
+    if any(project_layout(layout, request).refusals for request in requests):
+        return  # refused by the model's classes, which are no part of this
+    ranks = TensorParallelSizes(prefill.tp, decode.tp)
+    kernel_block = random.Random(seed).choice([None, None, None, 16])
+    try:
+        handshake = check_handshake((layout, layout), (requests[0], requests[1]), kernel_block)
+    except KvRenameError:
+        return  # the kernel's block does not divide vLLM's
+    findings = [*check_tensor_parallelism(layout, layout, ranks), *handshake.findings]
+    refusal = witness.refuse_pair(prefill, decode, kernel_block)
+    if not findings and any("not known" in note for note in handshake.notes):
+        yield "pairs of workers, not known here", True, ""
+    elif refusal is None:
+        yield _judge("pairs of workers that vLLM accepts", [], findings)
+    else:
+        yield _judge("pairs of workers that vLLM refuses", True, bool(findings), str(refusal))
 
 
 def _list_pages(grouping: Grouping) -> list[list[tuple[int, int, int, int]]]:
@@ -263,7 +305,9 @@ def judge_seeds(witness: Witness, seeds: range) -> tuple[Counter[Any], list[str]
     counts, disagreements = Counter[Any](), list[str]()
     with witness.modules.importable():
         for seed in seeds:
-            for subject, agrees, detail in compare(witness, seed):
+            for subject, agrees, detail in chain(
+                compare(witness, seed), compare_pair(witness, seed)
+            ):
                 counts[subject, agrees] += 1
                 if not agrees:
                     disagreements.append(f"{witness.version} seed {seed}: {subject}: {detail}")

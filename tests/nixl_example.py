@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from typing import Any
 
 import pytest
 from disaggregated_example import EXAMPLES
+from tiers import full
 
 EXAMPLE = EXAMPLES / "nixl"
 INSTALL = "pip install --no-deps nixl nixl-cu12"
@@ -21,7 +23,13 @@ import transfer  # noqa: E402
 _HAS_NIXL = importlib.util.find_spec("nixl") is not None and any(
     importlib.util.find_spec(f"nixl_{backend}") is not None for backend in ("cu12", "cu13", "rocm")
 )
-with_nixl = pytest.mark.skipif(not _HAS_NIXL, reason=f"NIXL is not installed: {INSTALL}")
+
+
+def with_nixl(test: Any) -> Any:
+    """Run a test in the full tier, where NIXL is installed."""
+    skip = pytest.mark.skipif(not _HAS_NIXL, reason=f"NIXL is not installed: {INSTALL}")
+    return full(skip(test))
+
 
 __all__ = [
     "EXAMPLE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import ci_machine
 import pytest
 from ci_machine import ACTION, Machine
 from conftest import FIXTURES, Snapshot
+from tiers import full, thin
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 STEPS = ACTION["runs"]["steps"]
@@ -215,7 +217,7 @@ HOSTILE = (
 RUNNABLE = ("$(touch pwned)", '"; touch pwned; "', "*", "x\n$(touch pwned)\n::error::no")
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", thin(HOSTILE, 4))
 def test_a_path_is_a_path_whatever_it_is_called(machine: Machine, name: str) -> None:
     (machine.workspace / "windows").rename(machine.workspace / name)
     outcome = ci_machine.run_action(machine, {**GIVEN, "paths": name})
@@ -225,8 +227,10 @@ def test_a_path_is_a_path_whatever_it_is_called(machine: Machine, name: str) -> 
     assert [path.name for path in machine.workspace.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("text", RUNNABLE)
-@pytest.mark.parametrize("name", sorted(set(ACTION["inputs"]) - {"install"}))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    thin(itertools.product(sorted(set(ACTION["inputs"]) - {"install"}), RUNNABLE), 9),
+)
 def test_nothing_given_is_run(machine: Machine, name: str, text: str, snapshot: Snapshot) -> None:
     (machine.workspace / "--help").touch()  # what * would mean, were it a pattern
     before = snapshot(machine.workspace)
@@ -246,6 +250,7 @@ def test_what_to_install_is_one_word_for_pip(machine: Machine, text: str) -> Non
     assert not (machine.workspace / "pwned").exists()
 
 
+@full
 def test_the_action_installs_its_own_checkout_and_nothing_of_the_workspace(
     machine: Machine, tmp_path: Path
 ) -> None:

@@ -13,12 +13,14 @@ import pytest
 import yaml
 from ci_machine import ACTION, ROOT, Machine
 from conftest import FIXTURES, Snapshot
+from tiers import thin
 
 import onnxkvrename
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 TEXT = (ROOT / "docs" / "ci.md").read_text("utf-8")
 STATES = pytest.mark.parametrize(("state", "code"), [("plain", 1), ("renamed", 0)])
+SHELLS = ("sh", "sh -xe", "bash", "bash --noprofile --norc -eo pipefail")
 PACKAGE = "/a wheel.whl"
 
 
@@ -138,8 +140,10 @@ def test_the_gitlab_job(machine: Machine, state: str, code: int) -> None:
     assert done.returncode == code, done.stderr
 
 
-@STATES
-@pytest.mark.parametrize("shell", ["sh", "sh -xe", "bash", "bash --noprofile --norc -eo pipefail"])
+@pytest.mark.parametrize(
+    ("shell", "state", "code"),
+    thin(((shell, *state) for shell in SHELLS for state in STATES.args[1]), 3),
+)
 def test_the_step_for_any_other_system(machine: Machine, shell: str, state: str, code: int) -> None:
     exported(machine, state)
     done = machine.run_script(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import multiprocessing
 import os
@@ -39,6 +40,7 @@ from disaggregated_example import (
     workers,
 )
 from nixl_example import INSTALL, with_nixl
+from tiers import full, thin
 
 from onnxkvrename import rename
 
@@ -48,9 +50,7 @@ TOLD = re.findall(
     r"<!-- told (\w+): (.*?) -->\n```console\n(.*?)```\n<!-- /told -->", PAGE, re.DOTALL
 )
 LENGTHS = (1, 3, 8, 9, 12)
-FAITHFUL = pytest.mark.parametrize(
-    ("model", "whole"), [("decoder", False), ("hybrid", True), ("vlm", False)]
-)
+MODELS = [("decoder", False), ("hybrid", True), ("vlm", False)]
 Meddle = Callable[[memoryview, list[kvbuffers.Slot]], None]
 
 
@@ -133,7 +133,7 @@ def test_a_buffer_lies_behind_those_before_it(
 # Tokens.
 
 
-@FAITHFUL
+@pytest.mark.parametrize(("model", "whole"), thin(MODELS, 1))
 def test_two_workers_give_the_tokens_of_the_undivided_model(
     models: Path, model: str, whole: bool
 ) -> None:
@@ -144,7 +144,7 @@ def test_two_workers_give_the_tokens_of_the_undivided_model(
     assert multiprocessing.active_children() == []
 
 
-@FAITHFUL
+@pytest.mark.parametrize(("model", "whole"), MODELS)
 def test_a_wrong_bit_in_any_buffer_changes_the_tokens(
     models: Path, model: str, whole: bool
 ) -> None:
@@ -184,6 +184,7 @@ def test_buffers_in_another_order_change_the_tokens(models: Path, swapped: tuple
     assert handed(path, path, 9, meddle=meddle) != undivided(path, 9)
 
 
+@full
 def test_vision_stays_with_prefill(models: Path) -> None:
     path = models / "vlm.onnx"
     (served,) = serving.serve(serving.Setting(path, path, prompts.SIZES), [9])
@@ -266,6 +267,7 @@ def name(monkeypatch: pytest.MonkeyPatch) -> str:
     return f"kv_{token}"
 
 
+@full
 def test_shared_memory_is_given_back(models: Path, name: str) -> None:
     path = models / "decoder.onnx"
     serving.serve(serving.Setting(path, path, prompts.SIZES), [9, 3])
@@ -292,6 +294,7 @@ def test_a_worker_that_does_not_answer_is_stopped(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory comes in whole pages")
+@full
 def test_decode_that_finds_too_little_refuses_and_leaves_nothing_behind(
     models: Path, name: str
 ) -> None:
@@ -302,6 +305,7 @@ def test_decode_that_finds_too_little_refuses_and_leaves_nothing_behind(
     assert multiprocessing.active_children() == []
 
 
+@full
 def test_workers_end_with_the_process_that_asks_them() -> None:
     name = f"kv_{secrets.token_hex(8)}"
     script = (
@@ -323,6 +327,7 @@ def test_workers_end_with_the_process_that_asks_them() -> None:
     assert gone(name)
 
 
+@full
 def test_memory_that_is_made_too_late_is_given_back(
     models: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +338,7 @@ def test_memory_that_is_made_too_late_is_given_back(
     assert gone(name)
 
 
+@full
 def test_a_worker_that_has_ended_is_heard() -> None:
     with workers.Worker("prefill", failing_workers.refuse_at_once) as worker:
         worker.process.join()
@@ -340,6 +346,7 @@ def test_a_worker_that_has_ended_is_heard() -> None:
             worker.ask("anything")
 
 
+@full
 def test_a_worker_does_not_hear_an_interrupt_even_while_it_starts() -> None:
     name = f"kv_{secrets.token_hex(8)}"
     try:
@@ -396,8 +403,10 @@ def begun() -> subprocess.Popen[str]:
     return story
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("call", ["kill", "killpg"])
+@pytest.mark.parametrize(
+    ("call", "number"),
+    thin(itertools.product(["kill", "killpg"], [signal.SIGINT, signal.SIGTERM]), 1),
+)
 def test_a_story_that_is_stopped_ends_without_a_word(
     call: str, number: signal.Signals, shared: None
 ) -> None:
@@ -409,6 +418,7 @@ def test_a_story_that_is_stopped_ends_without_a_word(
     assert (story.returncode, said) == (128 + number, "")
 
 
+@full
 def test_a_story_that_nobody_hears_out_ends_with_one_line(shared: None) -> None:
     story = begun()
     assert story.stdout is not None
@@ -419,8 +429,10 @@ def test_a_story_that_nobody_hears_out_ends_with_one_line(shared: None) -> None:
     assert story.wait(60) == 2
 
 
-@pytest.mark.parametrize("library", ["onnxruntime", "numpy"])
-@pytest.mark.parametrize("model", [[], [SERVING / "decoder.onnx"]])
+@pytest.mark.parametrize(
+    ("library", "model"),
+    thin(itertools.product(["onnxruntime", "numpy"], [[], [SERVING / "decoder.onnx"]]), 2),
+)
 def test_without_the_extra_one_line_says_what_to_install(
     library: str, model: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,7 +444,7 @@ def test_without_the_extra_one_line_says_what_to_install(
     assert served(*model) == (2, f"serve.py: {said}: pip install '.[run]'\n")
 
 
-@pytest.mark.parametrize("other", ["prefill", "decode", "both"])
+@pytest.mark.parametrize("other", thin(["prefill", "decode", "both"], 1))
 def test_a_file_that_is_no_model_is_refused_in_one_line(
     models: Path, other: str, tmp_path: Path, shared: None
 ) -> None:
@@ -445,6 +457,7 @@ def test_a_file_that_is_no_model_is_refused_in_one_line(
     assert said.startswith(f"serve.py: {text} cannot be served: ")
 
 
+@full
 def test_an_export_that_gathers_beyond_its_cache_is_refused_in_one_line(
     models: Path, tmp_path: Path
 ) -> None:
@@ -499,6 +512,7 @@ def test_what_makes_no_sense_is_refused(models: Path, words: list[str], reason: 
         (["window_whole", "window"], ["--prompt-length=1", "--dim=sliding_window=4"]),
     ],
 )
+@full
 def test_what_just_makes_sense_is_done(models: Path, pair: list[str], words: list[str]) -> None:
     assert served(*(models / f"{name}.onnx" for name in pair), *words) == (0, "")
 
@@ -553,6 +567,7 @@ def check_story(said: str, example: str) -> None:
     assert list(zip(titles, texts, strict=True)) == told
 
 
+@full
 def test_the_story_is_as_the_page_tells_it(machine: ci_machine.Machine) -> None:
     check_story(says(machine, "run"), "disaggregated")
 

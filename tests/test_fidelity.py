@@ -16,6 +16,7 @@ from pathlib import Path
 import onnx
 import onnx.helper
 import pytest
+from conftest import Sample
 from faults.fuzz_models import fuzz_model
 from google.protobuf.message import DecodeError, Message
 from models import (
@@ -276,9 +277,10 @@ def test_a_name_is_not_given_where_a_subgraph_would_capture_it(depth: int, tmp_p
     assert {finding.code for finding in report.findings} == {"KV201"}
 
 
-def test_random_models_that_are_renamed_come_back_to_the_byte(tmp_path: Path):
+def test_random_models_that_are_renamed_come_back_to_the_byte(tmp_path: Path, sample: Sample):
     renamed = 0
-    for seed in range(200):
+    seeds = sample(range(200), 20)
+    for seed in seeds:
         before = fuzz_model(seed)
         path = saved(before, tmp_path / "model.onnx")
         try:
@@ -289,7 +291,7 @@ def test_random_models_that_are_renamed_come_back_to_the_byte(tmp_path: Path):
         renamed += 1
         rename(path, strip=True)
         assert path.read_bytes() == before, seed
-    assert renamed > 40
+    assert renamed > len(seeds) // 5
 
 
 def test_symbols_made_of_an_outputs_name_follow_and_others_stay(tmp_path: Path):

@@ -17,6 +17,7 @@ from genai_folders import DECODER, build_folder
 from kill_commands import read_directory
 from models import node
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from tiers import thin
 
 EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports-other"
 FOLDERS = sorted(
@@ -133,7 +134,7 @@ def test_a_folder_of_ours_gives_the_same_tokens(tmp_path: Path, run) -> None:
 
 @needs_genai
 @pytest.mark.skipif(not FOLDERS, reason=f"there are no real exports in {EXPORTS}")
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", thin(FOLDERS, 1))
 def test_a_real_export_gives_the_same_tokens(name: str, tmp_path: Path, run) -> None:
     before = generate(EXPORTS / name)
     if not isinstance(before, list):

@@ -190,8 +190,8 @@ def test_rules_say_what_is_meant(
     assert outcome.code == int(("error", "KV120") in expected)
     text = run("verify", model, "--rules", rules).out
     if not outcome.code:
-        lost = "0 of 4 buffers retained, 4 cannot go back into their inputs (grows along axis 2)"
-        meant = "all 4 buffers are as the rules say (4 grow along axis 2)"
+        lost = "0 of 4 buffers retained by dataflow, 4 cannot go back into their inputs"
+        meant = "all 4 buffers are as the rules say, by dataflow (4 grow along axis 2)"
         assert (lost if expected else meant) in text
 
 
@@ -283,6 +283,6 @@ def test_a_verdict_counts_all_buffers_that_are_as_the_rules_say(tmp_path: Path, 
         run("verify", merged)
         .out.partition(": ")[2]
         .startswith(
-            "all 4 buffers are as the rules say (2 grow along axis 2, 2 written once), layer 0"
+            "all 4 buffers are as the rules say, by dataflow (2 grow along axis 2, 2 written once)"
         )
     )

@@ -6,8 +6,9 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import NamedTuple
@@ -25,7 +26,6 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 OWN_MODULES = {f"onnxkvrename.{name}" for name in MODULES if "__" not in name}
-TREES = {name: ast.parse(text) for name, text in MODULES.items()}
 ORDER = tuple(
     re.findall(r"^\| `(\w+)(?:/|\.py)` \|", (ROOT / "ARCHITECTURE.md").read_text("utf-8"), re.M)
 )
@@ -35,6 +35,16 @@ APART = {"vllm", "verification", "handoff"}
 HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "numpy", "rich", "google.protobuf", "ruamel"}
 UNUSED = ("layout", "vllm", "verification", "handoff", "sidecars")
 """Packages that a plain rename has no use for."""
+
+
+@cache
+def parse_module(name: str) -> ast.Module:
+    return ast.parse(MODULES[name])
+
+
+def list_trees() -> Iterator[tuple[str, ast.Module]]:
+    """Yield all modules, by name."""
+    return ((name, parse_module(name)) for name in MODULES)
 
 
 def package_of(module: str) -> str:
@@ -69,7 +79,7 @@ def test_the_architecture_lists_every_package() -> None:
 def test_imports_only_go_down_the_order_of_packages(module: str) -> None:
     own = package_of(module)
     allowed = {own, *ORDER[: ORDER.index(own)]} - (APART - {own} if own in APART else set())
-    assert imported_packages(TREES[module]) <= allowed
+    assert imported_packages(parse_module(module)) <= allowed
 
 
 def open_calls(tree: ast.AST) -> set[str]:
@@ -83,7 +93,7 @@ def open_calls(tree: ast.AST) -> set[str]:
 def test_only_storage_opens_and_changes_files() -> None:
     outside = {
         name: found
-        for name, tree in TREES.items()
+        for name, tree in list_trees()
         if package_of(name) != "storage" and (found := open_calls(tree))
     }
     assert outside == {
@@ -131,7 +141,7 @@ MAY_SWALLOW_ERRORS = {
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_failed_query_of_the_disk_is_taken_for_an_answer(module: str) -> None:
-    swallowers = find_error_swallowers(TREES[module])
+    swallowers = find_error_swallowers(parse_module(module))
     assert len(swallowers) <= MAY_SWALLOW_ERRORS.get(module, 0), swallowers
 
 
@@ -154,7 +164,7 @@ def test_the_calls_that_swallow_errors_are_known(text: str, count: int) -> None:
 
 def test_one_module_prints_and_none_exits() -> None:
     names = {"print", "click.echo", "echo", "sys.exit", "exit", "quit", "os._exit"}
-    found = {name: calls(tree) & names for name, tree in TREES.items() if calls(tree) & names}
+    found = {name: calls(tree) & names for name, tree in list_trees() if calls(tree) & names}
     assert found == {"cli.output": {"click.echo"}, "__main__": {"sys.exit"}}
 
 

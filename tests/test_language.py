@@ -6,6 +6,7 @@ A phrase is in the table once it is gone from all of them, with what to write in
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,12 @@ SOURCES = sorted((ROOT / "onnxkvrename").rglob("*.py"))
 TEXTS = {path.relative_to(ROOT).as_posix(): path for path in (*PAGES, *SOURCES)}
 
 
+@cache
+def read_texts() -> dict[str, str]:
+    """Return each text as one line, by the path of its file."""
+    return {name: join_lines(path.read_text("utf-8")) for name, path in TEXTS.items()}
+
+
 def join_lines(text: str) -> str:
     """Return a text as one line, so that a phrase is found across line breaks and literals."""
     without_quotes = re.sub(r"\"\n\s*f?\"", "", text)
@@ -84,8 +91,8 @@ def test_nobody_has_to_read_it_again(phrase: str) -> None:
     pattern = re.compile(phrase, re.IGNORECASE)
     found = [
         f"{name}: {match.group()}"
-        for name, path in TEXTS.items()
-        for match in pattern.finditer(join_lines(path.read_text("utf-8")))
+        for name, text in read_texts().items()
+        for match in pattern.finditer(text)
     ]
     assert not found, f"{found} (write: {PLAIN_BY_PHRASE[phrase]})"
 

@@ -114,14 +114,17 @@ def test_a_line_for_findings_that_differ_counts_them_and_is_an_example(tmp_path:
     assert line.endswith("-v shows each)")
 
 
-def test_an_error_about_another_file_is_an_example(tmp_path: Path, run) -> None:
+def test_an_error_about_another_file_is_an_example(
+    tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for number in range(5):
-        sidecar = tmp_path / str(number) / "custom_io.yaml"
+        sidecar = Path("models", str(number), "custom_io.yaml")
         sidecar.mkdir(parents=True)
         saved(build_window(0, 1), sidecar.with_name("model.onnx"))
-    outcome = run(tmp_path, "--prefix", "VLLM")
-    example = f"for example, {tmp_path}/0/custom_io.yaml: is a directory"
-    where = f"5 files in {tmp_path} (first: 0/model.onnx, 1/model.onnx)"
+    outcome = run("models", "--prefix", "VLLM")
+    example = "for example, models/0/custom_io.yaml: is a directory"
+    where = "5 files in models (first: 0/model.onnx, 1/model.onnx)"
     assert outcome.err.splitlines()[0].startswith(f"error: {where}: {example}")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from architectures import Architecture, build_layout, draw_architecture
 from build_layouts import build_attention, build_layers, build_mla
+from tiers import full
 from vllmwheel import DType, find_wheel, make_config
 from witness import REFUSALS, Witness
 
@@ -19,6 +20,7 @@ from onnxkvrename.vllm.projection import Projection, project_layout
 from onnxkvrename.vllm.specs import ProjectionRequest
 from onnxkvrename.vllm.stages import count_gpu_blocks
 
+pytestmark = full
 SEEDS = range(300)
 
 

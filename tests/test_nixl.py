@@ -25,6 +25,7 @@ from nixl_example import (
     transfer,
     with_nixl,
 )
+from tiers import thin
 
 from onnxkvrename import rename
 from onnxkvrename.cli.main import main
@@ -149,7 +150,7 @@ def test_neighbours_of_one_size_are_merged(pieces: list[kvlayout.Descriptor], ru
 
 
 @ALL_LAYOUTS
-@pytest.mark.parametrize("model", ["decoder", "window", "window_whole", "vlm", "hybrid"])
+@pytest.mark.parametrize("model", thin(["decoder", "window", "window_whole", "vlm", "hybrid"], 2))
 def test_blocks_hold_all_that_decode_needs(manifest: Manifest, model: str, name: str) -> None:
     path = SERVING / f"{model}.onnx"
     if model == "hybrid" and name[0] == "B":

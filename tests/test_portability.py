@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import posix_only
+from tiers import full
 
 import onnxkvrename
 
@@ -60,6 +61,7 @@ def test_models_are_renamed_and_renamed_back(decoder: Path, renamed: bytes) -> N
     assert sorted(os.listdir(decoder.parent)) == [decoder.name, "new"]
 
 
+@full
 def test_every_test_can_be_collected() -> None:
     options = ("--collect-only", "-p", "no:cacheprovider")
     done = run_without_posix("-m", "pytest", *options, cwd=TESTS.parent)

@@ -12,8 +12,10 @@ from pathlib import Path
 import onnx
 import pytest
 import window_sets
+from conftest import Sample
 from kill_commands import count_until_false, needs_fork, read_directory, run_and_kill, run_quietly
 from onnx import compose
+from tiers import full
 
 from onnxkvrename import rename
 from onnxkvrename.rules.find_models import find_jobs
@@ -80,28 +82,35 @@ class Trial:
 
 @needs_fork
 @pytest.mark.parametrize("place", ["", "there", "new"])
-def test_two_windows_killed_anywhere_end_whole(place: str, tmp_path: Path) -> None:
+def test_two_windows_killed_anywhere_end_whole(place: str, tmp_path: Path, sample: Sample) -> None:
     trial = Trial(tmp_path, 2, place=place)
     calls = ["replace", "link", "unlink", "fsync", "write", "splice", "copy_file_range", "mkdir"]
     reached = {
         name: count_until_false(lambda nth, name=name: trial.kill(name, nth, after=nth % 2 == 0))
-        for name in [*calls, "rename"]
+        for name in sample([*calls, "rename"], 2)
         if hasattr(os, name)
     }
-    assert reached["fsync"] > 2
-    assert reached["rename"] == {"": 0, "there": 2, "new": 1}[place]
+    assert reached.get("fsync", 3) > 2
+    renamed = {"": 0, "there": 2, "new": 1}[place]
+    assert reached.get("rename", renamed) == renamed
     assert trial.kill("rename", 1, after=True) == (place != "")
-    assert reached["replace"] == (2 if place == "" else 0)
+    replaced = 2 if place == "" else 0
+    assert reached.get("replace", replaced) == replaced
 
 
 @needs_fork
-def test_twelve_windows_killed_between_any_two_replacements_end_whole(tmp_path: Path) -> None:
+def test_twelve_windows_killed_between_any_two_replacements_end_whole(
+    tmp_path: Path, sample: Sample
+) -> None:
     trial = Trial(tmp_path, 12, weights=0)
-    assert count_until_false(lambda nth: trial.kill("replace", nth, after=True)) == 12
+    for nth in sample(range(1, 13), 3):
+        assert trial.kill("replace", nth, after=True)
+    assert not trial.kill("replace", 13, after=True)
 
 
 @needs_fork
 @pytest.mark.parametrize(("windows", "points"), [(94, (1, 93)), (500, (250,))])
+@full
 def test_large_sets_killed_between_two_replacements_end_whole(
     windows: int, points: tuple[int, ...], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from judge_vllm import judge_seeds
+from tiers import full
 from vllmwheel import HAS_TORCH, find_wheel
 from witness import Witness
 
@@ -46,6 +47,7 @@ def test_the_documented_figures_leave_nothing_in_which_both_differ() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@full
 def test_groups_pages_and_places_are_what_vllm_plans(version: str) -> None:
     counts, disagreements = judge_seeds(Witness(version), range(600))
     assert disagreements == []
@@ -55,6 +57,7 @@ def test_groups_pages_and_places_are_what_vllm_plans(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@full
 def test_regions_descriptors_and_views_are_what_vllm_registers(version: str) -> None:
     wheel = find_wheel(version)
     if isinstance(wheel, str):
@@ -68,6 +71,8 @@ def test_regions_descriptors_and_views_are_what_vllm_registers(version: str) -> 
     assert (done.returncode, done.stderr) == (0, "")
     figures = json.loads(done.stdout)[version]
     assert figures.keys() <= read_documented_figures()[version].keys()
+    pairs = [figures[f"pairs of workers that vLLM {does}"] for does in ("accepts", "refuses")]
+    assert all(agreed == compared > 15 for agreed, compared in pairs)
     for subject in ("refusals of NIXL", "regions", "descriptors", "bytes", "canonical view"):
         agreed, compared = figures[subject]
         assert agreed == compared > 50, subject

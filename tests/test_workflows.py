@@ -26,14 +26,34 @@ def test_every_python_that_the_package_states_is_tested() -> None:
     stated = re.findall(r"Programming Language :: Python :: (3\.\d+)", project)
     jobs = load("ci")["jobs"]
     matrix = jobs["tests"]["strategy"]["matrix"]
-    systems = {each["os"] for each in matrix["include"]}
+    others = [each for each in matrix["include"] if each["os"] not in matrix["os"]]
     one = [
         step["with"]["python-version"]
         for step in jobs["all-checks"]["steps"]
         if "with" in step and "python-version" in step["with"]
     ]
     assert sorted(stated) == sorted([*matrix["python"], *one])
-    assert systems == {"macos-latest", "windows-latest"}
+    assert {each["os"] for each in others} == {"macos-latest", "windows-latest"}
+
+
+def test_every_push_runs_the_full_tier_once() -> None:
+    tests = load("ci")["jobs"]["tests"]
+    full = [each for each in tests["strategy"]["matrix"]["include"] if "tier" in each]
+    assert [(each["os"], each["tier"]) for each in full] == [("ubuntu-latest", "--full")]
+    assert full[0]["python"] in tests["strategy"]["matrix"]["python"]  # adds to that job, no other
+    assert tests["steps"][-1]["run"] == "python -m pytest ${{ matrix.tier }}"
+
+
+def test_what_only_ci_installs_is_tested_there_in_full() -> None:
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    default, full = 'eval "$(block README.md test)"', ".venv/bin/pytest --full tests/faults "
+    assert 0 < script.index(default) < script.index(full)
+    listed = script.partition(full)[2].replace("\\\n", " ").split()
+    assert {path for path in listed if not (ROOT / path).exists()} == set()
+    for path in ROOT.glob("tests/test_*.py"):
+        text = path.read_text("utf-8")
+        if "from tiers import" in text and re.search("^from (nixl_example|witness) ", text, re.M):
+            assert f"tests/{path.name}" in listed
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)

@@ -27,5 +27,5 @@ def mark_full(case: Any) -> Any:
     """Return the case with the mark of the full tier."""
     if isinstance(case, type(pytest.param())):
         return pytest.param(*case.values, marks=[*case.marks, full], id=case.id)
-    values: Sequence[Any] = case if isinstance(case, tuple) else (case,)
+    values: Sequence[Any] = case if type(case) is tuple else (case,)  # a named tuple is one value
     return pytest.param(*values, marks=full)

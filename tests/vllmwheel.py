@@ -198,6 +198,7 @@ def make_config(*, cross_layers: bool = False, layout: Any = None) -> SimpleName
         attention_config=SimpleNamespace(hisparse_config=None),
         cache_config=SimpleNamespace(
             cache_dtype="auto",
+            enable_prefix_caching=False,
             get_resolved_kv_cache_layout=lambda: layout,
             kv_sharing_fast_prefill=False,
             num_gpu_blocks_override=None,

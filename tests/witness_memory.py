@@ -7,6 +7,7 @@ those cover is read off these notes. Attention backends take blocks undivided.
 
 from __future__ import annotations
 
+import copy
 import math
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -17,7 +18,9 @@ from architectures import Architecture
 from vllmwheel import make_config
 from witness import REFUSALS, Witness
 
-_LOOK_LIMIT = 1 << 23
+PAIR_BLOCK_COUNT = 101
+"""The number of blocks of each side of a pair: with few, vLLM may take regions for one another."""
+_LOOK_LIMIT = 1 << 26
 """The most bytes that are looked at."""
 
 
@@ -62,6 +65,8 @@ class Memory:
             "MLA" in type(spec).__name__ for spec in specs.values()
         )
         self.config.parallel_config.tensor_parallel_size = architecture.tp
+        heads = next((layer.heads for layer in architecture.layers if layer.heads), 8)
+        self.config.model_config.get_total_num_kv_heads = lambda: heads
         self.config.layers = {
             name: witness.make_layer(specs[name]) for name in sorted(specs, key=int)
         }
@@ -71,18 +76,36 @@ class Memory:
         else:
             self.caches = witness.allocate(plan, self.config)
 
-    def register(self) -> Any:
-        """Return NIXL's worker with the caches registered; raise what vLLM raises."""
+    def register(self, rank: int = 0, engine: str = "engine") -> Any:
+        """Return NIXL's worker of `rank` with the caches registered; raise what vLLM raises."""
+        nixl = self.witness.nixl
+        nixl.get_tensor_model_parallel_rank = lambda: rank
+        nixl.get_tensor_model_parallel_world_size = lambda: self.architecture.tp
         with self.witness.modules.importable():
-            worker = self.witness.worker_class(self.config, "engine", self.plan)
+            worker = self.witness.worker_class(self.config, engine, self.plan)
             if self.is_cross_layers:
                 worker.register_cross_layers_kv_caches(self.caches["0"])
             else:
                 worker.register_kv_caches(self.caches)
         return worker
 
-    def post(self, worker: Any, block_ids: tuple[list[int], ...]) -> Posted:
-        """Return what `worker` posts for blocks of each group."""
+    def connect(self, prefill: Memory) -> None:
+        """Let ranks of this side, decode, meet those of `prefill`; raise what vLLM raises."""
+        remote = prefill.register(engine="prefill").xfer_handshake_metadata.agent_metadata_bytes
+        ranks = prefill.architecture.tp
+        for rank in sorted({0, self.architecture.tp - 1}):
+            worker = self.register(rank, "decode")
+            with self.witness.modules.importable():
+                for remote_rank in worker.transfer_topo.handshake_target_ranks(ranks):
+                    # vLLM decodes metadata of its own from each rank, and changes it.
+                    meta = SimpleNamespace(**copy.deepcopy(vars(remote)))
+                    worker.add_remote_agent(meta, remote_rank, ranks)
+
+    def post(self, worker: Any, block_ids: tuple[list[int], ...], kernel_blocks: int = 1) -> Posted:
+        """Return what `worker` posts for blocks of each group.
+
+        `kernel_blocks` says into how many vLLM divides a block of attention.
+        """
         settings: dict[str, Any] = {}
         if not self.witness.is_v024:
             settings = {
@@ -90,7 +113,9 @@ class Memory:
                 "region_group_ids": worker.region_group_ids,
                 "uses_region_group_mapping": worker._uses_region_group_mapping,
             }
-        ids = worker._compute_desc_ids(block_ids, worker.num_blocks, None, 1, **settings)
+        ids = worker._compute_desc_ids(
+            block_ids, worker.num_blocks, None, kernel_blocks, **settings
+        )
         ids = np.asarray(ids, np.int64)
         starts, sizes = _expand_descriptors(worker.src_blocks_data)
         return Posted(
@@ -99,6 +124,18 @@ class Memory:
             int(sizes[ids].sum()),
             self._covers_pages(starts[ids], sizes[ids], block_ids),
         )
+
+    def covers_blocks(self) -> bool | None:
+        """Return whether the descriptors of one block of each group cover its pages."""
+        worker = self.register()
+        count = worker._physical_blocks_per_logical_kv_block
+        specs = _list_layer_specs(self.plan)
+        blocks = list[list[int]]()
+        for index, group in enumerate(self.plan.kv_cache_groups, start=1):
+            # A block of states is not divided.
+            is_whole = hasattr(specs[group.layer_names[0]], "shapes")
+            blocks.append([index] if is_whole else [index * count + i for i in range(count)])
+        return self.post(worker, tuple(blocks), count).covers_pages
 
     def _covers_pages(
         self, starts: Any, sizes: Any, block_ids: tuple[list[int], ...]
@@ -168,6 +205,13 @@ class Memory:
         )
 
 
+class PairRefusal(NamedTuple):
+    """Why vLLM does not hand over: the step that fails, and what it says."""
+
+    step: str
+    reason: str
+
+
 class MemoryWitness(Witness):
     """vLLM of one version, with its runner's allocation and its connectors."""
 
@@ -178,7 +222,6 @@ class MemoryWitness(Witness):
         with self.modules.importable():
             import vllm.config as config
             import vllm.distributed.nixl_utils as nixl
-            import vllm.distributed.parallel_state as parallel
             import vllm.envs as envs
             import vllm.v1.attention.backends.utils as backend_utils
 
@@ -186,8 +229,6 @@ class MemoryWitness(Witness):
             envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL = None
             config.get_layers_from_vllm_config = _list_layers
             nixl.NixlWrapper, nixl.nixl_agent_config = _Agent, None
-            parallel.get_tensor_model_parallel_rank = lambda: 0
-            parallel.get_tensor_model_parallel_world_size = lambda: 1
             backend_utils.get_kv_cache_layout = lambda: "HND"
 
             import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler as scheduler
@@ -203,11 +244,18 @@ class MemoryWitness(Witness):
             import vllm.v1.worker.kv_connector_model_runner_mixin as mixin
             import vllm.v1.worker.utils as worker_utils
 
+        # Metadata travels as it is, without an encoding.
+        worker.NixlAgentMetadata = worker.NixlHandshakePayload = SimpleNamespace
+        worker.msgspec = SimpleNamespace(
+            msgpack=SimpleNamespace(Encoder=lambda: SimpleNamespace(encode=lambda data: data))
+        )
+        self.nixl = worker
         self.scheduler = scheduler.NixlBaseConnectorScheduler
         self.worker_class = _make_worker_class(worker.NixlBaseConnectorWorker)
         self.offloading = offloading.OffloadingConnectorWorker
         self.manager, self.utils, self.runner, self.mixin = manager, utils, runner, mixin
         self._multiple_of = backend.MultipleOf
+        self._kernel_blocks = [backend.MultipleOf(1)]
         self._backends: dict[Any, Any] = {}
         self._backend_bases = {
             "states": backend.AttentionBackend,
@@ -253,7 +301,7 @@ class MemoryWitness(Witness):
         members = {
             "full_cls_name": classmethod(lambda cls: ("witness", name)),
             "get_name": staticmethod(lambda: name),
-            "get_supported_kernel_block_sizes": staticmethod(lambda *_: [self._multiple_of(1)]),
+            "get_supported_kernel_block_sizes": staticmethod(lambda *_: self._kernel_blocks),
         }
         if kind == "uneven":
             # vLLM keeps the size of values in one attribute for all layers.
@@ -276,6 +324,57 @@ class MemoryWitness(Witness):
             groups, _, sizes = self.runner.init_attn_backend(plan, config, cpu)
             make = self.mixin.KVConnectorModelRunnerMixin.allocate_uniform_kv_caches
             return make(plan, groups, "auto", cpu, sizes)[1]
+
+    def refuse_pair(
+        self, prefill: Architecture, decode: Architecture, kernel_block_size: int | None = None
+    ) -> PairRefusal | None:
+        """Return why prefill and decode do not hand over as NIXL has them by default.
+
+        vLLM plans, allocates and registers each side in the layout that NIXL's connector selects,
+        and decode's worker adds prefill's as its remote agent.
+
+        Args:
+            prefill: The model of the worker that is read.
+            decode: The model of the worker that reads.
+            kernel_block_size: The only block that attention backends take; ``None`` where they
+                take any undivided.
+
+        Returns:
+            ``None`` if vLLM refuses nothing, and the descriptors of each side cover its blocks.
+        """
+        self._kernel_blocks = [kernel_block_size or self._multiple_of(1)]
+        try:
+            return self._refuse_pair(prefill, decode)
+        finally:
+            self._kernel_blocks = [self._multiple_of(1)]
+
+    def _refuse_pair(self, prefill: Architecture, decode: Architecture) -> PairRefusal | None:
+        sides = []
+        for name, architecture in (("prefill", prefill), ("decode", decode)):
+            try:
+                sides.append(self._build_side(architecture))
+                sides[-1].register()
+            except (*REFUSALS, AttributeError, RuntimeError) as error:
+                return PairRefusal(name, f"{type(error).__name__}: {error}")
+        try:
+            sides[1].connect(sides[0])
+        except (*REFUSALS, RuntimeError) as error:
+            return PairRefusal("handshake", f"{type(error).__name__}: {error}")
+        for name, side in zip(("prefill", "decode"), sides, strict=True):
+            if side.covers_blocks() is False:
+                return PairRefusal(name, "the descriptors do not cover the blocks")
+        return None
+
+    def _build_side(self, architecture: Architecture) -> Memory:
+        """Return a side's memory in the layout that NIXL's connector selects."""
+        settings: dict[str, Any] = {}
+        if not self.is_v024:
+            has_mla = any("mla" in layer.kind for layer in architecture.layers)
+            settings["layout"] = self.interface.KVCacheLayout["LBNHC" if has_mla else "LBHNC"]
+        plan = self.make_plan(architecture, PAIR_BLOCK_COUNT, **settings)
+        if plan is None:
+            raise ValueError("vLLM has no plan for the layers")
+        return Memory(self, architecture, plan, **settings)
 
     def list_blocks(
         self, plan: Any, config: Any, prompt_length: int

@@ -165,7 +165,8 @@ def command(**values: Any) -> int:
 
     PREFILL and DECODE are each a model, a directory with the windows of one, or a
     manifest. Buffers are paired by layer and part, and also in the consumer's way, by
-    position and byte offset.
+    position and byte offset. A value for one side alone begins with prefill: or decode:, as in
+    --dim decode:ctx_len=4096.
     """
     arguments = _Arguments(**values)
     consumer = load_consumer(arguments.target)
@@ -177,7 +178,11 @@ def command(**values: Any) -> int:
     handshake = Handshake()
     if requests is not None:
         layouts = (prefill.layout, decode.layout)
-        handshake = check_handshake(layouts, requests, arguments.kernel_block_size)
+        first, second = (
+            request._replace(kv_cache_dtype=layout.kv_cache_dtype)
+            for request, layout in zip(requests, layouts, strict=True)
+        )
+        handshake = check_handshake(layouts, (first, second), arguments.kernel_block_size)
     consumer = configure_consumer(consumer, prefill.layout)
     handoff = compare_sides(
         build_loaded_side("prefill", arguments.prefill, prefill, consumer, rules),

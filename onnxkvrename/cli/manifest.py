@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,6 +66,7 @@ from onnxkvrename.storage.write_file import needs_write, write_files
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.projection import (
     Projection,
+    check_nixl,
     check_projection,
     project_layout,
     projection_to_json,
@@ -177,9 +179,10 @@ def command(**values: Any) -> int:
     if arguments.stamp:
         loaded = _plan_stamp(loaded, rules)
     stamped = loaded if arguments.stamp and not loaded.failed else None
+    loaded = _apply_cache_dtype(loaded, arguments.kv_cache_dtype)
     projection = _build_projection(loaded.layout, arguments, rules)
     if projection is not None:
-        loaded = loaded.add_findings(check_projection(projection))
+        loaded = loaded.add_findings(chain(check_projection(projection), check_nixl(projection)))
     loaded = loaded._replace(reports=complete_reports(loaded.reports))
     answer = _build_answer(_ManifestResult(loaded, projection, rules.profile_choice))
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
@@ -255,6 +258,22 @@ def _load_layout(arguments: _Arguments, rules: Rules, compile_info: CompileInfo)
     return loaded
 
 
+def _apply_cache_dtype(loaded: LoadedLayout, dtype: str | None) -> LoadedLayout:
+    """Return the layout with the dtype that vLLM is started with; that of a manifest stays.
+
+    Raises:
+        KvRenameError: A manifest has another one.
+    """
+    layout = loaded.layout
+    recorded = layout.kv_cache_dtype
+    if dtype is not None and recorded not in (None, dtype):
+        raise KvRenameError(
+            f"a manifest says {recorded}, and --kv-cache-dtype says {dtype}",
+            hint="leave it out, or write the manifest again",
+        )
+    return loaded._replace(layout=layout._replace(kv_cache_dtype=dtype or recorded))
+
+
 def _check_outputs(
     loaded: LoadedLayout, arguments: _Arguments, contents: Mapping[Path, bytes]
 ) -> list[Path]:
@@ -295,7 +314,7 @@ def _build_projection(layout: Layout, arguments: _Arguments, rules: Rules) -> Pr
         arguments.tp or 1,
         arguments.vllm_version or VLLM_VERSIONS[-1],
         arguments.tokens,
-        arguments.kv_cache_dtype,
+        layout.kv_cache_dtype,
         arguments.pp or 1,
         None if memory is None else parse_memory_size("--gpu-memory", memory, MAX_GPU_MEMORY),
     )

@@ -182,12 +182,7 @@ def compare_sides(
         )
     comparison = build_comparison(prefill, decode, consumer, full_transfer)
     root_causes = find_root_causes(comparison)
-    findings, notes = _collect_findings(prefill, decode, comparison, root_causes)
-    for finding in check_scales_known(comparison.pairs):
-        if strict:
-            findings += promote_to_errors([finding])
-        else:
-            notes.append(f"{finding.subject} {finding.message} ({finding.code})".lstrip())
+    findings, notes = _collect_findings(prefill, decode, comparison, root_causes, strict=strict)
     if ranks is not None:
         findings += check_tensor_parallelism(prefill.layout, decode.layout, ranks)
         notes += list_sharding_notes(prefill.layout, decode.layout, ranks)
@@ -216,11 +211,7 @@ def compare_sides(
         requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
         root_causes=root_causes,
-        basis=find_basis(
-            check_side(prefill, consumer, full_transfer),
-            check_side(decode, consumer, full_transfer),
-            comparison.pairs,
-        ),
+        basis=find_basis((prefill, decode), consumer, comparison.pairs),
     )
 
 
@@ -229,6 +220,8 @@ def _collect_findings(
     decode: HandoffSide,
     comparison: Comparison,
     root_causes: Sequence[RootCause],
+    *,
+    strict: bool,
 ) -> tuple[list[Finding], list[str]]:
     """Return all findings, causes before consequences, and notes."""
     empty_sides = list(check_buffers_exist(prefill, decode))
@@ -262,6 +255,11 @@ def _collect_findings(
         findings = list(map(leave_out_check, findings))
     if {finding.code for finding in findings} <= {"KV616"}:  # it works, once renamed
         notes += list_model_notes(writer, reader)
+    for finding in check_scales_known(comparison.pairs):
+        if strict:
+            findings += promote_to_errors([finding])
+        else:
+            notes.append(f"{finding.subject} {finding.message} ({finding.code})".lstrip())
     return findings, [*notes, *list_update_notes(writer, reader)]
 
 

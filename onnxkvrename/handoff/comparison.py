@@ -112,14 +112,15 @@ def pair_buffers(prefill: Layout, decode: Layout) -> tuple[BufferPair, ...]:
 
 def format_buffer_type(layout: Layout, buffer: KvBuffer) -> str:
     """Return the dtype and the shape of one sequence: ``FLOAT16 [8, ctx_len=4096, 64]``."""
+    dtype = layout.find_used_dtype(buffer)
     if buffer.sequence_shape is None:
-        return buffer.dtype
+        return dtype
     sizes = layout.resolve_shape(buffer.sequence_shape)
     dims: list[Dim] = [
         dim if dim == size else f"{dim}={size}"
         for dim, size in zip(buffer.sequence_shape, sizes, strict=True)
     ]
-    return f"{buffer.dtype} {format_shape(tuple(dims))}"
+    return f"{dtype} {format_shape(tuple(dims))}"
 
 
 def find_differences(
@@ -135,8 +136,9 @@ def find_differences(
     """
     if pair.prefill is None or pair.decode is None:
         return
-    if pair.prefill.dtype != pair.decode.dtype:
-        yield Difference("KV612", pair.prefill.dtype, pair.decode.dtype)
+    dtypes = prefill.find_used_dtype(pair.prefill), decode.find_used_dtype(pair.decode)
+    if dtypes[0] != dtypes[1]:
+        yield Difference("KV612", *dtypes)
     elif compare_scales(pair.prefill.scales, pair.decode.scales) is False:
         yield Difference("KV626", "", "")
     if pair.prefill.sequence_shape is None or pair.decode.sequence_shape is None:

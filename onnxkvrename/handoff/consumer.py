@@ -75,6 +75,8 @@ class Consumer(NamedTuple):
             ``VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1``.
         alternative: The name of the same program with another setting, which `check-consumer`
             mentions if that one can use a model that this one cannot; empty for none.
+        source: The code that the fields repeat, for the verdict: ``NAME at COMMIT``; empty if it
+            has no fixed state.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Consumer(NamedTuple):
     refusal: str = ""
     setting: str = ""
     alternative: str = ""
+    source: str = ""
 
     @property
     def pairs_by_name(self) -> bool:

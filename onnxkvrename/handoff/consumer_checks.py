@@ -121,6 +121,7 @@ def _list_problems(
     selection = select_values(layout, consumer)
     names = list(name_checks.list_buffer_names(layout, consumer))
     own = [finding for check in consumer.checks for finding in check(layout, full_transfer)]
+    own += _check_paged_caches(layout, consumer)
     refusals = tuple(finding for finding in own if finding.code == "KV610")  # no name changes them
     if refusals:
         yield ConsumerProblem(refusals)
@@ -272,6 +273,20 @@ def _check_unknown_updates(layout: Layout, consumer: Consumer) -> Iterator[Findi
                 f"{consumer.name} requires: {reason} size and order of the content stay the same",
                 hint,
             )
+
+
+def _check_paged_caches(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
+    """Yield KV610 for caches that a consumer would cut as if their first axis were the batch."""
+    names = [buffer.names[0] for buffer in layout.buffers if buffer.traits.is_paged]
+    if names and consumer.memory != "none":
+        yield build_finding(
+            "KV610",
+            names[0],
+            f"{begin_message(names, 'is', 'are', 'buffers')} paged: blocks of all sequences, which "
+            f"a block table assigns; {consumer.name} takes the first axis for the batch and hands "
+            "over one block",
+            "export the model without paged attention",
+        )
 
 
 def _check_dtypes(layout: Layout, selection: Selection, consumer: Consumer) -> ConsumerProblem:

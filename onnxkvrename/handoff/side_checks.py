@@ -388,16 +388,18 @@ class Basis(NamedTuple):
     conditions: tuple[str, ...] = ()
 
 
-def find_basis(prefill: CheckedSide, decode: CheckedSide, pairs: Sequence[BufferPair]) -> Basis:
+def find_basis(
+    sides: tuple[HandoffSide, HandoffSide], consumer: Consumer, pairs: Sequence[BufferPair]
+) -> Basis:
     """Return what the success of a hand-off rests on.
 
     Args:
-        prefill: The side that writes.
-        decode: The side that reads.
+        sides: Prefill and decode.
+        consumer: The consumer on both.
         pairs: The buffers of both.
     """
-    layouts = prefill.side.layout, decode.side.layout
-    facts, conditions = [f"{prefill.consumer.name}'s rules"], []
+    layouts = sides[0].layout, sides[1].layout
+    facts, conditions = [f"{consumer.name}'s rules"], []
     if all(layout.has_compiled_dtypes for layout in layouts):
         facts.append("the precision of both compiles")
     else:

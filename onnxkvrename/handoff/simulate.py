@@ -269,7 +269,7 @@ def _simulate_prompt(setup: TransferSetup, tokens: int) -> _PromptState:
         fits = _has_same_type(source.slot, own_slots.get(buffer_id, source.slot))
         if setup.consumer.memory == "separate":
             fits = fits and _has_same_type(source.slot, slot)
-        has_same_values = _has_same_values(source.buffer, reader.buffer)
+        has_same_values = _has_same_values(source, reader)
         if not (fits and has_same_values and _has_matching_bytes(source, reader, tokens)):
             differing.add(buffer_id)
         if any(_is_truncated(content, tokens) for content in (source, reader)):
@@ -286,11 +286,13 @@ def _has_same_type(first: MemorySlot, second: MemorySlot) -> bool:
     return (first.shape, first.dtype) == (second.shape, second.dtype)
 
 
-def _has_same_values(written: KvBuffer | None, read: KvBuffer | None) -> bool:
-    """Return whether numbers stand for the same values, as far as their scales are known."""
-    if written is None or read is None:
+def _has_same_values(source: _SlotContent, reader: _SlotContent) -> bool:
+    """Return whether numbers mean the same values, as far as their scales are known."""
+    if source.buffer is None or reader.buffer is None:
         return True
-    return compare_scales(written.scales, read.scales) is not False
+    dtypes = {each.layout.find_used_dtype(each.buffer) for each in (source, reader) if each.buffer}
+    is_scaled_alike = compare_scales(source.buffer.scales, reader.buffer.scales) is not False
+    return len(dtypes) == 1 and is_scaled_alike
 
 
 def _has_matching_bytes(source: _SlotContent, reader: _SlotContent, tokens: int) -> bool:

@@ -25,12 +25,15 @@ def compute_layout_digest(layout: Layout) -> str:
         SHA-256, in hexadecimal, of the JSON list of ``[layer, part, kind, dtype, shape,
         name]`` of each buffer in order, without blanks and in ASCII. The name is the
         input's. The batch is ``null``, since one sequence is transferred at a time; a
-        symbol whose size is known is that size.
+        symbol whose size is known is that size. A ``--kv-cache-dtype`` comes last, if one is
+        given.
     """
-    rows = [
+    rows: list[object] = [
         [b.layer, b.part, b.kind, b.dtype, _normalize_shape(layout, b), b.input or b.output]
         for b in layout.buffers
     ]
+    if layout.kv_cache_dtype is not None:
+        rows.append(layout.kv_cache_dtype)
     return sha256(json.dumps(rows, separators=(",", ":")).encode("ascii")).hexdigest()
 
 

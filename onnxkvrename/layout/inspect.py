@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from onnxkvrename.layout.kinds import (
     find_pair_dtype,
     find_pair_shape,
     group_by_layer,
+    has_block_table,
     infer_buffer_kind,
 )
 from onnxkvrename.layout.updates import (
@@ -277,7 +279,7 @@ def summarize_model(
             for location in model.data_locations
             if location
         ),
-        buffers=tuple(_list_buffers(model.plan, _find_broken_names(model.plan, findings), updates)),
+        buffers=tuple(_list_buffers(model, _find_broken_names(model.plan, findings), updates)),
         token_counts=tuple(model.plan.token_counts.most_common()),
         name_count=len(model.plan.old_names),
         kept=model.plan.unchanged_names,
@@ -324,10 +326,11 @@ def _find_broken_names(plan: RenamePlan, findings: Iterable[Finding]) -> frozens
 
 
 def _list_buffers(
-    plan: RenamePlan, broken: frozenset[str], updates: Mapping[str, BufferUpdate]
+    model: KvModel, broken: frozenset[str], updates: Mapping[str, BufferUpdate]
 ) -> Iterator[InspectedBuffer]:
     """Yield the buffers by layer, with those that a layer lacks between those that it has."""
-    siblings = group_by_layer(plan.pairs)
+    plan, siblings = model.plan, group_by_layer(model.plan.pairs)
+    infer = partial(infer_buffer_kind, has_block_table=has_block_table(model.signature.inputs))
     layers: dict[tuple[int, int, str], dict[str, list[KvPair]]] = {}
     for pair in plan.pairs:
         parts = layers.setdefault((pair.layer, pair.rule, pair.kind), {})
@@ -337,12 +340,12 @@ def _list_buffers(
         for part in (name for name in plan.part_order if name in parts_here):
             if part not in pairs_by_part:
                 first = next(iter(pairs_by_part.values()))[0]
-                cache_kind = infer_buffer_kind(first, siblings[first.scope, layer, kind]).kind
+                cache_kind = infer(first, siblings[first.scope, layer, kind]).kind
                 yield InspectedBuffer(
                     layer, part, first.scope, cache_kind, "missing", "", None, None, None
                 )
             for pair in pairs_by_part.get(part, ()):
-                inferred = infer_buffer_kind(pair, siblings[pair.scope, layer, kind])
+                inferred = infer(pair, siblings[pair.scope, layer, kind])
                 buffer = _build_buffer(pair, inferred, broken)
                 update = updates.get(buffer.output or "", UNKNOWN_UPDATE)
                 yield buffer._replace(update=update)

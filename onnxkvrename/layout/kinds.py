@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from onnxkvrename.model.signature import Dim
+from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.rules.plan import KvPair
 
 BufferKind = Literal[
@@ -17,11 +17,12 @@ BufferKind = Literal[
     "sliding_window_mla",
     "cross_attention",
     "mamba",
+    "paged_attention",
     "unknown",
 ]
 """The names of `KINDS`, for type checkers; at run time only the rows count."""
 
-Growth = Literal["context", "window", "encoder", "nothing"]
+Growth = Literal["context", "window", "encoder", "nothing", "blocks"]
 
 
 class KindTraits(NamedTuple):
@@ -32,14 +33,16 @@ class KindTraits(NamedTuple):
         symbol: Its letter in the map of ``onnxkvrename inspect``.
         color: Its color in that map, as rich names colors.
         grows_with: What makes a buffer longer: the context, up to all of it or to a window
-            of it, the encoder's tokens, or nothing.
+            of it, the encoder's tokens, or nothing; ``blocks`` for a pool of blocks that all
+            sequences share, and of which a block table says whose they are.
         is_mla: True for the latent and the rope of multi-head latent attention, which
             tensor parallelism copies to every rank.
         profile_kind: The kind in a profile (``[kv.kinds]``) whose names settle the matter.
             An MLA buffer, for example, looks like attention with one head.
         window_symbol: The symbol of the axis along which an exporter puts the window.
         is_chunked: True where the window is a chunk, which starts empty when the last one is full.
-        vllm_kind: The kind of vLLM's spec for it; ``None`` where that has the row's own name.
+        vllm_kind: The kind of vLLM's spec for it; ``None`` where that has the row's own name, or
+            where vLLM has none.
     """
 
     label: str
@@ -61,6 +64,11 @@ class KindTraits(NamedTuple):
     def is_state(self) -> bool:
         """True if a buffer is a state of fixed size, without a context axis."""
         return self.grows_with == "nothing"
+
+    @property
+    def is_paged(self) -> bool:
+        """True if a buffer is a pool of blocks, without an axis of sequences."""
+        return self.grows_with == "blocks"
 
 
 Kinds = Mapping[BufferKind, KindTraits]
@@ -95,10 +103,11 @@ KINDS: Kinds = MappingProxyType(
             "cross attention", "x", "blue", "encoder", profile_kind="cross"
         ),
         "mamba": KindTraits("linear state", "s", "yellow", "nothing", profile_kind="linear"),
+        "paged_attention": KindTraits("paged cache", "p", "bright_blue", "blocks"),
         "unknown": KindTraits("unknown kind", "u", "white", "context"),
     }
 )
-"""All kinds, by vLLM's own names.
+"""All kinds, by vLLM's own names; vLLM has no ``paged_attention``, as it pages all caches itself.
 
 The first state is what a buffer without a context axis is that only its shape shows to be one.
 
@@ -111,6 +120,10 @@ _WINDOW_HINT = "sliding"
 """What other exporters' symbols of a sliding window contain."""
 _STATE_HINTS = ("recurrent", "conv", "ssm", "state", "linear", "mamba")
 """Words in names of states."""
+_BLOCK_HINT = "block"
+"""What symbols of the axes of a paged cache contain."""
+_BLOCK_TABLES = ("block_table", "block_tables")
+"""The inputs that say which blocks of a paged cache a sequence has."""
 _CONTEXT_WORDS = ("sequence", "window", "encoder", "")
 """A profile's words for axes that hold tokens; the empty one is for an axis without a word."""
 _DERIVED_MARKER = "_dim_"
@@ -152,8 +165,17 @@ def group_by_layer(pairs: Iterable[KvPair]) -> dict[tuple[str, int, str], list[K
     return layers
 
 
+def has_block_table(inputs: Iterable[Value]) -> bool:
+    """Return whether a graph with these inputs has paged caches."""
+    return any(value.name in _BLOCK_TABLES for value in inputs)
+
+
 def infer_buffer_kind(
-    pair: KvPair, layer: Iterable[KvPair], kinds: Kinds | None = None
+    pair: KvPair,
+    layer: Iterable[KvPair],
+    kinds: Kinds | None = None,
+    *,
+    has_block_table: bool = False,
 ) -> InferredKind:
     """Return the kind of a buffer: what its profile says, else what its shape suggests.
 
@@ -168,12 +190,33 @@ def infer_buffer_kind(
     have named a context too. Where every size is fixed, a cache and a state look alike:
     ``unknown``.
 
+    A cache is paged if its axes count blocks, by a symbol or by the profile's words, or if the
+    graph has a block table.
+
     Args:
         pair: The buffer.
         layer: All buffers of its layer.
         kinds: The rows to choose from, by default `KINDS`.
+        has_block_table: Whether the graph has a block table.
     """
     rows = KINDS if kinds is None else kinds
+    inferred = _infer_unpaged_kind(pair, layer, rows)
+    paged = next((name for name, row in rows.items() if row.is_paged), None)
+    grows = rows[inferred.kind].grows_with in ("context", "window")
+    if paged is not None and grows and (has_block_table or _counts_blocks(pair)):
+        return InferredKind(paged)
+    return inferred
+
+
+def _counts_blocks(pair: KvPair) -> bool:
+    """Return whether an axis of a buffer counts blocks, or the tokens of one."""
+    symbols = [dim for dim in find_pair_shape(pair) or () if isinstance(dim, str)]
+    return "blocks" in pair.axes or any(
+        _BLOCK_HINT in symbol.lower() and _DERIVED_MARKER not in symbol for symbol in symbols
+    )
+
+
+def _infer_unpaged_kind(pair: KvPair, layer: Iterable[KvPair], rows: Kinds) -> InferredKind:
     context = _list_context_symbols(find_pair_shape(pair), pair.axes)
     window, is_similar = _find_window(context, rows)
     if "window" in pair.axes:

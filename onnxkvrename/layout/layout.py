@@ -16,12 +16,14 @@ from onnxkvrename.layout.dims import (
 )
 from onnxkvrename.layout.kinds import (
     BufferKind,
+    InferredKind,
     KindTraits,
     find_context_axis,
     find_pair_dtype,
     find_pair_shape,
     get_kind_traits,
     group_by_layer,
+    has_block_table,
     infer_buffer_kind,
     is_window_symbol,
 )
@@ -151,6 +153,8 @@ class Layout(NamedTuple):
         other_stages: The paths of the other files of its set, as of the windows that a merged
             model was made from.
         has_compiled_dtypes: Whether the dtypes of all buffers are known to be those of a compile.
+        kv_cache_dtype: The ``--kv-cache-dtype`` that vLLM is started with; ``None`` if none is
+            given.
     """
 
     models: tuple[str, ...]
@@ -162,6 +166,7 @@ class Layout(NamedTuple):
     weights: tuple[Weight, ...] | None = None
     other_stages: tuple[str, ...] = ()
     has_compiled_dtypes: bool = False
+    kv_cache_dtype: str | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -183,6 +188,13 @@ class Layout(NamedTuple):
         """Return a shape with the known sizes."""
         return resolve_symbols(shape, self.sizes)
 
+    def find_used_dtype(self, buffer: KvBuffer) -> str:
+        """Return the dtype that a cache has in use: ONNX's name, or vLLM's for its own formats."""
+        if self.kv_cache_dtype is None or buffer.is_state:
+            return buffer.dtype
+        dtype = self.kv_cache_dtype.upper()
+        return dtype if dtype in ("FLOAT16", "BFLOAT16") else self.kv_cache_dtype
+
     def compute_token_bytes(self, buffer: KvBuffer) -> int | None:
         """Return the bytes that a token adds; ``None`` for a state, or if not known."""
         return self._compute_bytes(buffer.token_shape, buffer.dtype)
@@ -192,7 +204,12 @@ class Layout(NamedTuple):
         return self.compute_sequence_bytes(buffer) if buffer.is_state else None
 
     def compute_sequence_bytes(self, buffer: KvBuffer) -> int | None:
-        """Return the bytes of one sequence at its full length; ``None`` if not known."""
+        """Return the bytes of one sequence at its full length; ``None`` if not known.
+
+        How many blocks of a paged cache a sequence has is not known.
+        """
+        if buffer.traits.is_paged:
+            return None
         return self._compute_bytes(buffer.sequence_shape, buffer.dtype)
 
     def compute_batch_bytes(self, buffer: KvBuffer) -> int | None:
@@ -242,11 +259,13 @@ def find_axis_and_window(
         axes: The profile's words for its axes.
 
     Returns:
-        ``None`` for the axis of a state, and for the window of a buffer without one.
+        ``None`` for the axis of a state or of a paged cache, and for the window of a buffer
+        without one.
     """
-    axis = None if get_kind_traits(kind).is_state else find_context_axis(shape, axes)
+    traits = get_kind_traits(kind)
+    axis = None if traits.is_state or traits.is_paged else find_context_axis(shape, axes)
     dim = None if shape is None or axis is None else shape[axis]
-    has_window = is_window_symbol(dim) or get_kind_traits(kind).is_windowed
+    has_window = is_window_symbol(dim) or traits.is_windowed
     return axis, dim if has_window else None
 
 
@@ -343,12 +362,17 @@ def _replace_buffer_dtype(buffer: KvBuffer, dtypes: Mapping[str, str]) -> KvBuff
 
 def _build_buffers(source: KvModel) -> Iterator[KvBuffer]:
     layers = group_by_layer(source.plan.pairs)
+    is_paged = has_block_table(source.signature.inputs)
     for pair in source.plan.pairs:
-        yield _build_buffer(pair, layers[pair.scope, pair.layer, pair.kind], source.path)
+        layer = layers[pair.scope, pair.layer, pair.kind]
+        inferred = infer_buffer_kind(pair, layer, has_block_table=is_paged)
+        yield _build_buffer(pair, layer, inferred, source.path)
 
 
-def _build_buffer(pair: KvPair, layer: Sequence[KvPair], model: str) -> KvBuffer:
-    (kind, is_guess), shape = infer_buffer_kind(pair, layer), find_pair_shape(pair)
+def _build_buffer(
+    pair: KvPair, layer: Sequence[KvPair], inferred: InferredKind, model: str
+) -> KvBuffer:
+    (kind, is_guess), shape = inferred, find_pair_shape(pair)
     axis, window = find_axis_and_window(kind, shape, pair.axes)
     tokens = {side.token for side in pair.sides}
     return KvBuffer(

@@ -127,6 +127,7 @@ def manifest_to_json(
         "layers": list(layout.layers),
         "sizes": dict(layout.sizes),
         "compiled_dtypes": layout.has_compiled_dtypes,
+        "kv_cache_dtype": layout.kv_cache_dtype,
         "missing": list(layout.unresolved_symbols),
         "inputs": [_serialize_value(value) for value in layout.inputs],
         "outputs": [_serialize_value(value) for value in layout.outputs],
@@ -284,6 +285,9 @@ def _parse_content(document: ObjectReader) -> Manifest:
         ),
         weights=_parse_weights(document),
         has_compiled_dtypes=document.read_boolean("compiled_dtypes", default=False),
+        kv_cache_dtype=None
+        if document.is_null("kv_cache_dtype")
+        else document.read_string("kv_cache_dtype"),
     )
     _check_buffers(layout)
     findings = tuple(map(_parse_finding, document.read_objects("findings")))

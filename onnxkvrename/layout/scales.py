@@ -1,4 +1,4 @@
-"""The scales of quantized buffers: which values the numbers in a buffer stand for."""
+"""The scales of quantized buffers: which values the numbers in a buffer mean."""
 
 from __future__ import annotations
 

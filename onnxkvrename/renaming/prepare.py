@@ -27,7 +27,6 @@ from onnxkvrename.renaming.output_path import (
     is_up_to_date,
 )
 from onnxkvrename.renaming.parallel import name_worker
-from onnxkvrename.rules.checks.pairs import RESIZING_UPDATES
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
@@ -206,15 +205,17 @@ def _verify_result(
 
 
 def _check_declared_growth(scanned: ScannedModel, rules: Rules) -> Iterator[Finding]:
-    """Yield KV120, once for all buffers whose declared shapes grow where nothing says they may."""
+    """Yield KV120, once for all buffers that the rules mean to stay in place, but that grow."""
     plan = scanned.model.plan
+    different = {finding.name for finding in scanned.model.findings if finding.code == "KV104"}
     suspects = [
         pair
         for pair in plan.pairs
         if pair.input is not None
         and pair.output is not None
         and pair.input.value.shape != pair.output.value.shape
-        and plan.updates_by_kind.get(pair.kind, "") not in RESIZING_UPDATES
+        and pair.output.old_name not in different
+        and plan.updates_by_kind.get(pair.kind) == "inplace"
     ]
     if not suspects:
         return
@@ -231,14 +232,13 @@ def _check_declared_growth(scanned: ScannedModel, rules: Rules) -> Iterator[Find
     ]
     if grown:
         pair, update = grown[0]
-        meant = plan.updates_by_kind.get(pair.kind, "")
         into, out = (side.value for side in pair.sides)
         finding = build_update_finding(
             into.name,
             out.name,
             update,
             (into.shape, out.shape),
-            needed_by=f"profile {rules.name}" if meant else None,
+            needed_by=f"profile {rules.name}",
             more=len(grown) - 1,
         )
         yield finding._replace(severity="warning")

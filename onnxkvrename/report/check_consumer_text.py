@@ -107,7 +107,10 @@ def _format_verdict(check: ConsumerCheck) -> str:
         details.append(f"hybrid: {types} different shapes or dtypes")
     elif len(selection.inputs) > 1:
         details.append("all with the same shape and dtype")
-    return f"{check.consumer.name} can use {it}: {', '.join(details)}"
+    rests = "rests on names, shapes, dtypes and dataflow"
+    if check.consumer.source:
+        rests += f", read as {check.consumer.source} reads them"
+    return f"{check.consumer.name} can use {it}: {', '.join(details)}; {rests}"
 
 
 def _format_alternative(consumer: Consumer | None) -> str:

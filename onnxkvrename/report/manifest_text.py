@@ -127,6 +127,8 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
     if layout.sizes:
         known_sizes = (f"{escape_text(symbol)}={size}" for symbol, size in layout.sizes.items())
         yield "sizes", ", ".join(known_sizes)
+    if layout.kv_cache_dtype is not None:
+        yield "kv_cache_dtype", layout.kv_cache_dtype
     yield "kv_layout_sha256", compute_kv_layout_sha256(layout) or ""
 
 

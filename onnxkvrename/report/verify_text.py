@@ -172,6 +172,8 @@ def _describe_retention(verified: VerifiedModel) -> str:
     meant = [flow for flow in resized if flow.pair.sides[-1].old_name not in faults]
     resized = [flow for flow in updated if flow in resized and flow not in meant]
     unsized = [flow for flow in updated if flow.update.kind == "unknown"]
+    fed_back = {} if verified.run is None else verified.run.retained_inputs
+    settled = sum(flow.pair.sides[-1].old_name in fed_back for flow in unsized)
     meant += [
         flow
         for flow in verified.flows
@@ -182,7 +184,7 @@ def _describe_retention(verified: VerifiedModel) -> str:
     layers = format_layer_ranges(sorted({pair.layer for pair in report.pairs}))
     retained = len([flow for flow in updated if not flow.update.is_resized]) - len(unsized)
     lone = sum(pair.may_be_alone for pair in report.pairs)
-    verdict = f"{retained} of {format_count(len(report.pairs), 'buffer')} retained"
+    verdict = f"{retained} of {format_count(len(report.pairs), 'buffer')} retained by dataflow"
     if meant or lone:
         verdict = _describe_expected(len(report.pairs), retained, meant, lone)
     if verified.filled:
@@ -190,8 +192,10 @@ def _describe_retention(verified: VerifiedModel) -> str:
     if resized:
         updates = ", ".join(dict.fromkeys(flow.update.label for flow in resized))
         verdict += f", {len(resized)} cannot go back into their inputs ({updates})"
-    if unsized:
-        verdict += f", {len(unsized)} not shown to keep their size"
+    if settled:
+        verdict += f", {settled} kept their size in the run"
+    if len(unsized) > settled:
+        verdict += f", {len(unsized) - settled} not shown to keep their size"
     verdict += f", {layers}"
     op_types = Counter(flow.updated_by.op_type for flow in updated if flow.updated_by)
     if op_types:
@@ -216,7 +220,8 @@ def _describe_expected(total: int, retained: int, meant: Sequence[BufferFlow], l
     count = retained + len(meant) + lone
     subject = "all" if count == total > 1 else f"{count} of"
     verb = "is" if total == 1 else "are"
-    return f"{subject} {format_count(total, 'buffer')} {verb} as the rules say ({', '.join(texts)})"
+    buffers = format_count(total, "buffer")
+    return f"{subject} {buffers} {verb} as the rules say, by dataflow ({', '.join(texts)})"
 
 
 def _format_axis(flow: BufferFlow) -> str:
@@ -243,7 +248,8 @@ def _describe_rename_proof(proof: RenameProof) -> str:
 
 def _format_run(run: RetentionRun) -> str:
     dims = ", ".join(f"{escape_text(dim)}={size}" for dim, size in run.dims.items())
-    return f"ran {format_count(len(run.step_results), 'step')}" + (f" with {dims}" if dims else "")
+    steps = format_count(len(run.step_results), "step")
+    return f"ran {steps} in onnxruntime" + (f" with {dims}" if dims else "")
 
 
 def format_buffer_flows(verified: VerifiedModel) -> Iterator[str]:

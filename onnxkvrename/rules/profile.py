@@ -39,7 +39,7 @@ ROLES = (
 CACHE_KINDS = (
     *("attention", "mla", "linear", "cross"),
     *("full_attention", "sliding_window", "chunked_local_attention", "mla_attention"),
-    *("sliding_window_mla", "cross_attention", "mamba"),
+    *("sliding_window_mla", "cross_attention", "mamba", "paged_attention"),
 )
 """The kinds that decide what vLLM calls a buffer; see `layout.kinds`."""
 

@@ -1,22 +1,27 @@
-"""What compiles of an export were given: precisions and sizes, in ``qpc-HASH`` beside the model.
+"""What compiles of an export were given: the sizes of symbols, and the precision of buffers.
 
-QEfficient writes ``custom_io.yaml``, ``specializations.json`` and ``hashed_compile_params.json``
-there. A copy may have only the last one, which repeats the precisions.
+QEfficient writes ``specializations.json``, ``custom_io.yaml`` and ``hashed_compile_params.json``
+into a directory ``qpc-HASH`` beside the model; a copy may have only the last one, which repeats
+the precisions. Specializations are a list, each with its symbols and their sizes as text; older
+versions list the symbols without the key ``symbols``:
+https://github.com/quic/efficient-transformers/blob/main/QEfficient/base/modeling_qeff.py
+(``_compile``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from onnxkvrename.documents import UnreadableTextError, parse_json
+from onnxkvrename.documents import UnreadableTextError, parse_json, shorten_name
 from onnxkvrename.errors import ModelError
 from onnxkvrename.rules.find_models import list_compile_files
 from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
-from onnxkvrename.sidecars.specializations import parse_specializations
 from onnxkvrename.storage.read import read_text_file
 
+_NON_SYMBOL_KEYS = {"name", "_graph_name"}
+_FORM_HINT = 'expected: {"specializations": [{"symbols": {"ctx_len": "4096"}}]}'
 _CUSTOM_IO, _PARAMS, _SIZES = (
     "custom_io.yaml",
     "hashed_compile_params.json",
@@ -81,3 +86,58 @@ def _read_sizes(directory: Path) -> Mapping[str, int]:
     except ModelError:
         return {}
     return {symbol: size for symbol, size in sizes.items() if size > 0}
+
+
+class Specializations(NamedTuple):
+    """The sizes of symbols.
+
+    Attributes:
+        sizes: Symbols whose size is the same in all specializations.
+        conflicting_sizes: The other symbols, each with all its sizes.
+    """
+
+    sizes: Mapping[str, int]
+    conflicting_sizes: Mapping[str, tuple[int, ...]]
+
+
+def parse_specializations(text: str, path: str) -> Specializations:
+    """Return the sizes in the text of a ``specializations.json``.
+
+    Args:
+        text: The text of the file.
+        path: The path of the file, for messages.
+
+    Raises:
+        ModelError: The text is not JSON, or does not have the expected form.
+    """
+    try:
+        data = parse_json(text)
+    except UnreadableTextError as error:
+        raise ModelError(str(error), path=path) from None
+    sizes_by_symbol: dict[str, dict[int, None]] = {}
+    for symbols in _find_symbol_tables(data, path):
+        for symbol, size in symbols.items():
+            sizes_by_symbol.setdefault(symbol, {})[_parse_size(symbol, size, path)] = None
+    return Specializations(
+        {symbol: next(iter(sizes)) for symbol, sizes in sizes_by_symbol.items() if len(sizes) == 1},
+        {symbol: tuple(sizes) for symbol, sizes in sizes_by_symbol.items() if len(sizes) > 1},
+    )
+
+
+def _find_symbol_tables(data: Any, path: str) -> Iterator[dict[str, Any]]:
+    entries = data.get("specializations") if isinstance(data, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ModelError("has no list of specializations", path=path, hint=_FORM_HINT)
+    for entry in entries:
+        symbols = entry.get("symbols", entry) if isinstance(entry, dict) else None
+        if not isinstance(symbols, dict):
+            raise ModelError("has a specialization without symbols", path=path, hint=_FORM_HINT)
+        yield {symbol: size for symbol, size in symbols.items() if symbol not in _NON_SYMBOL_KEYS}
+
+
+def _parse_size(symbol: str, size: Any, path: str) -> int:
+    text = str(size)
+    if isinstance(size, bool) or not (text.isascii() and text.isdigit()) or len(text) > 18:
+        problem = f"has {shorten_name(symbol)} as {shorten_name(text)}, which is not a size"
+        raise ModelError(problem, path=path, hint=_FORM_HINT)
+    return int(text)

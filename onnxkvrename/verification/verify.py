@@ -121,12 +121,27 @@ def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedMo
         return verified
     report = verified.report
     run, findings = _run_retention(verified.model, model_size, rules, request)
-    proved = tuple(_note_run(report.findings, has_run=run is not None))
+    settled = _list_settled(verified.flows, run) if run is not None and not findings else ()
+    proved = tuple(
+        finding
+        for finding in _note_run(report.findings, has_run=run is not None)
+        if finding.code != "KV113" or finding.name not in settled
+    )
     return verified._replace(
         run=run,
         reference=request.reference if run is not None and not findings else None,
         report=report._replace(findings=(*proved, *findings)),
     )
+
+
+def _list_settled(flows: Iterable[BufferFlow], run: RetentionRun) -> Sequence[str]:
+    """Return the outputs of which only the size was not proved, and which the run fed back."""
+    names = [
+        flow.pair.sides[-1].old_name
+        for flow in flows
+        if flow.verdict == "updated" and flow.update.kind == "unknown"
+    ]
+    return [name for name in names if name in run.retained_inputs]
 
 
 def _note_run(findings: Iterable[Finding], *, has_run: bool) -> Iterator[Finding]:

@@ -12,12 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.vllm.projection import Projection, check_projection, project_layout
+from onnxkvrename.vllm.projection import (
+    Projection,
+    check_nixl,
+    check_projection,
+    find_nixl_allocation,
+    project_layout,
+)
 from onnxkvrename.vllm.specs import MLA_KINDS, KvCacheGroup, ProjectionRequest
 
 _FULL_KINDS = frozenset({"full_attention", "mla_attention"})
@@ -85,13 +92,21 @@ def check_handshake(
     projections = [
         project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
     ]
+    sides = [_build_side(projection, kernel_block_size) for projection in projections]
+    is_known = all(_has_known_blocks(each, kernel_block_size) for each in projections)
     refusals = [
         finding._replace(message=f"{name}: {finding.message}")
         for name, projection in zip(("prefill", "decode"), projections, strict=True)
-        for finding in check_projection(projection)
+        for finding in chain(
+            check_projection(projection), check_nixl(projection) if is_known else ()
+        )
         if finding.code == "KV622"
     ]
-    sides = [_build_side(projection, kernel_block_size) for projection in projections]
+    if not is_known:
+        why = "kernel blocks of pages with padding, of several sizes or of packed groups"
+        return Handshake(tuple(refusals), (f"vLLM: not known for {why}",))
+    if sides[0] == sides[1] and not refusals:
+        return Handshake()  # whatever they are, vLLM accepts workers that are alike
     if refusals or None in sides or max(_list_ranks(requests)) % min(_list_ranks(requests)):
         return Handshake(tuple(refusals), ())
     attention = {
@@ -144,6 +159,20 @@ def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side 
         bool(attention) and all(spec.kind in MLA_KINDS for spec in attention),
         len(attention) < len(projection.specs),
         any(_is_hybrid_group(group, request.vllm_version) for group in groups),
+    )
+
+
+def _has_known_blocks(projection: Projection, kernel_block_size: int | None) -> bool:
+    """Return whether it is known how NIXL registers blocks: whole, or divided evenly."""
+    allocation = find_nixl_allocation(projection)
+    if kernel_block_size is None or allocation is None or not allocation.is_possible:
+        return True
+    groups = projection.groupings[allocation.grouping_index].groups
+    attention = [spec for group in groups for spec in group.specs if not spec.is_state]
+    block_sizes = {spec.block_size for spec in attention}
+    is_even = all(spec.page_size == spec.unpadded_page_size for spec in attention)
+    return block_sizes <= {kernel_block_size} or (
+        len(block_sizes) == 1 and is_even and allocation.name != "packed"
     )
 
 
@@ -234,7 +263,8 @@ def _list_notes(prefill: _Side, decode: _Side, heads: int | None, version: str) 
         decode.ranks,
     ):
         yield f"{start}: in a block-outermost layout both sides must pack their blocks alike"
-    if decode.has_states and prefill.kernel_blocks != decode.kernel_blocks:
+    is_split = decode.block_size % prefill.block_size
+    if decode.has_states and (is_split or prefill.kernel_blocks != decode.kernel_blocks):
         yield f"{start}: prefix caching must be off: blocks have different numbers of kernel blocks"
     if prefill.ranks == decode.ranks or prefill.uses_mla:
         return

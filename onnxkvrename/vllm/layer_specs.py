@@ -32,6 +32,7 @@ from onnxkvrename.vllm.specs import (
     Refusal,
     RefusalError,
     build_requirement,
+    check_kind,
 )
 
 _SINGLE_HEAD_SIZE_KINDS = ENCODER_KINDS | CHUNKED_KINDS
@@ -196,12 +197,7 @@ def _build_spec(
 ) -> KvCacheSpec:
     """Build the spec of the buffers of one layer and one kind; refuse what vLLM cannot have."""
     layer, kind = buffers[0].layer, get_vllm_kind(buffers[0].kind)
-    if kind == "unknown":
-        raise RefusalError(
-            [layer],
-            "every size is fixed, so a cache cannot be distinguished from a state",
-            "export the model with a symbol for the context",
-        )
+    check_kind(layer, kind)
     if kind in STATE_KINDS:
         return _build_state_spec(buffers, layout, request)
     dtype = _choose_dtype(buffers, request)

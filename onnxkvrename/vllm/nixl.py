@@ -50,7 +50,7 @@ class NixlTransfer(NamedTuple):
             neighbours, so its telemetry counts fewer.
         bytes: Bytes of all descriptors.
         unknown: The reason why amounts are unknown; ``None`` if all are known.
-        refused: Why vLLM refuses to register the memory with NIXL; ``None`` if it does not.
+        refused: As in `NixlRegistration`.
         incomplete: Why the descriptors do not cover all data in the blocks; ``None`` if they do.
         decode_reads: The amounts that decode reads of these blocks; ``None`` if not known.
     """
@@ -84,7 +84,8 @@ class NixlRegistration(NamedTuple):
     Attributes:
         regions: The number of regions; ``None`` if vLLM refuses.
         costs: The cost of one block, for each group; empty if vLLM refuses.
-        refused: Why vLLM refuses; ``None`` if it does not.
+        refused: Why vLLM refuses to register it, or to connect two workers that did; ``None`` if
+            it does not.
         incomplete: Why the descriptors do not cover all data in the blocks; ``None`` if they do.
     """
 
@@ -92,6 +93,23 @@ class NixlRegistration(NamedTuple):
     costs: tuple[BlockCost, ...] = ()
     refused: str | None = None
     incomplete: str | None = None
+
+    @property
+    def fault(self) -> str | None:
+        """Why a hand-off fails or loses data; ``None`` if it does neither."""
+        if self.refused is not None:
+            return f"refused: {self.refused}"
+        return None if self.incomplete is None else f"incomplete: {self.incomplete}"
+
+
+def explain_states_only(groups: Iterable[KvCacheGroup]) -> str | None:
+    """Return why no two workers meet if all layers are states; ``None`` if any is attention.
+
+    vLLM registers such a model, but its ``_build_fa_remote`` takes the first group of attention.
+    """
+    if any(not spec.is_state for group in groups for spec in group.specs):
+        return None
+    return "StopIteration when decode meets prefill: no layer is attention, and vLLM looks for one"
 
 
 def build_transfers(

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxkvrename.vllm.nixl import BlockCost, NixlRegistration, split_states
+from onnxkvrename.vllm.nixl import (
+    BlockCost,
+    NixlRegistration,
+    explain_states_only,
+    split_states,
+)
 from onnxkvrename.vllm.specs import MLA_KINDS, KvCacheGroup, KvCacheSpec, RefusalError
 
 
@@ -51,7 +56,7 @@ def register_tensors(
         states = split_states(groups, "0.24")
     except RefusalError as error:
         return NixlRegistration(None, refused=error.refusal.reason)
-    refused = _explain_refusal(groups, tensors)
+    refused = _explain_refusal(groups, tensors) or explain_states_only(groups)
     if refused is not None:
         return NixlRegistration(None, refused=refused)
     is_split = _splits_keys_and_values(groups)

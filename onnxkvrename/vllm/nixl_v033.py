@@ -15,6 +15,7 @@ from onnxkvrename.vllm.nixl import (
     BlockCost,
     NixlRegistration,
     StateTransfer,
+    explain_states_only,
     split_states,
 )
 from onnxkvrename.vllm.specs import MLA_KINDS, KvCacheGroup, KvCacheSpec, RefusalError
@@ -115,6 +116,9 @@ def register_layers(
         regions = _build_regions(layers, bytes_per_block, is_block_outermost, states is not None)
     except RefusalError as error:
         return NixlRegistration(None, refused=error.refusal.reason)
+    refused = explain_states_only(groups)
+    if refused is not None:
+        return NixlRegistration(None, refused=refused)
     costs = tuple(_sum_cost(index, group, regions, states) for index, group in enumerate(groups))
     incomplete = None
     # With layers outermost a page of attention is a region, or is refused.

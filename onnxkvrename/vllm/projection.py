@@ -17,9 +17,10 @@ from onnxkvrename.vllm.groups import Grouping, group_layers
 from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignment_conditions
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.memory_v024 import build_allocations_v024
-from onnxkvrename.vllm.memory_v033 import build_allocations_v033
+from onnxkvrename.vllm.memory_v033 import NIXL_LAYOUT, build_allocations_v033
 from onnxkvrename.vllm.nixl import NixlRegistration
 from onnxkvrename.vllm.specs import (
+    MLA_KINDS,
     Condition,
     KvCacheGroup,
     KvCacheSpec,
@@ -27,6 +28,7 @@ from onnxkvrename.vllm.specs import (
     Refusal,
     RefusalError,
     check_request,
+    find_open_conditions,
 )
 from onnxkvrename.vllm.stages import (
     PipelineStage,
@@ -123,8 +125,22 @@ def _append_draft(layout: Layout, draft: Layout) -> Layout:
     return layout._replace(buffers=(*layout.buffers, *buffers))
 
 
+def find_nixl_allocation(projection: Projection) -> Allocation | None:
+    """Return the allocation that a model has with NIXL's connector and without further settings.
+
+    Returns:
+        The one that the connector selects, else vLLM's default. ``None`` without groups.
+    """
+    is_mla = any(spec.kind in MLA_KINDS for spec in projection.specs)
+    if projection.request.vllm_version == "0.24" or is_mla:
+        chosen = (each for each in projection.allocations if each.is_default)
+    else:
+        chosen = (each for each in projection.allocations if each.name == NIXL_LAYOUT)
+    return next(chosen, None)
+
+
 def check_projection(projection: Projection) -> Iterator[Finding]:
-    """Yield a finding for each refusal.
+    """Yield a finding for each refusal by vLLM's planning.
 
     Groups that only some memory layouts refuse give no finding: another layout is possible.
 
@@ -138,6 +154,38 @@ def check_projection(projection: Projection) -> Iterator[Finding]:
     for refusal in (*projection.refusals, *dict.fromkeys(group_refusals)):
         message = f"{format_layers(refusal.layers)}: {refusal.reason}"
         yield build_finding(refusal.code, "", message, refusal.hint)
+
+
+def check_nixl(projection: Projection) -> Iterator[Finding]:
+    """Yield KV622 if workers that are alike do not hand over all data by NIXL's connector.
+
+    Only the allocation that the connector selects counts. What is not computed, such as the regions
+    of pipeline stages, gives no finding.
+    """
+    allocation = find_nixl_allocation(projection)
+    fault = None if allocation is None else _explain_fault(allocation)
+    if allocation is None or fault is None:
+        return
+    version = projection.request.vllm_version
+    others = [
+        each.name
+        for each in projection.allocations
+        if each.registration is not None and _explain_fault(each) is None
+    ]
+    # What selects another allocation in 0.24 depends on the backend, too.
+    hint = "choose another connector than NIXL"
+    if others and version != "0.24":
+        hint = f"set VLLM_KV_CACHE_LAYOUT={others[0]} on both sides"
+    name = f"{allocation.name}, the allocation that vLLM {version} has with NIXL's connector"
+    yield build_finding("KV622", "", f"{name}, is {fault}", hint)
+
+
+def _explain_fault(allocation: Allocation) -> str | None:
+    """Return why an allocation does not hand over all data; ``None`` if it does, or not known."""
+    if not allocation.is_possible:
+        unmet = find_open_conditions(allocation.conditions)[0]
+        return f"not possible: {unmet.name}: {unmet.why}"
+    return None if allocation.registration is None else allocation.registration.fault
 
 
 def projection_to_json(projection: Projection) -> dict[str, Any]:

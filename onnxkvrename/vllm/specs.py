@@ -11,20 +11,27 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.layout.kinds import BufferKind, get_kind_traits, list_kinds
+from onnxkvrename.layout.kinds import BufferKind, get_kind_traits
 from onnxkvrename.model.signature import Dim
 
 VllmVersion = Literal["0.24", "0.33"]
 VLLM_VERSIONS: tuple[VllmVersion, ...] = ("0.24", "0.33")
 """The versions of vLLM whose planning is known here."""
 
-MLA_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_mla)
-STATE_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_state)
-WINDOWED_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_windowed)
-CHUNKED_KINDS = frozenset(kind for kind in list_kinds() if get_kind_traits(kind).is_chunked)
+VLLM_KINDS = frozenset[BufferKind](
+    {
+        *("full_attention", "sliding_window", "chunked_local_attention"),
+        *("mla_attention", "sliding_window_mla", "cross_attention", "mamba"),
+    }
+)
+"""The kinds for which vLLM has a spec, by its ``KVCacheSpecKind``."""
+MLA_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_mla)
+STATE_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_state)
+WINDOWED_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_windowed)
+CHUNKED_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_chunked)
 SLIDING_KINDS = WINDOWED_KINDS - CHUNKED_KINDS
 ENCODER_KINDS = frozenset(
-    kind for kind in list_kinds() if get_kind_traits(kind).grows_with == "encoder"
+    kind for kind in VLLM_KINDS if get_kind_traits(kind).grows_with == "encoder"
 )
 STATE_ITEMSIZES = {"FLOAT16": 2, "BFLOAT16": 2, "FLOAT": 4}
 """Bytes of an element of a state, by ONNX dtype; vLLM keeps states in no other dtype."""
@@ -178,6 +185,26 @@ class RefusalError(Exception):
     def __init__(self, layers: Iterable[int], reason: str, hint: str, code: str = "KV622") -> None:
         super().__init__(reason)
         self.refusal = Refusal(tuple(dict.fromkeys(layers)), code, reason, hint)
+
+
+def check_kind(layer: int, kind: BufferKind) -> None:
+    """Check that vLLM has a cache of a kind.
+
+    Raises:
+        RefusalError: It has none, or the kind is not known.
+    """
+    if kind == "unknown":
+        raise RefusalError(
+            [layer],
+            "every size is fixed, so a cache cannot be distinguished from a state",
+            "export the model with a symbol for the context",
+        )
+    if kind not in VLLM_KINDS:
+        raise RefusalError(
+            [layer],
+            f"vLLM has no cache for a {get_kind_traits(kind).label} ({kind})",
+            "its figures cannot be computed",
+        )
 
 
 class KvCacheSpec(NamedTuple):

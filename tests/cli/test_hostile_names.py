@@ -19,6 +19,7 @@ from conftest import FIXTURES
 from hint_trials import find_hints, split_words
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import thin
 
 from onnxkvrename.cli.hints.complete import complete_hint
 from onnxkvrename.cli.hints.typed_command import TypedCommand
@@ -143,7 +144,7 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("payload", thin(PAYLOADS, 2))
 def test_output_with_a_name_that_looks_like_a_command_is_that_with_a_plain_one(
     payload: str,
     tmp_path: Path,

@@ -7,11 +7,10 @@ import sys
 import warnings
 from pathlib import Path
 
-import jsonschema
 import models
 import pytest
 from models import node, saved
-from schemas import load_schema
+from schemas import load_schema, validate
 
 import onnxkvrename
 from onnxkvrename.findings import decide_exit_code
@@ -121,7 +120,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(
 def test_a_mistake_is_told_in_json_too(args: tuple[str, ...], said: str, here: Path, run) -> None:
     outcome = run("--format", "json", *args)
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     errors = [document["error"], *(model["error"] for model in document["models"])]
     told = [f"{error['path']}: {error['message']} ({error['hint']})" for error in errors if error]
     assert said in told[0].removeprefix("None: ")
@@ -318,7 +317,7 @@ def test_to_verify_minds_what_onnx_refuses(here: Path, run) -> None:
     outcome = run("other.onnx", *V, "--verify", "--format", "json")
     assert outcome.code == 1
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert [found["code"] for found in document["models"][0]["findings"]] == ["KV115"]
     assert run("other.onnx", *V).code == 0
 
@@ -387,7 +386,7 @@ def test_json_is_one_valid_document_whatever_happens(
 ) -> None:
     outcome = run(*args, *spelling)
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert outcome.code == document["exit_code"] == code
     assert [model["status"] for model in document["models"]] == statuses
     assert sum(document["summary"].values()) == len(statuses)
@@ -404,7 +403,7 @@ def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.Mo
     outcome = run(MODEL, *V, "--format", "json")
     assert outcome.code == 2
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert "a bug in onnxkvrename: ZeroDivisionError" in document["error"]["message"]
     document["error"]["hint"] = "please report it"  # -v has said where
     assert json.loads(run(MODEL, *V, "-v", "--format", "json").out) == document

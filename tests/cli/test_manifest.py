@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import models
 import onnx
 import pytest
 import window_sets
 from models import node, saved
-from schemas import load_schema
+from schemas import load_schema, validate
 
 import onnxkvrename
 from onnxkvrename import ModelError, load_rules
@@ -47,9 +46,9 @@ def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def document(text: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(text)
-    jsonschema.validate(found, SCHEMA)
+    validate(found, SCHEMA)
     if found["vllm"] is not None:
-        jsonschema.validate(found["vllm"], PROJECTION)
+        validate(found["vllm"], PROJECTION)
     return found
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import models
 import pytest
 from models import saved
+from tiers import thin
 
 from onnxkvrename import KvRenameError
 from onnxkvrename.cli import output as console
@@ -196,15 +198,18 @@ def test_an_answer_that_cannot_be_written_is_an_error(
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [
-        *((command, 0) for command in COMMANDS),
-        (f"{RENAME} -o other.onnx --format json", 0),
-        ("$K verify decoder.onnx -v --prefix VLLM", 1),
-        ("$K verify decoder.onnx --format json --prefix VLLM", 1),
-        ("$K verify decoder.onnx --format github --prefix VLLM", 1),
-        ("$K inspect decoder.onnx --format json", 0),
-        *((f"{command} none.onnx --format json", 2) for command in COMMANDS),
-    ],
+    thin(
+        [
+            *((command, 0) for command in COMMANDS),
+            (f"{RENAME} -o other.onnx --format json", 0),
+            ("$K verify decoder.onnx -v --prefix VLLM", 1),
+            ("$K verify decoder.onnx --format json --prefix VLLM", 1),
+            ("$K verify decoder.onnx --format github --prefix VLLM", 1),
+            ("$K inspect decoder.onnx --format json", 0),
+            *((f"{command} none.onnx --format json", 2) for command in COMMANDS),
+        ],
+        4,
+    ),
 )
 def test_a_reader_that_has_gone_does_not_change_the_answer(
     command: str, code: int, decoder: Path, piped
@@ -215,8 +220,9 @@ def test_a_reader_that_has_gone_does_not_change_the_answer(
     assert "a bug in" not in process.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize(
+    ("form", "command"), thin(itertools.product(["text", "json"], COMMANDS), 3)
+)
 def test_an_answer_that_does_not_fit_on_the_disk_is_an_error(
     form: str, command: str, decoder: Path, piped
 ) -> None:
@@ -235,8 +241,10 @@ def test_help_that_does_not_fit_on_the_disk_is_no_bug(asked: str, decoder: Path,
     assert "bug" not in process.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("closed", "command"),
+    thin(itertools.product(["<&-", ">&-", "2>&-", "<&- >&- 2>&-"], COMMANDS), 5),
+)
 def test_closed_streams_do_not_stop_the_work(
     closed: str, command: str, decoder: Path, renamed: bytes, piped
 ) -> None:
@@ -248,17 +256,20 @@ def test_closed_streams_do_not_stop_the_work(
     assert (decoder.read_bytes() == renamed) is ("--prefix" in command)
 
 
-@pytest.mark.parametrize("broken", ["2>/dev/full", "2>&-", "2> >(exec <&-; sleep 0.3)"])
+OUTCOMES = (
+    (RENAME, 0),
+    ("$K decoder.onnx --prefix VLLM --check", 1),
+    ("$K verify decoder.onnx --prefix VLLM -v", 1),
+    ("$K manifest decoder.onnx", 0),
+    ("$K none.onnx --prefix VLLM --format json", 2),
+    ("$K", 2),
+)
+BROKEN = ("2>/dev/full", "2>&-", "2> >(exec <&-; sleep 0.3)")
+
+
 @pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        (RENAME, 0),
-        ("$K decoder.onnx --prefix VLLM --check", 1),
-        ("$K verify decoder.onnx --prefix VLLM -v", 1),
-        ("$K manifest decoder.onnx", 0),
-        ("$K none.onnx --prefix VLLM --format json", 2),
-        ("$K", 2),
-    ],
+    ("broken", "command", "code"),
+    thin(((broken, *outcome) for broken in BROKEN for outcome in OUTCOMES), 7),
 )
 def test_a_stderr_that_takes_nothing_hides_no_outcome(
     command: str, code: int, broken: str, decoder: Path, piped

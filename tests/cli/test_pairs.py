@@ -6,13 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
-import jsonschema
 import onnx
 import onnx.parser
 import pytest
 from conftest import FIXTURES
 from models import saved
-from schemas import load_schema
+from schemas import load_schema, validate
 
 DELTA = """
     <ir_version: 8, opset_import: ["": 17]>
@@ -60,7 +59,7 @@ def test_the_json_document_has_its_schema(delta: str, run) -> None:
     outcome = run("pairs", "--format", "json", delta, "text.onnx")
     assert outcome.code == 2
     document = json.loads(outcome.out)
-    jsonschema.validate(document, load_schema("pairs-1.json"))
+    validate(document, load_schema("pairs-1.json"))
     good, bad = document["models"]
     assert [(pair["update"], pair["feeds_back"]) for pair in good["pairs"]] == [
         ("delta", False),
@@ -73,7 +72,7 @@ def test_a_job_that_cannot_be_done_is_a_document_too(run) -> None:
     outcome = run("pairs", "--format", "json", "missing.onnx")
     assert outcome.code == 2
     document = json.loads(outcome.out)
-    jsonschema.validate(document, load_schema("pairs-1.json"))
+    validate(document, load_schema("pairs-1.json"))
     assert document["error"]["path"] == "missing.onnx"
 
 

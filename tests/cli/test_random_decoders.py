@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from named_decoders import NamedDecoder, named_decoders
 
@@ -68,7 +68,6 @@ def name_by_hand(decoder: NamedDecoder, token: str, inputs: Collection[str]) -> 
     return model.SerializeToString()
 
 
-@settings(max_examples=60)
 @given(named_decoders(), TOKENS)
 def test_a_rename_can_be_repeated_replaced_and_undone(decoder: NamedDecoder, token: str) -> None:
     plain = decoder.model.SerializeToString()
@@ -83,7 +82,6 @@ def test_a_rename_can_be_repeated_replaced_and_undone(decoder: NamedDecoder, tok
             rename(renamed, "OTHER")
 
 
-@settings(max_examples=60)
 @given(named_decoders(), TOKENS)
 def test_caches_and_states_are_renamed_and_features_are_not(
     decoder: NamedDecoder, token: str
@@ -97,7 +95,6 @@ def test_caches_and_states_are_renamed_and_features_are_not(
         assert {"vision_embeds", "vision_embeds_RetainedState"} <= stay
 
 
-@settings(max_examples=60)
 @given(named_decoders(), TOKENS)
 def test_what_a_renamed_model_has_without_a_token_is_left_alone(
     decoder: NamedDecoder, token: str
@@ -107,7 +104,6 @@ def test_what_a_renamed_model_has_without_a_token_is_left_alone(
     assert rename(by_profile, token, strip=True) == decoder.model.SerializeToString()
 
 
-@settings(max_examples=80)
 @given(named_decoders(without="counted"), TOKENS, st.data())
 def test_a_second_token_is_never_added(
     decoder: NamedDecoder, token: str, data: st.DataObject

@@ -8,18 +8,18 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import models
 import onnx
 import pytest
 import qefficient_exports
 from kill_commands import needs_fork, read_directory, run_and_kill
 from models import saved
-from schemas import load_schema
+from schemas import load_schema, validate
+from tiers import thin
 
 from onnxkvrename.cli.main import main
 from onnxkvrename.storage.lock import find_lock_path
@@ -86,6 +86,8 @@ def build_cache(root: Path) -> tuple[object, ...]:
 
 
 BUILDERS = [build_set, build_output, build_single, build_sidecar, build_cache]
+WAYS = ["--undo", "--finish", "again"]
+REFUSED = [("replace", "rename"), ("replace", "rename", "unlink")]
 
 
 class Trial:
@@ -149,8 +151,11 @@ def refuse_from(nth: int, names: tuple[str, ...], patch: pytest.MonkeyPatch) -> 
     return calls
 
 
-@pytest.mark.parametrize("names", [("replace", "rename"), ("replace", "rename", "unlink")])
-@pytest.mark.parametrize("way", ["--undo", "--finish", "again"])
+@pytest.mark.parametrize(
+    ("names", "way", "trial"),
+    thin(product(REFUSED, WAYS, BUILDERS), 7),
+    indirect=["trial"],
+)
 def test_a_disk_that_refuses_every_rename_from_some_point_on(
     way: str, names: tuple[str, ...], trial: Trial, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -205,7 +210,7 @@ def read_answer(capsys: pytest.CaptureFixture[str], *args: object) -> dict[str, 
     code = main(["recover", *map(str, args), "--format", "json"])
     out, err = capsys.readouterr()
     document: dict[str, Any] = json.loads(out)
-    jsonschema.validate(document, load_schema("recover-1.json"))
+    validate(document, load_schema("recover-1.json"))
     assert document["exit_code"] == code
     assert err == "" or code == 2
     return document
@@ -269,7 +274,7 @@ def test_every_file_of_a_half_done_run_is_annotated_for_github(
 
 
 @needs_fork
-@pytest.mark.parametrize("way", ["--undo", "--finish", "again"])
+@pytest.mark.parametrize(("way", "trial"), thin(product(WAYS, BUILDERS), 5), indirect=["trial"])
 def test_a_run_that_was_killed_is_ended_either_way(way: str, trial: Trial) -> None:
     mixed = 0
     for name in ("replace", "rename", "link"):
@@ -483,7 +488,7 @@ def test_locks_and_temporary_files_of_other_runs_are_counted(
         "killed runs",
     ]
     document = json.loads(run("recover", "in", "--format", "json").out)
-    jsonschema.validate(document, load_schema("recover-1.json"))
+    validate(document, load_schema("recover-1.json"))
     assert document["leftovers"] == [str(lock), str(copy)]
     assert run("in", *RENAME).code == 0  # as the line says
     assert run("recover", "in").err == "no run to undo or to finish here\n"

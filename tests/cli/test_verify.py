@@ -4,14 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
-import jsonschema
 import models
 import onnx
 import pytest
 import window_sets
 from models import KEY, KEY_OUT, VALUE, VALUE_OUT, node, saved
 from onnx import ModelProto
-from schemas import load_schema
+from schemas import load_schema, validate
 
 from onnxkvrename.findings import CODES
 from onnxkvrename.rules.load import list_profiles
@@ -20,7 +19,7 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
 SCHEMA = load_schema("verify-1.json")
 MODEL = "decoder.onnx"
-SAID = "decoder.onnx: 4 of 4 buffers retained, layers 0-1, updated by ScatterElements"
+SAID = "decoder.onnx: 4 of 4 buffers retained by dataflow, layers 0-1, updated by ScatterElements"
 
 
 def swapped() -> ModelProto:
@@ -167,7 +166,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(
 def test_a_mistake_is_told_in_json_too(args: tuple[str, ...], said: str, here: Path, run) -> None:
     outcome = run("verify", "--format", "json", *args)
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     errors = [document["error"], *(model["error"] for model in document["models"])]
     told = [f"{error['path']}: {error['message']} ({error['hint']})" for error in errors if error]
     assert said in told[0].removeprefix("None: ")
@@ -241,7 +240,7 @@ def test_json_is_one_valid_document_whatever_happens(
     pytest.importorskip("onnxruntime")
     outcome = run("verify", *args, *spelling)
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert outcome.code == document["exit_code"] == code
     assert [model["verified"] for model in document["models"]] == verified
     assert (document["error"] is not None) == (not verified)
@@ -259,7 +258,7 @@ def test_json_of_a_bug_or_an_interrupt_is_a_document_too(
     monkeypatch.setattr("onnxkvrename.cli.verify.verify_model", fail)
     outcome = run("verify", MODEL, "--format", "json")
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     assert outcome.code == document["exit_code"] == code
     assert ("a bug in onnxkvrename: ZeroDivisionError" in outcome.err) == (code == 2)
     if code == 2:
@@ -339,7 +338,7 @@ def test_hostile_names_are_whole_in_json(here: Path, run) -> None:
     path = hostile(here / "a\nb.onnx")
     outcome = run("verify", path.name, "--format", "json")
     document = json.loads(outcome.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, SCHEMA)
     (model,) = document["models"]
     assert model["path"] == "a\nb.onnx"
     assert model["pairs"][0]["input"] == f"{HOSTILE}/past_key.0"
@@ -388,7 +387,10 @@ def test_the_loop_is_run_with_the_sizes_asked_for(here: Path, run) -> None:
     pytest.importorskip("onnxruntime")
     outcome = run("verify", MODEL, "--run", "--dim", "ctx_len=8", "--dim", "seq_len=1")
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out == f"{SAID}; ran 3 steps with batch_size=1, ctx_len=8, seq_len=1\n"
+    assert (
+        outcome.out
+        == f"{SAID}; ran 3 steps in onnxruntime with batch_size=1, ctx_len=8, seq_len=1\n"
+    )
 
 
 def test_a_size_for_a_dimension_that_is_not_there_is_an_error(here: Path, run) -> None:
@@ -439,7 +441,7 @@ def test_without_onnxruntime_the_job_cannot_be_done(
     assert error.startswith("error: onnxruntime cannot be loaded")
     assert error.endswith("(`python -m pip install onnxruntime`)")
     outcome = run("verify", MODEL, "--run", "--format", "json")
-    jsonschema.validate(json.loads(outcome.out), SCHEMA)
+    validate(json.loads(outcome.out), SCHEMA)
     assert json.loads(outcome.out)["error"]["hint"] == "`python -m pip install onnxruntime`"
 
 
@@ -601,3 +603,50 @@ def test_one_file_is_not_the_source_of_several_models(renamed_set: Path, run) ->
         "error: --renamed-from names one model, but 3 are verified (pass the directory of their "
         "sources)\n",
     )
+
+
+def build_tiled_decoder() -> onnx.ModelProto:
+    """A decoder whose key is repeated, as often as some nodes compute: once."""
+    model = models.decoder()
+    (write,) = (node for node in model.graph.node if node.name == "write_key")
+    write.output[0] = "written"
+    dtype = onnx.TensorProto.INT64
+    model.graph.initializer.append(onnx.helper.make_tensor("zeros", dtype, [1], [0]))
+    shape = [models.node("Shape", [models.KEY], ["shape"])]
+    once = [models.node("Mul", ["shape", "zeros"], ["none"])]
+    once.append(models.node("Equal", ["none", "zeros"], ["is_once"]))
+    once.append(models.node("Cast", ["is_once"], ["once"], to=dtype))
+    tile = [models.node("Tile", ["written", "once"], [models.KEY_OUT])]
+    nodes = [*model.graph.node[:1], *shape, *once, *tile, *model.graph.node[1:]]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def test_what_a_run_settled_is_settled(tmp_path: Path, run) -> None:
+    pytest.importorskip("onnxruntime")
+    path = saved(build_tiled_decoder(), tmp_path / "model.onnx")
+    unproved = run("verify", path)
+    assert unproved.err.count("warning KV113") == 1
+    assert run("verify", path, "--strict").code == 1
+    settled = run("verify", path, "--run", "--strict")
+    assert (settled.code, settled.err) == (0, "")
+    assert ", 1 kept their size in the run" in settled.out
+
+
+def test_a_size_that_torch_wrote_as_a_name_is_that_size(tmp_path: Path, run) -> None:
+    pytest.importorskip("onnxruntime")
+    model = models.decoder()
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value"):
+                dim.dim_param = str(dim.dim_value)
+    weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [7], [1] * 7)
+    model.graph.initializer.append(weight)
+    model.graph.input.append(models.info("seven", 7))
+    model.graph.input[-1].type.tensor_type.shape.dim[0].dim_param = "7"
+    model.graph.node.append(models.node("Add", ["seven", "w"], ["eight"]))
+    model.graph.output.append(models.info("eight", 7))
+    outcome = run("verify", saved(model, tmp_path / "model.onnx"), "--run")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.endswith("ran 3 steps in onnxruntime\n")

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from conftest import Sample
 from faults import fuzz_reference
 from faults.fuzz_models import fuzz_model
 from faults.fuzz_reference import damage_bytes, find_mistake
@@ -14,19 +15,23 @@ from faults.fuzz_reference import damage_bytes, find_mistake
 SEEDS = range(150)
 
 
-def test_a_random_model_is_renamed_as_the_reference_says_and_comes_back() -> None:
+def test_a_random_model_is_renamed_as_the_reference_says_and_comes_back(sample: Sample) -> None:
     verdicts: Counter[str] = Counter()
-    for seed in SEEDS:
+    seeds = sample(SEEDS, 30)
+    for seed in seeds:
         verdict, mistake = find_mistake(fuzz_model(seed))
         assert mistake is None, seed
         verdicts[verdict] += 1
-    assert verdicts["renamed"] > len(SEEDS) // 2
+    assert verdicts["renamed"] > len(seeds) // 2
 
 
 @pytest.mark.parametrize("damage", ["records", "bytes"])
-def test_a_damaged_model_is_refused_or_renamed_as_the_reference_says(damage: str) -> None:
+def test_a_damaged_model_is_refused_or_renamed_as_the_reference_says(
+    damage: str, sample: Sample
+) -> None:
     verdicts: Counter[str] = Counter()
-    for seed in SEEDS:
+    seeds = sample(SEEDS, 50)
+    for seed in seeds:
         if damage == "records":
             raw = fuzz_model(seed, damage=1 + seed % 3)
         else:
@@ -34,7 +39,7 @@ def test_a_damaged_model_is_refused_or_renamed_as_the_reference_says(damage: str
         verdict, mistake = find_mistake(raw)
         assert mistake is None, seed
         verdicts[verdict] += 1
-    assert min(verdicts["renamed"], verdicts["refused"]) > len(SEEDS) // 20
+    assert min(verdicts["renamed"], verdicts["refused"]) > len(seeds) // 20
 
 
 def test_the_reference_finds_a_result_with_one_wrong_name(monkeypatch) -> None:

@@ -8,6 +8,7 @@ not escape.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from conftest import Sample
 from faults.hostile_output import (
     HOSTILE_TEXTS,
     MARKUP,
@@ -23,6 +25,7 @@ from faults.hostile_output import (
     save_hostile_model,
 )
 from ruamel.yaml import YAML
+from tiers import full, thin
 
 from onnxkvrename import KvRenameError
 from onnxkvrename.cli import output
@@ -68,8 +71,9 @@ def save_models(texts: Iterable[str]) -> list[Path]:
     return [save_hostile_model(build_path(text), text) for text in texts]
 
 
-@pytest.mark.parametrize("output_format", list_formats())
-@pytest.mark.parametrize("args", COMMAND_LINES, ids=" ".join)
+@pytest.mark.parametrize(
+    ("args", "output_format"), thin(itertools.product(COMMAND_LINES, list_formats()), 15)
+)
 def test_no_command_says_what_a_terminal_or_a_runner_acts_on(
     args: tuple[str, ...], output_format: str, here: Path, run
 ) -> None:
@@ -82,8 +86,11 @@ def test_no_command_says_what_a_terminal_or_a_runner_acts_on(
     assert max(map(len, outcome.err.splitlines()), default=0) <= 600
 
 
-@pytest.mark.parametrize("output_format", ["text", "json", "github", "sarif"])
-@pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=ascii)
+@pytest.mark.parametrize(
+    ("text", "output_format"),
+    thin(itertools.product(HOSTILE_TEXTS, ["text", "json", "github", "sarif"]), 13),
+    ids=ascii,
+)
 def test_comparing_two_models_says_nothing_of_it_either(
     text: str, output_format: str, here: Path, run
 ) -> None:
@@ -115,8 +122,11 @@ def test_yaml_keeps_every_name_exactly(here: Path, run) -> None:
         assert find_active_text(outcome.out + outcome.err) == []
 
 
-@pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=ascii)
-@pytest.mark.parametrize("output_format", ["text", "github", "json"])
+@pytest.mark.parametrize(
+    ("text", "output_format"),
+    thin(itertools.product(HOSTILE_TEXTS, ["text", "github", "json"]), 13),
+    ids=ascii,
+)
 def test_no_mistake_is_repeated_as_it_is(text: str, output_format: str, here: Path, run) -> None:
     """Missing files, options, documents: whatever is wrong with them is quoted escaped."""
     save_hostile_model(here / "m.onnx", "x")
@@ -157,19 +167,20 @@ def test_a_page_is_as_inert_as_text(here: Path, run) -> None:
 
 
 def test_every_code_point_is_printed_as_itself_or_as_an_escape(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], sample: Sample
 ) -> None:
     """Whatever the format, a line leaves through one function."""
     blocks = [
         "".join(map(chr, range(start, start + 4096))) for start in range(0, sys.maxunicode, 4096)
     ]
+    blocks = [blocks[0], *sample(blocks[1:], 20)]
     print_lines(Line(block) for block in blocks)
     printed = capsys.readouterr().out
     assert printed.count("\n") == len(blocks)
     assert find_active_text(printed) == []
 
 
-@pytest.mark.parametrize("output_format", list_formats())
+@pytest.mark.parametrize("output_format", thin(list_formats(), 1))
 def test_every_code_point_of_the_basic_plane_passes_each_format(
     output_format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,13 +251,18 @@ def read_terminal(*args: object, **environment: str) -> tuple[int, str]:
     "args",
     [
         (*RENAME, "-n", "-v"),
-        (*RENAME, "--diff"),
         ("verify", "-v"),
-        ("inspect",),
-        ("manifest", "--format", "text"),
-        ("check-consumer", "-v"),
-        ("compare",),
-        ("custom-io", "--precision", "float16", "-o", "-"),
+        *(
+            pytest.param(args, marks=full)
+            for args in (
+                (*RENAME, "--diff"),
+                ("inspect",),
+                ("manifest", "--format", "text"),
+                ("check-consumer", "-v"),
+                ("compare",),
+                ("custom-io", "--precision", "float16", "-o", "-"),
+            )
+        ),
     ],
     ids=" ".join,
 )

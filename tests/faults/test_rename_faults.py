@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ import onnx
 import pytest
 from faults.controls import WriterInPlace
 from models import saved
+from tiers import thin
 
 from onnxkvrename import KvRenameError, WriteError, load_rules, rename
 from onnxkvrename.model.file import splice_payloads, write_pieces
@@ -274,7 +276,9 @@ READING = ("fstat", "pread", "listxattr", "statvfs", "scandir")
 """Calls that change nothing: each is tried once, which takes long enough."""
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    ("name", "harness"), thin(itertools.product(CALLS, SITUATIONS), 23), indirect=["harness"]
+)
 def test_a_call_that_fails_leaves_the_source_or_the_result(name: str, harness: Harness) -> None:
     alone = harness.situation.models == 1
     for number in ERRORS[name] if alone else ERRORS[name][:1]:
@@ -283,14 +287,27 @@ def test_a_call_that_fails_leaves_the_source_or_the_result(name: str, harness: H
             exhaust(harness, name, refuse(number), lasting=True)
 
 
-@pytest.mark.parametrize("name", ["close", "link", "replace", "rename", "unlink", "mkdir", "rmdir"])
+@pytest.mark.parametrize(
+    ("name", "harness"),
+    thin(
+        itertools.product(
+            ["close", "link", "replace", "rename", "unlink", "mkdir", "rmdir"], SITUATIONS
+        ),
+        8,
+    ),
+    indirect=["harness"],
+)
 def test_a_call_that_fails_after_its_work_leaves_the_source_or_the_result(
     name: str, harness: Harness
 ) -> None:
     exhaust(harness, name, fail_after)
 
 
-@pytest.mark.parametrize("name", [*CALLS, "close"])
+@pytest.mark.parametrize(
+    ("name", "harness"),
+    thin(itertools.product([*CALLS, "close"], SITUATIONS), 23),
+    indirect=["harness"],
+)
 def test_an_interrupt_at_any_call_leaves_the_source_or_the_result(
     name: str, harness: Harness
 ) -> None:
@@ -398,8 +415,10 @@ sys.exit(cli.main(args))
 """
 
 
-@pytest.mark.parametrize("unnamed", [True, False])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"])
+@pytest.mark.parametrize(
+    ("name", "unnamed"),
+    thin(itertools.product(["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"], [True, False]), 5),
+)
 def test_a_signal_during_the_writing_costs_nobody_a_file(
     name: str, unnamed: bool, big: Path
 ) -> None:

@@ -25,6 +25,11 @@ PENALTY = tuple(
     for kind in ("repetition", "presence")
 )
 
+RESTS = (
+    "rests on names, shapes, dtypes and dataflow, read as quic/efficient-transformers at ebf55e8 "
+    "reads them"
+)
+
 
 def build(*texts: str, token: str = "", **sizes: int) -> Layout:
     return build_side_layout(*texts, token=token, **sizes)

@@ -14,7 +14,10 @@ from onnxkvrename.handoff.selection import select_values
 from onnxkvrename.model.signature import Value
 
 LEGACY = load_consumer("vllm-qaic-legacy")
-ALIKE = "all with the same shape and dtype"
+ALIKE = (
+    "all with the same shape and dtype; rests on names, shapes, dtypes and dataflow, "
+    "read as qualcomm/vllm-qaic at dc7351f reads them"
+)
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
 

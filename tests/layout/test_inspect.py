@@ -11,6 +11,7 @@ import pytest
 from cache_models import HYBRID, build_cache_model
 from models import saved, tensor
 from onnx import ModelProto, TensorProto
+from tiers import full
 
 from onnxkvrename import load_rules
 from onnxkvrename.layout.inspect import (
@@ -293,6 +294,7 @@ def test_every_fixture_is_told_without_errors(path: Path) -> None:
     assert found.weight.function_names == tuple(made.name for made in model.functions)
 
 
+@full
 @pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
 def test_every_real_export_is_told_and_only_the_broken_one_is_wrong() -> None:
     wrong = set()

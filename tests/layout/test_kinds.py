@@ -215,6 +215,19 @@ def test_a_new_kind_of_state_is_one_row(monkeypatch: pytest.MonkeyPatch, run) ->
     assert told("past_key.1:1,512,4", "past_value.1:1,16,128,128") == ["delta_state"] * 2
 
 
+def test_a_kind_of_state_that_vllm_does_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    row = KindTraits("delta state", "d", "red", "nothing", profile_kind="linear")
+    rows = {name: traits for name, traits in KINDS.items() if name != "mamba"}
+    monkeypatch.setattr(kinds, "KINDS", {**rows, "delta_state": row, "mamba": KINDS["mamba"]})
+    command = ("manifest", FIXTURES / "plain" / "hybrid.onnx", "--block-size", 16)
+    answer = run(*command, "--format", "json")
+    (refusal,) = json.loads(answer.out)["vllm"]["refusals"]
+    assert (answer.code, refusal["code"], refusal["layers"]) == (1, "KV622", [1])
+    assert "vLLM has no cache for a delta state" in refusal["reason"]
+
+
 OPEN_RULES = """
 retained = '.*_out'
 [[kv]]

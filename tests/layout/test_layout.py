@@ -147,13 +147,13 @@ def test_the_order_of_models_does_not_matter_to_the_buffers() -> None:
 def test_two_models_with_one_buffer_are_not_one() -> None:
     with pytest.raises(ModelError) as error:
         build_layout([source(layer(0), "a.onnx"), source(layer(0), "b.onnx")])
-    assert str(error.value) == (
-        "b.onnx: has key of layer 0, which a.onnx has, too (give one model, or the windows of one)"
-    )
+    text = str(error.value)
+    assert "b.onnx: has key of layer 0" in text
+    assert "a.onnx" in text
 
 
 def test_one_model_with_two_of_a_buffer_is_refused_with_their_names() -> None:
-    with pytest.raises(ModelError, match=r"two buffers for key of layer 0: past_key.0 and x/past"):
+    with pytest.raises(ModelError, match=r"past_key.0 and x/past"):
         layout({"past_key.0": FULL, "x/past_key.0": FULL})
 
 
@@ -225,7 +225,7 @@ def test_a_dtype_on_one_side_is_that_of_the_buffer() -> None:
             {"past_key.0": "MXINT8", "past_key.0_RetainedState": "FLOAT16"},
             "past_key.0 is MXINT8 and past_key.0_RetainedState is FLOAT16",
         ),
-        ({"past_key.7": "MXINT8"}, "has no input or output past_key.7"),
+        ({"past_key.7": "MXINT8"}, "past_key.7"),
     ],
 )
 def test_dtypes_that_do_not_fit_are_refused(dtypes: dict[str, str], reason: str) -> None:
@@ -304,7 +304,8 @@ def test_a_stamp_of_another_layout_is_void() -> None:
 def test_a_stamp_without_a_layout_is_void() -> None:
     found = check_stamp(source({"past_key.0": FULL, "x/past_key.0": FULL}), "0" * 64)
     assert found is not None
-    assert "no layout: it has two buffers for key of layer 0" in found.message
+    assert "no layout:" in found.message
+    assert "layer 0" in found.message
 
 
 def test_a_stamp_is_missed_only_beside_others() -> None:
@@ -313,6 +314,5 @@ def test_a_stamp_is_missed_only_beside_others() -> None:
     assert find_stamp_mismatches(found, {"a": None, "b": None}) == {}
     assert find_stamp_mismatches(found, {"a": own, "b": own}) == {}
     missed = find_stamp_mismatches(found, {"a": own, "b": None})
-    assert [(path, one.message) for path, one in missed.items()] == [
-        ("b", "has no stamp, but other windows of this model have one")
-    ]
+    assert list(missed) == ["b"]
+    assert "no stamp" in missed["b"].message

@@ -84,12 +84,12 @@ def test_a_model_whose_buffers_only_another_profile_knows_is_refused(tmp_path: P
     ours = saved(models.decoder(), tmp_path / "a.onnx")
     other = saved(build_decoder(), tmp_path / "b.onnx")
     for paths in ([ours, other], [tmp_path]):
-        with pytest.raises(ModelError, match=f"is not the same model as {ours}: profile") as caught:
+        with pytest.raises(ModelError, match=f"not the same model .*{ours}: profile") as caught:
             gather(*paths)
         assert caught.value.path == str(other)
         assert "--profile huggingface" in str(caught.value.hint)
     saved(models.decoder(), other)
-    with pytest.raises(ModelError, match="is not the same model as"):
+    with pytest.raises(ModelError, match="not the same model"):
         gather(ours, other)
 
 
@@ -153,7 +153,7 @@ def test_the_last_of_several_merges_stands_for_all(export: Path) -> None:
 @pytest.mark.parametrize("other", ["decoder.onnx", "hybrid.onnx", "mla.onnx"])
 def test_two_unrelated_models_are_refused(other: str, decoder: Path) -> None:
     mine = shutil.copyfile(FIXTURES / "plain" / other, decoder.parent / "other.onnx")
-    with pytest.raises(ModelError, match="is not the same model as") as error:
+    with pytest.raises(ModelError, match="not the same model") as error:
         gather(decoder, mine)
     assert error.value.path in (str(decoder), str(mine))
 
@@ -167,14 +167,14 @@ def test_of_several_models_the_one_with_whole_buffers_is_named(decoder: Path) ->
     first = saved(encoder, decoder.with_name("an_encoder.onnx"))
     with pytest.raises(ModelError) as error:
         gather(decoder.parent)
-    assert str(error.value).startswith(f"{decoder}: is not the same model as {first} (pass one")
+    assert f"{decoder}: is not the same model as {first}" in str(error.value)
 
 
 def test_two_merged_exports_are_not_one(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         merge(tmp_path / name, 0, 2)
-    with pytest.raises(ModelError, match="is not the same model as"):
+    with pytest.raises(ModelError, match="not the same model"):
         gather(tmp_path)
 
 
@@ -182,7 +182,7 @@ def test_a_merge_above_the_windows_of_two_models_stands_for_neither(export: Path
     for path in sorted(export.rglob("*.onnx")):
         shutil.copyfile(path, path.with_name(path.name.replace("Tiny", "Other")))
     merge(export, 0, 3)
-    with pytest.raises(ModelError, match="is not the same model as"):
+    with pytest.raises(ModelError, match="not the same model"):
         gather(export)
 
 
@@ -230,7 +230,7 @@ def test_sizes_are_those_given(decoder: Path) -> None:
 
 
 def test_a_size_for_what_no_buffer_has_is_refused(decoder: Path) -> None:
-    with pytest.raises(KvRenameError, match=r"--dim seq_len: buffers have no such dimension; they"):
+    with pytest.raises(KvRenameError, match="--dim seq_len: "):
         gather(decoder, compile_info=CompileInfo({"seq_len": 1}))
 
 
@@ -253,9 +253,9 @@ def test_a_custom_io_of_before_the_rename_is_told_how_to_follow(decoder: Path) -
     custom = decoder.parent / "custom_io.yaml"
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
     rename(decoder, "VLLM", sidecars=False)
-    with pytest.raises(ModelError, match="has no input or output past_key") as error:
+    with pytest.raises(ModelError, match="no input or output") as error:
         gather(decoder, compile_info=CompileInfo(custom_io_path=custom))
-    assert "rename --sidecar FILE updates one from before a rename" in str(error.value)
+    assert "rename --sidecar" in str(error.value)
 
 
 def test_sizes_come_from_specializations_as_far_as_buffers_have_them(decoder: Path) -> None:
@@ -277,7 +277,9 @@ def test_specializations_that_do_not_agree_are_refused_until_the_size_is_given(
     with pytest.raises(KvRenameError) as error:
         gather(decoder, compile_info=compile_info)
     path = decoder.parent / "s.json"
-    assert str(error.value) == f"{path}: has ctx_len as 8 and 4 (--dim ctx_len=SIZE says which)"
+    text = str(error.value)
+    assert f"{path}: has ctx_len as 8 and 4" in text
+    assert "--dim ctx_len=SIZE" in text
     found = gather(decoder, compile_info=compile_info._replace(sizes={"ctx_len": 4}))
     assert found.layout.sizes == {"ctx_len": 4}
 
@@ -292,7 +294,7 @@ def test_specializations_may_differ_in_their_batch(decoder: Path) -> None:
 
 def test_a_size_of_nothing_is_refused(decoder: Path) -> None:
     compile_info = specialized(decoder.parent / "s.json", '{"specializations": [{"ctx_len": "0"}]}')
-    with pytest.raises(KvRenameError, match=r"has ctx_len as 0 .a size is 1 or more"):
+    with pytest.raises(KvRenameError, match="has ctx_len as 0"):
         gather(decoder, compile_info=compile_info)
 
 
@@ -308,11 +310,11 @@ def test_dtypes_come_from_custom_io(decoder: Path) -> None:
     [
         (
             "- IOName: elsewhere\n  Precision: float16\n",
-            "has no input or output elsewhere (",
+            "output elsewhere",
         ),
-        ("- IOName: past_key.0\n", "cannot be read as custom I/O: it has past_key.0 with nothing"),
-        ("a: b\n", "cannot be read as custom I/O: it holds a mapping"),
-        ("\x00", "cannot be read as custom I/O: it "),
+        ("- IOName: past_key.0\n", "with nothing"),
+        ("a: b\n", "holds a mapping"),
+        ("\x00", "read as custom"),
     ],
 )
 def test_a_custom_io_of_another_form_or_model_is_refused(
@@ -322,7 +324,8 @@ def test_a_custom_io_of_another_form_or_model_is_refused(
     path.write_text(text, "utf-8")
     with pytest.raises(ModelError) as error:
         gather(decoder, compile_info=CompileInfo(custom_io_path=path))
-    assert str(error.value).startswith(f"{path}: {reason}")
+    assert str(error.value).startswith(f"{path}: ")
+    assert reason in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -386,7 +389,7 @@ def test_a_size_that_a_manifest_says_otherwise_is_refused(decoder: Path, tmp_pat
     assert load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 64})).layout.sizes == {
         "ctx_len": 64
     }
-    with pytest.raises(KvRenameError, match="manifest says ctx_len=64, and --dim says 8"):
+    with pytest.raises(KvRenameError, match=r"ctx_len=64, .* 8"):
         load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 8}))
 
 
@@ -422,17 +425,17 @@ def test_what_was_wrong_with_a_model_is_still_wrong_in_its_manifest(tmp_path: Pa
 def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "m.json", gather(FIXTURES / "VLLM" / "decoder.onnx"))
     path.write_text(path.read_text().replace("FLOAT", "FLOAT16"), "utf-8")
-    with pytest.raises(ModelError, match=f"{path}: was changed after it was written"):
+    with pytest.raises(ModelError, match=f"{path}: was changed"):
         load_model_or_manifest(path, RULES)
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"[]", "is a text file, not an ONNX model"),
+        (b"[]", "a text file"),
         (b"{\xff", "is not UTF-8 text"),
         (b"{", "is not JSON"),
-        (b"{}", "is not a manifest: it has no schema"),
+        (b"{}", "not a manifest"),
     ],
 )
 def test_what_is_neither_a_model_nor_a_manifest_is_refused(
@@ -440,11 +443,12 @@ def test_what_is_neither_a_model_nor_a_manifest_is_refused(
 ) -> None:
     with pytest.raises(ModelError) as error:
         load_model_or_manifest(saved(content, tmp_path / "m.json"), RULES)
-    assert str(error.value).startswith(f"{tmp_path / 'm.json'}: {reason}")
+    assert str(error.value).startswith(f"{tmp_path / 'm.json'}: ")
+    assert reason in str(error.value)
 
 
 def test_a_side_that_is_not_there_is_said_to_be_missing(decoder: Path) -> None:
-    with pytest.raises(ModelError, match=r"no such file \(did you mean .*decoder.onnx\?\)"):
+    with pytest.raises(ModelError, match=r"no such file .*decoder.onnx"):
         load_model_or_manifest(decoder.with_name("decodr.onnx"), RULES)
 
 
@@ -486,6 +490,4 @@ def test_a_window_without_a_stamp_is_not_of_the_stamped_set(export: Path) -> Non
     rename(next((export / "layer_1_2").glob("*.onnx")), strip=True)
     (found,) = (report for report in gather(export).reports if report.findings)
     assert "layer_1_2" in found.path
-    assert [f.message for f in found.findings] == [
-        "has no stamp, but other windows of this model have one"
-    ]
+    assert ["no stamp" in finding.message for finding in found.findings] == [True]

@@ -211,3 +211,72 @@ def test_a_replicated_latent_is_refused_by_vllm_for_its_heads(tmp_path: Path, ru
     answer = run("manifest", path, "--dim", "ctx_len=32", "--block-size", 16, "--format", "text")
     assert "its latent has 4 heads, and a page of MLA holds one" in answer.out + answer.err
     assert "see what is missing" not in answer.out + answer.err
+
+
+# Paged caches: a pool of blocks, of which a block table says whose they are.
+
+BLOCKS: Shape = ("total_num_kv_blocks", 2, "kv_block_size", 16)
+TABLE: dict[str, Shape] = {
+    "block_table": ("batch_size", "num_kv_blocks"),
+    "slot_id": ("batch_size",),
+}
+
+
+def write_model(path: Path, shape: Shape, inputs: dict[str, Shape], token: str = "") -> Path:
+    return saved(build(Served(attention(*shape), "", inputs, [], [], 0), token), path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "inputs", "kind"),
+    [
+        (BLOCKS, TABLE, "paged_attention"),
+        (BLOCKS, {}, "paged_attention"),
+        ((8, 2, 4, 16), TABLE, "paged_attention"),
+        (("batch_size", 2, "ctx_len", 16), TABLE, "paged_attention"),
+        (("batch_size", 2, "ctx_len", 16), {"slot_id": ("batch_size",)}, "full_attention"),
+        (("batch_size", 2, "Concat/blocks.0_dim_2", 16), {}, "unknown"),
+    ],
+)
+def test_blocks_are_told_by_a_symbol_or_by_a_block_table(
+    shape: Shape, inputs: dict[str, Shape], kind: str, tmp_path: Path, run
+) -> None:
+    path = write_model(tmp_path / "m.onnx", shape, inputs)
+    for command, of in (("inspect", lambda answer: answer["models"][0]), ("manifest", dict)):
+        document = of(json.loads(run(command, path, "--format", "json").out))
+        assert {each["kind"] for each in document["buffers"]} == {kind}, command
+
+
+def test_a_manifest_of_a_paged_cache_knows_blocks_and_no_sequence(tmp_path: Path, run) -> None:
+    path = write_model(tmp_path / "m.onnx", BLOCKS, TABLE)
+    sizes = ("--dim", "total_num_kv_blocks=8", "--dim", "kv_block_size=4")
+    document = json.loads(run("manifest", path, *sizes, "--format", "json").out)
+    assert {each["sequence_axis"] for each in document["buffers"]} == {None}
+    assert document["totals"]["sequence_bytes"] is None
+    refused = run("manifest", path, *sizes, "--block-size", "16", "--format", "json")
+    assert refused.code == 1
+    assert "KV622" in refused.err
+    assert json.loads(refused.out)["vllm"]["layers"] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [("vllm-qaic", 1), ("vllm-qaic-legacy", 1), ("qefficient", 1), ("transformers-js", 1)],
+)
+def test_consumers_that_cut_by_batch_and_context_refuse(
+    target: str, code: int, tmp_path: Path, run
+) -> None:
+    token = "_vllmKvCache" if target == "vllm-qaic" else ""
+    path = write_model(tmp_path / "m.onnx", BLOCKS, TABLE, token)
+    answer = run("check-consumer", path, "--target", target)
+    assert answer.code == code
+    assert ("takes the first axis for the batch" in answer.err) == (target != "transformers-js")
+    plain = write_model(tmp_path / "plain.onnx", ("batch_size", 2, "ctx_len", 16), {}, token)
+    assert "paged" not in run("check-consumer", plain, "--target", target).err
+
+
+def test_a_hand_off_of_paged_caches_does_not_work(tmp_path: Path, run) -> None:
+    path = write_model(tmp_path / "m.onnx", BLOCKS, TABLE, "_vllmKvCache")
+    sizes = ("--dim", "total_num_kv_blocks=8", "--dim", "kv_block_size=4")
+    answer = run("compare", path, path, *sizes, "--format", "json")
+    assert answer.code == 1
+    assert "KV610" in {finding["code"] for finding in json.loads(answer.out)["findings"]}

@@ -7,15 +7,17 @@ import io
 import os
 import pickle
 import zipfile
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import models
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models import field, varint
 from onnx import ModelProto
+from tiers import thin
 
 from onnxkvrename import ModelError, WriteError, rename
 from onnxkvrename.model.file import (
@@ -367,7 +369,6 @@ def exchange_there_and_back(prefixes: list[tuple[int, int]], sizes: list[int]) -
     assert result == data
 
 
-@settings(max_examples=300)
 @given(st.lists(widths, min_size=1, max_size=5), st.lists(edge_sizes, min_size=2, max_size=4))
 def test_the_way_back_gives_the_same_bytes_unless_the_way_there_is_refused(
     lengths: list[int], sizes: list[int]
@@ -375,7 +376,6 @@ def test_the_way_back_gives_the_same_bytes_unless_the_way_there_is_refused(
     exchange_there_and_back([(1, length) for length in lengths], sizes)
 
 
-@settings(max_examples=300)
 @given(
     st.lists(st.tuples(widths, widths), min_size=1, max_size=3),
     st.lists(edge_sizes, min_size=2, max_size=4),
@@ -384,8 +384,7 @@ def test_so_it_does_behind_long_tags(prefixes: list[tuple[int, int]], sizes: lis
     exchange_there_and_back(prefixes, sizes)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("edge", [0, 100, 16_000])
+@pytest.mark.parametrize(("edge", "width"), thin(product([0, 100, 16_000], range(1, 6)), 4))
 def test_a_renamed_model_is_stripped_to_the_bytes_from_before(
     width: int, edge: int, tmp_path: Path
 ):
@@ -490,7 +489,6 @@ def edits(source: ByteSource, holder: Record, parts: list[Part]) -> list[tuple[R
     return changes
 
 
-@settings(max_examples=150)
 @given(trees, st.randoms(use_true_random=False))
 def test_a_splice_is_what_writing_it_all_again_would_give(tree: list[Part], random):
     data, expected = written(tree, after=False), written(tree, after=True)

@@ -9,6 +9,7 @@ from faults.fuzz_models import fuzz_model
 from google.protobuf.message import DecodeError
 from models import CLOSE, KEY, OPEN, branch, decoder, field, graph, node, sparse, tensor, written
 from onnx import ModelProto
+from tiers import thin
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.model.message_diff import Difference, compare_models, walk_differences
@@ -229,9 +230,10 @@ def read_known_fields(raw: bytes) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-def test_only_what_protobuf_reads_alike_is_called_another_encoding():
+@pytest.mark.parametrize("seeds", thin([range(30), range(30, 120)], 1))
+def test_only_what_protobuf_reads_alike_is_called_another_encoding(seeds: range):
     equal = different = 0
-    for seed in range(120):
+    for seed in seeds:
         chooser = random.Random(seed)
         expected, actual = fuzz_model(seed, odd_form=False), bytearray(fuzz_model(seed))
         is_flipped = chooser.random() < 0.6
@@ -248,4 +250,4 @@ def test_only_what_protobuf_reads_alike_is_called_another_encoding():
         assert len(texts) == 1 or not is_alike, seed
         assert is_alike or is_flipped, seed
         equal, different = equal + is_alike, different + (not is_alike)
-    assert min(equal, different) > 10
+    assert min(equal, different) > len(seeds) // 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx.helper
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models import KEY, KEY_OUT, VALUE, branch, decoder, field, graph, info, node, sparse, tensor
 from onnx import GraphProto, ModelProto, TensorProto
@@ -305,7 +305,6 @@ def test_names_change_places_all_at_once():
 alphabet = st.text(st.sampled_from("ab_/.019"), max_size=6)
 
 
-@settings(max_examples=150)
 @given(st.lists(alphabet, min_size=1, max_size=120), st.sets(alphabet, max_size=100))
 def test_names_are_found_whatever_they_have_in_common(present: list[str], wanted: set[str]):
     raw = field(7, b"".join(field(1, field(1, name) + field(2, "out")) for name in present))

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import window_sets
+from tiers import full
 
 from onnxkvrename import KvRenameError, Report, __version__, load_rules
 from onnxkvrename.renaming import parallel, write
@@ -291,6 +292,7 @@ def test_a_set_is_renamed_on_a_cluster(cluster: Any, tmp_path: Path, run) -> Non
     assert contents(one) == contents(other)
 
 
+@full
 def test_a_cluster_that_loses_a_worker_still_ends_the_whole_set(
     cluster: Any, tmp_path: Path, run
 ) -> None:
@@ -478,6 +480,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return settings
 
 
+@full
 def test_dask_s_own_configuration_sets_tls_up(
     certificate: dict[str, str], tmp_path: Path, run
 ) -> None:

@@ -20,11 +20,11 @@ PLAIN = FIXTURES / "plain"
 DECODER = PLAIN / "decoder.onnx"
 DOCUMENTS: dict[str, list[tuple[object, ...]]] = {
     "report-1.json": [
-        (PLAIN, "--prefix", "VLLM", "--check"),
+        (PLAIN / "windows", "--prefix", "VLLM", "--check"),
         (PLAIN / "vlm_dual" / "encoder.onnx", "--prefix", "VLLM"),
         (PLAIN / "none.onnx", "--prefix", "VLLM"),
     ],
-    "verify-1.json": [("verify", PLAIN), ("verify", PLAIN / "none.onnx")],
+    "verify-1.json": [("verify", PLAIN / "vlm_dual"), ("verify", PLAIN / "none.onnx")],
     "inspect-1.json": [("inspect", PLAIN), ("inspect", FIXTURES / "README.md")],
     "check-consumer-1.json": [
         ("check-consumer", PLAIN),

@@ -26,6 +26,7 @@ from onnxkvrename.verification.running.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest, verify_model
 
 SCHEMA = load_schema("verify-1.json")
+VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 FAULT = Finding("KV110", "error", "past_key.0_RetainedState", "is wrong", "mend it")
 DOUBT = Finding("KV113", "warning", "past_key.0_RetainedState", "is in doubt", "look at it")
 RUN = RetentionRun({"batch_size": 1, "ctx_len": 32}, {}, {}, ({}, {}, {}), (), ())
@@ -58,7 +59,9 @@ def with_flows(verified: VerifiedModel, *flows: BufferFlow) -> VerifiedModel:
 
 
 def test_a_verdict_says_what_was_proved_and_how(sound: VerifiedModel) -> None:
-    assert summarize_verdict(sound) == "2 of 2 buffers retained, layer 0, updated by Add"
+    assert (
+        summarize_verdict(sound) == "2 of 2 buffers retained by dataflow, layer 0, updated by Add"
+    )
     assert build_verdict_line(sound).text == f"m.onnx: {summarize_verdict(sound)}"
 
 
@@ -66,12 +69,13 @@ def test_what_is_not_proved_is_not_counted(sound: VerifiedModel) -> None:
     first, second = sound.flows
     doubt = BufferFlow(first.pair, "untraced", NodeLocation("Mystery", ""), (), "no body")
     assert summarize_verdict(with_flows(sound, doubt, second)).startswith(
-        "1 of 2 buffers retained, "
+        "1 of 2 buffers retained by dataflow, "
     )
     assert "Mystery" not in summarize_verdict(with_flows(sound, doubt, second))
     through = BufferFlow(first.pair, "passed through")
     assert (
-        summarize_verdict(with_flows(sound, through, through)) == "0 of 2 buffers retained, layer 0"
+        summarize_verdict(with_flows(sound, through, through))
+        == "0 of 2 buffers retained by dataflow, layer 0"
     )
 
 
@@ -95,8 +99,12 @@ def test_a_model_without_buffers_says_so(sound: VerifiedModel) -> None:
 
 def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) -> None:
     ran = sound._replace(run=RUN)
-    assert summarize_verdict(ran).endswith("by Add; ran 3 steps with batch_size=1, ctx_len=32")
-    assert summarize_verdict(ran._replace(run=RUN._replace(dims={}))).endswith("; ran 3 steps")
+    assert summarize_verdict(ran).endswith(
+        "by Add; ran 3 steps in onnxruntime with batch_size=1, ctx_len=32"
+    )
+    assert summarize_verdict(ran._replace(run=RUN._replace(dims={}))).endswith(
+        "; ran 3 steps in onnxruntime"
+    )
     like = ran._replace(reference=Path("plain.onnx"))
     assert summarize_verdict(like).endswith("ctx_len=32, to the bit like plain.onnx")
 
@@ -139,8 +147,8 @@ def with_hostile_names(verified: VerifiedModel) -> VerifiedModel:
 def test_hostile_text_is_shown_escaped(sound: VerifiedModel) -> None:
     verified = with_hostile_names(sound)
     assert build_verdict_line(verified).text == (
-        f"{SHOWN}: 2 of 2 buffers retained, layer 0, updated by {SHOWN}, Add; "
-        f"ran 3 steps with {SHOWN}=3, to the bit like {SHOWN}"
+        f"{SHOWN}: 2 of 2 buffers retained by dataflow, layer 0, updated by {SHOWN}, Add; "
+        f"ran 3 steps in onnxruntime with {SHOWN}=3, to the bit like {SHOWN}"
     )
     assert next(format_buffer_flows(verified)).endswith(f"by {SHOWN} ({SHOWN}), written in place")
 
@@ -176,7 +184,7 @@ def test_hostile_text_gives_github_no_commands(sound: VerifiedModel) -> None:
 def test_json_has_a_verdict_for_each_pair(sound: VerifiedModel) -> None:
     item = with_report(sound, DOUBT)._replace(run=RUN, reference=Path("plain.onnx"))
     document = json.loads(verified_to_json([item], 0))
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     (model,) = document["models"]
     assert model["verified"] is True
     assert model["pairs"][0] == {
@@ -206,7 +214,7 @@ def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> N
     half = verify_model(saved(model, tmp_path / "m.onnx"), load_rules(), VerifyRequest())
     unread = verify_model(tmp_path / "none.onnx", load_rules(), VerifyRequest())
     document = json.loads(verified_to_json([half, unread], 2))
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     (_, pair), nothing = (item["pairs"] for item in document["models"])
     assert (pair["output"], pair["verdict"], pair["updated_by"]) == (None, None, None)
     assert nothing == []
@@ -217,7 +225,7 @@ def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> N
 def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
     text = verified_to_json([with_hostile_names(sound)], 0)
     document = json.loads(text)
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert text.isascii()
     assert document["models"][0]["path"] == HOSTILE
     assert document["models"][0]["pairs"][0]["updated_by"] == {"op_type": HOSTILE, "node": HOSTILE}
@@ -225,7 +233,7 @@ def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
 
 def test_json_of_a_job_that_could_not_be_done_is_valid() -> None:
     document = json.loads(verified_to_json((), 2, KvRenameError("no", hint="mend")))
-    jsonschema.validate(document, SCHEMA)
+    VALIDATOR.validate(document)
     assert document["error"] == {"message": "no", "path": None, "hint": "mend"}
     assert (document["models"], document["exit_code"]) == ([], 2)
 
@@ -243,4 +251,4 @@ def test_json_of_a_job_that_could_not_be_done_is_valid() -> None:
 def test_the_schema_refuses_what_is_not_promised(spoilt: dict[str, object]) -> None:
     document = json.loads(verified_to_json((), 0)) | spoilt
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, SCHEMA)
+        VALIDATOR.validate(document)

@@ -13,6 +13,7 @@ from genai_folders import DECODER, RULES, build_decoder, build_folder, render_co
 from kill_commands import read_directory
 from models import saved
 from onnx import load
+from tiers import thin
 
 from onnxkvrename import load_rules
 from onnxkvrename.documents import UnreadableTextError
@@ -575,7 +576,7 @@ REAL = sorted(path.parent for name in (CONFIG, YAML) for path in EXPORTS.glob(f"
 
 
 @pytest.mark.skipif(not REAL, reason=f"there are no real exports in {EXPORTS}")
-@pytest.mark.parametrize("folder", REAL, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", thin(REAL, 1), ids=lambda path: path.name)
 def test_a_real_configuration_names_what_its_models_have(folder: Path, tmp_path: Path, run) -> None:
     out = tmp_path / "out"
     outcome = run(folder, "-d", out, "--prefix", "VLLM")

@@ -407,7 +407,7 @@ def _run_tests_in_child(
             del sys.modules[name]
         import pytest
 
-        options = "-x -q -p no:cacheprovider -p no:xdist -p no:randomly --no-header --tb=line"
+        options = "-x -q -p no:cacheprovider -n 0 -p no:randomly --no-header --tb=line"
         code = int(pytest.main([*options.split(), *paths]))
         sys.stdout.flush()
     finally:

@@ -110,7 +110,7 @@ def test_links_that_stay_in_the_directory_are_followed(
     ],
 )
 def test_nothing_outside_is_opened(way: None, location: str, here: Path) -> None:
-    with pytest.raises(OutsideError, match="leads out of the model's directory"):
+    with pytest.raises(OutsideError, match="leads out"):
         read_beneath(here, location)
 
 
@@ -127,10 +127,10 @@ def test_nothing_outside_is_opened(way: None, location: str, here: Path) -> None
         ("sub", "is a directory"),
         ("to_sub", "is a directory"),
         ("sub/..", "is a directory"),
-        ("circle", "Too many levels of symbolic links"),
-        ("back/w.bin", "Too many levels of symbolic links"),
-        ("chain0", "Too many levels of symbolic links"),
-        ("n" * 300, "File name too long"),
+        ("circle", "Too many levels"),
+        ("back/w.bin", "Too many levels"),
+        ("chain0", "Too many levels"),
+        ("n" * 300, "name too long"),
         ("n\0", "cannot be read"),
     ],
 )
@@ -155,14 +155,14 @@ def test_the_number_of_steps_is_bounded(
     calls: list[object] = []
     real = os.open
     monkeypatch.setattr(os, "open", lambda *args, **how: calls.append(args) or real(*args, **how))
-    with pytest.raises(ModelError, match="has more than 9 parts"):
+    with pytest.raises(ModelError, match="9 parts"):
         read_beneath(here, location)
     assert len(calls) <= 10
 
 
 def test_a_pipe_is_not_waited_for(way: None, here: Path) -> None:
     os.mkfifo(here / "pipe")
-    with pytest.raises(ModelError, match="is not a regular file"):
+    with pytest.raises(ModelError, match="not a regular"):
         read_beneath(here, "pipe")
 
 

@@ -40,10 +40,10 @@ def test_a_file_is_read_at_any_place_and_not_past_its_end(source: Path) -> None:
     ("make", "message"),
     [
         (lambda path: None, "no such file"),
-        (lambda path: os.mkfifo(path), "is not a regular file"),
+        (lambda path: os.mkfifo(path), "not a regular"),
         (os.mkdir, "is a directory"),
-        (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
-        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular"),
+        (lambda path: path.symlink_to(path), "Too many levels"),
         (lambda path: path.symlink_to("nowhere"), "no such file"),
         (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "cannot be"),
     ],
@@ -133,7 +133,7 @@ def test_a_file_of_another_file_system_is_another_one_where_that_can_be_told() -
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"\xff", "is not UTF-8 text"), (b"x" * 11, "is 11 bytes, more than 10")],
+    [(b"\xff", "is not UTF-8 text"), (b"x" * 11, "11 bytes")],
 )
 def test_text_must_be_short_and_utf8(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"

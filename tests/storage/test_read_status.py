@@ -104,7 +104,7 @@ def test_a_path_is_resolved_as_python_does(path: str, expected: str, here: Path)
 
 @needs_links
 def test_links_in_a_circle_lead_nowhere(here: Path) -> None:
-    with pytest.raises(ModelError, match=f"circle: cannot be read: {os.strerror(errno.ELOOP)}"):
+    with pytest.raises(ModelError, match=f"circle: .*{os.strerror(errno.ELOOP)}"):
         resolve_path("circle")
 
 

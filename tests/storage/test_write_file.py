@@ -32,14 +32,14 @@ def test_force_is_not_suggested_where_it_would_replace_a_model(here: Path, name:
         lambda: needs_write(Path(name), b"content", force=False),
         lambda: check_replaceable(Path(name), "a page made by x", "<svg"),
     ):
-        with pytest.raises(WriteError, match=r"ends in \.onnx is a model") as caught:
+        with pytest.raises(WriteError, match=r"\.onnx is a model") as caught:
             refuse()
         assert "--force" not in (caught.value.hint or "")
 
 
 def test_all_files_are_written_or_none(here: Path) -> None:
     Path("two").write_bytes(b"mine")
-    with pytest.raises(WriteError, match=r"two: already exists \(`--force` replaces it\)"):
+    with pytest.raises(WriteError, match=r"two: already exists .*--force"):
         write_files({Path("one"): b"1", Path("two"): b"2"}, force=False)
     assert os.listdir(here) == ["two"]
     write_files({Path("one"): b"1", Path("two"): b"2"}, force=True)
@@ -65,7 +65,7 @@ def test_one_that_fails_at_the_end_takes_the_others_back(
         Path(name).write_bytes(b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", fail_later)
-        with pytest.raises(WriteError, match="two: cannot be written: Input/output error"):
+        with pytest.raises(WriteError, match=r"two: cannot be .*Input/output"):
             write_files({Path("one"): b"1", Path("two"): b"2"}, force=True)
     assert {name: Path(name).read_bytes() for name in os.listdir(here)} == {
         "one": b"old",
@@ -85,7 +85,7 @@ def test_what_someone_else_saves_meanwhile_stays(
         Path("file").write_bytes(b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", save_theirs)
-        with pytest.raises(KvRenameError, match=r"changed by another program|File exists"):
+        with pytest.raises(KvRenameError, match=r"another program|File exists"):
             write_files({Path("file"): b"new"}, force=True)
     assert Path("file").read_bytes() == b"theirs"
     assert os.listdir(here) == ["file"]
@@ -134,14 +134,14 @@ def test_another_run_at_work_there_keeps_its_files(here: Path) -> None:
     with hold_locks([here / "file"]):
         left = build_temp_path(here / "file")
         left.touch()
-        with pytest.raises(WriteError, match="file: is being processed by process"):
+        with pytest.raises(WriteError, match="file: is being processed"):
             write_files({Path("file"): b"content"}, force=True)
         assert left.exists()
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_directory_is_no_file(force: bool, here: Path) -> None:
-    with pytest.raises(WriteError, match=r"is a directory \(name a file in it\)"):
+    with pytest.raises(WriteError, match="is a directory"):
         write_files({here: b""}, force=force)
 
 
@@ -160,6 +160,6 @@ def test_a_file_that_cannot_be_read_is_an_error_unless_it_may_be_replaced(
 
     Path("file").write_bytes(b"content")
     monkeypatch.setattr(os, "pread", fail)
-    with pytest.raises(ModelError, match="file: cannot be read: Input/output error"):
+    with pytest.raises(ModelError, match=r"file: .*Input/output"):
         needs_write(Path("file"), b"content", force=False)
     assert needs_write(Path("file"), b"content", force=True)

@@ -298,20 +298,22 @@ def test_what_is_computed_from_another_buffer_is_no_copy_of_it(nodes: str) -> No
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
-        ("k_out = far.Update(k, x)", "Update of far has no body in the model"),
-        ("new = far.Pick(v, k) k_out = Neg(new)", "Pick of far has no body in the model"),
-        ("new = far.Pick(k) k_out = Add(v, new)", "Pick of far has no body in the model"),
-        ("k_out = MatMul(k, x)", "it is reached only through operators that mix values"),
-        ("a = Neg(k) k_out = MatMul(a, x)", "it is reached only through operators that mix values"),
+        ("k_out = far.Update(k, x)", "Update of far"),
+        ("new = far.Pick(v, k) k_out = Neg(new)", "Pick of far"),
+        ("new = far.Pick(k) k_out = Add(v, new)", "Pick of far"),
+        ("k_out = MatMul(k, x)", "that mix values"),
+        ("a = Neg(k) k_out = MatMul(a, x)", "that mix values"),
         (
             "both = Concat<axis = 0>(k, v) k_out = Slice(both, n, n)",
-            "it is computed from v as much",
+            "computed from v",
         ),
-        ("k_out = Add(k, v)", "it is computed from v as much as from its own input"),
+        ("k_out = Add(k, v)", "computed from v"),
     ],
 )
 def test_what_cannot_be_told_is_never_counted_as_proved(nodes: str, why: str) -> None:
-    assert trace_flows(f"{nodes} {SOUND_V}")[0].startswith(f"untraced: {why}")
+    description = trace_flows(f"{nodes} {SOUND_V}")[0]
+    assert description.startswith("untraced: ")
+    assert why in description
 
 
 def test_a_sum_of_its_own_state_and_of_another_sound_one_is_not_called_wrong() -> None:
@@ -328,7 +330,8 @@ def test_buffers_that_are_stacked_and_taken_apart_again_are_not_called_wrong() -
     descriptions = trace_flows(
         f"both = Concat<axis = 0>({', '.join(names)}) {slices}", buffers=" ".join(names)
     )
-    assert set(descriptions) == {"untraced: it is computed from more than 16 values at once"}
+    (description,) = set(descriptions)
+    assert "more than 16" in description
 
 
 @pytest.mark.parametrize(
@@ -347,12 +350,14 @@ def test_a_custom_operator_beside_the_way_leaves_no_doubt(nodes: str, expected: 
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
-        ("a = Add(k, b) b = Neg(a) k_out = Neg(a)", "its nodes feed each other in a circle"),
+        ("a = Add(k, b) b = Neg(a) k_out = Neg(a)", "in a circle"),
         ("k_out = Neg(k) k_out = Neg(x)", "two nodes make k_out"),
     ],
 )
 def test_a_graph_without_an_order_is_untraced(nodes: str, why: str) -> None:
-    assert trace_flows(f"{nodes} {SOUND_V}")[0] == f"untraced: {why}"
+    description = trace_flows(f"{nodes} {SOUND_V}")[0]
+    assert description.startswith("untraced: ")
+    assert why in description
 
 
 # Subgraphs
@@ -581,7 +586,7 @@ def test_functions_are_told_apart_by_their_overload(overloaded: int, expected: s
 def test_doubt_is_carried_through_a_call() -> None:
     turned = format_function("f (a) => (b)", "b = Neg(a)")
     description = trace_flows(f"new = far.Pick(k, v) k_out = local.f(new) {SOUND_V}", turned)[0]
-    assert description == "untraced: Pick of far has no body in the model"
+    assert "untraced: Pick of far" in description
 
 
 def test_a_function_may_be_given_fewer_arguments_than_it_takes() -> None:

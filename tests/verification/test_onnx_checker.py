@@ -224,7 +224,7 @@ def test_what_onnx_refuses_is_refused_without_the_weights_too(
     breaks(model)
     assert is_refused_by_onnx(model)
     (message,) = list_refusals(model)
-    assert message.startswith("onnx's checker rejects this model: ")
+    assert "onnx's checker rejects" in message
     assert "\n" not in message
 
 
@@ -258,10 +258,9 @@ def test_whether_data_fit_their_tensor_is_judged_as_onnx_does(data: dict[str, ob
 def test_data_that_are_too_few_are_told_with_their_real_size() -> None:
     model = decoder()
     add_weight(count=1001, raw_data=bytes(4000))(model)
-    assert list_refusals(model) == [
-        "onnx's checker rejects this model: "
-        "broken has 4,000 bytes of raw_data, too few for its dims [1001]"
-    ]
+    (refusal,) = list_refusals(model)
+    assert "broken has 4,000 bytes" in refusal
+    assert "[1001]" in refusal
 
 
 @pytest.mark.parametrize("put", PLACES, ids=lambda put: put.__name__)
@@ -363,7 +362,8 @@ def test_an_operator_that_onnx_does_not_define_is_a_warning(
     assert is_refused_by_onnx(model)
     (finding,) = check(model.SerializeToString())
     assert (finding.code, finding.severity) == ("KV123", "warning")
-    assert "has 1 node with operators that onnx does not define (Simplified" in finding.message
+    assert "1 node" in finding.message
+    assert "(Simplified" in finding.message
 
 
 def test_unknown_operators_are_named_once_with_the_number_of_their_nodes() -> None:

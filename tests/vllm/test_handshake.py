@@ -9,6 +9,7 @@ from build_layouts import (
     build_layers,
     build_linear,
     build_mla,
+    build_sliding,
 )
 
 from onnxkvrename.errors import KvRenameError
@@ -42,6 +43,33 @@ def list_codes(handshake: Handshake) -> list[str]:
 def test_equal_workers_meet_without_a_word(version: str) -> None:
     for model in (PLAIN, MLA, HYBRID):
         assert meet(model, (64, 64), version=version) == Handshake((), ())
+
+
+@pytest.mark.parametrize(("version", "count"), [("0.24", 2), ("0.33", 0)])
+def test_what_a_side_cannot_register_is_a_finding_of_that_side(version: str, count: int) -> None:
+    narrow = build_layers(build_attention(0, heads=2, size=128, size_v=64))
+    findings = meet(narrow, (16, 16), version=version).findings
+    assert [finding.code for finding in findings] == ["KV622"] * count
+    assert [finding.message.split(":")[0] for finding in findings] == ["prefill", "decode"][:count]
+
+
+@pytest.mark.parametrize("version", ["0.24", "0.33"])
+def test_workers_with_states_only_do_not_meet(version: str) -> None:
+    states = build_layers(build_linear(0), build_linear(1))
+    findings = meet(states, (16, 16), version=version).findings
+    assert [finding.code for finding in findings] == ["KV622"] * 2
+    assert all("StopIteration" in finding.message for finding in findings)
+
+
+def test_pages_with_padding_in_kernel_blocks_are_not_known() -> None:
+    padded = build_layers(
+        *(build_attention(n, size=96) for n in (0, 2)),
+        *(build_sliding(n, heads=5, window=128) for n in (1, 3)),
+    )
+    assert list_codes(meet(padded, (32, 32))) == ["KV622", "KV622"]
+    divided = meet(padded, (32, 32), kernel=16)
+    assert (divided.findings, len(divided.notes)) == ((), 1)
+    assert "not known" in divided.notes[0]
 
 
 @pytest.mark.parametrize("version", ["0.24", "0.33"])

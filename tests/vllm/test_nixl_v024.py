@@ -80,13 +80,12 @@ def test_tensors_of_several_sizes_are_refused() -> None:
     assert move(sizes, "unpacked").refused is None
 
 
-def test_states_alone_move_in_four_pieces() -> None:
+def test_states_alone_do_not_meet() -> None:
     transfer = move(
         build_layers(build_linear(0, (12288, 3)), build_linear(1, (12288, 3))), "unpacked"
     )
-    size = (12288 * 3 + 32 * 128 * 128) * 2
-    assert (transfer.blocks, transfer.regions) == ((1,), 4)
-    assert (transfer.descriptors, transfer.bytes) == (8, 2 * size)
+    assert (transfer.blocks, *transfer[2:5]) == ((1,), None, None, None)
+    assert "StopIteration" in str(transfer.refused)
 
 
 def test_states_of_several_sizes_in_one_group_are_refused() -> None:

@@ -19,7 +19,12 @@ from build_layouts import (
 import onnxkvrename
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.vllm.projection import check_projection, project_layout, projection_to_json
+from onnxkvrename.vllm.projection import (
+    check_nixl,
+    check_projection,
+    project_layout,
+    projection_to_json,
+)
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
 SCHEMA = json.loads(
@@ -152,6 +157,46 @@ def test_groups_that_only_some_layouts_refuse_are_no_finding() -> None:
     projection = project_layout(LAYOUTS["mla and chunks"], ProjectionRequest(16))
     assert [grouping.refusal is None for grouping in projection.groupings] == [False, True]
     assert list(check_projection(projection)) == []
+
+
+NARROW_VALUES = build_layers(build_attention(0, heads=2, size=128, size_v=64))
+PADDED_PAGES = build_layers(
+    *(build_attention(n, size=96) for n in (0, 2)),
+    *(build_sliding(n, heads=5, window=128) for n in (1, 3)),
+)
+STATES_ALONE = build_layers(build_linear(0, (12288, 3)), build_linear(1, (12288, 3)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "version", "reason", "hint"),
+    [
+        (NARROW_VALUES, "0.24", "keys and values differ in size", "choose another connector"),
+        (NARROW_VALUES, "0.33", None, None),
+        (PADDED_PAGES, "0.33", "cannot be partitioned", "VLLM_KV_CACHE_LAYOUT=B"),
+        (STATES_ALONE, "0.24", "StopIteration", "choose another connector"),
+        (STATES_ALONE, "0.33", "StopIteration", "choose another connector"),
+        (LAYOUTS["mla and chunks"], "0.33", "not possible: groups", "VLLM_KV_CACHE_LAYOUT=B"),
+        (LAYOUTS["hybrid"], "0.33", None, None),
+        (LAYOUTS["window"], "0.24", None, None),
+    ],
+)
+def test_what_nixls_connector_refuses_in_its_own_layout_is_a_finding(
+    layout: Layout, version: str, reason: str | None, hint: str | None
+) -> None:
+    projection = project_layout(layout, ProjectionRequest(16, vllm_version=version))
+    assert list(check_projection(projection)) == []
+    found = [(finding.code, finding.message, finding.hint) for finding in check_nixl(projection)]
+    if reason is None or hint is None:
+        assert found == []
+    else:
+        ((code, message, advice),) = found
+        assert (code, reason in message, hint in advice) == ("KV622", True, True), found
+
+
+def test_regions_of_stages_are_not_known_and_no_finding() -> None:
+    request = ProjectionRequest(16, vllm_version="0.24", pipeline_parallel_size=2)
+    layers = build_layers(*(build_attention(n, heads=2, size=128, size_v=64) for n in range(2)))
+    assert list(check_nixl(project_layout(layers, request))) == []
 
 
 def test_an_unknown_version_raises() -> None:

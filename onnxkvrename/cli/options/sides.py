@@ -66,8 +66,8 @@ def add_side_option(
     return click.option(
         *names,
         cls=SideOption,
-        metavar=f"[prefill:|decode:]{metavar}",
+        metavar=f"[SIDE:]{metavar}",
         value_type=value_type,
         is_single=is_single,
-        help=f"{help} With prefill: or decode: for that side alone.",
+        help=help,
     )

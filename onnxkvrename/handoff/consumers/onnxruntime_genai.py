@@ -307,6 +307,7 @@ def _check_ranks(
 CONSUMER = Consumer(
     name="onnxruntime-genai",
     token="",
+    source="microsoft/onnxruntime-genai at a0c04eb",
     selects_input=lambda name: False,
     selects_output=lambda name: False,
     input_name_of=lambda name: name,

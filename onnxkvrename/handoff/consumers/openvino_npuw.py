@@ -82,6 +82,7 @@ CONSUMER = add_checks(
     Consumer(
         name="openvino-npuw",
         token="",
+        source="openvinotoolkit/openvino at 002caac",
         selects_input=selects_input,
         selects_output=selects_output,
         input_name_of=derive_input_name,

@@ -111,6 +111,7 @@ CONSUMER = add_checks(
     Consumer(
         name="qefficient",
         token="",
+        source="quic/efficient-transformers at ebf55e8",
         selects_input=selects_input,
         selects_output=selects_output,
         input_name_of=derive_input_name,

@@ -40,6 +40,7 @@ def derive_input_name(name: str) -> str:
 CONSUMER = Consumer(
     name="transformers-js",
     token="",
+    source="huggingface/transformers.js",
     selects_input=selects_input,
     selects_output=selects_output,
     input_name_of=derive_input_name,

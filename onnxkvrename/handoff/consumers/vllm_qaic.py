@@ -359,6 +359,7 @@ CONSUMER = add_checks(
     Consumer(
         name="vllm-qaic",
         token=TOKEN,
+        source="qualcomm/vllm-qaic at dc7351f",
         selects_input=selects_input,
         selects_output=selects_output,
         input_name_of=derive_input_name,

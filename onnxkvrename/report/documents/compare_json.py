@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from onnxkvrename.errors import KvRenameError
@@ -62,7 +62,7 @@ def _build_content(handoff: Handoff, reports: tuple[ModelReports, ModelReports])
         "decode": _side_to_json(handoff.decode, reports[1]),
         "verdict": _verdict_to_json(handoff),
         "pairs": [_pair_to_json(handoff, result) for result in handoff.pair_results],
-        "transfers": [_prompt_to_json(each, handoff.memory) for each in handoff.simulated_prompts],
+        "transfers": [_prompt_to_json(handoff, each) for each in handoff.simulated_prompts],
         "findings": [serialize_finding(finding) for finding in handoff.findings],
         "notes": list(handoff.notes),
     }
@@ -134,18 +134,52 @@ def _buffer_to_json(side: HandoffSide, buffer: KvBuffer | None) -> dict[str, Any
     }
 
 
-def _prompt_to_json(prompt: SimulatedPrompt, memory: MemoryKind) -> dict[str, Any]:
+def _prompt_to_json(handoff: Handoff, prompt: SimulatedPrompt) -> dict[str, Any]:
     names = {slot.buffer_id: slot.name for slot in prompt.decode_slots}
+    prefill, decode = (
+        _slots_to_json(_hide_open_sizes(slots, side, handoff, prompt.tokens), handoff.memory)
+        for slots, side in (
+            (prompt.prefill_slots, handoff.prefill),
+            (prompt.decode_slots, handoff.decode),
+        )
+    )
     return {
         "tokens": prompt.tokens,
         "refused": prompt.is_refused,
         "wrong": [names[each] for each in prompt.wrong_buffer_ids if each in names],
-        "prefill": _slots_to_json(prompt.prefill_slots, memory),
-        "decode": _slots_to_json(prompt.decode_slots, memory),
+        "prefill": prefill,
+        "decode": decode,
     }
 
 
-def _slots_to_json(slots: Sequence[MemorySlot], memory: MemoryKind) -> dict[str, Any]:
+def _hide_open_sizes(
+    slots: Sequence[MemorySlot], side: HandoffSide, handoff: Handoff, tokens: int
+) -> Iterator[MemorySlot]:
+    """Yield slots, without what depends on sizes that are not known.
+
+    Slots are cut to the prompt, and so a window may look as long as that.
+    """
+    shapes = {
+        (each.layer, each.part): side.layout.resolve_shape(each.shape or ())
+        for each in side.layout.buffers
+    }
+    is_shifted = False
+    for slot in slots:
+        offset = UNKNOWN_SIZE if is_shifted else slot.offset
+        dims = shapes.get(slot.buffer_id, ()) if tokens > 1 else ()
+        is_open = [dim in handoff.shared_symbols for dim in dims]
+        if any(is_open):
+            shape = (
+                UNKNOWN_SIZE if each else dim
+                for dim, each in zip(slot.shape, is_open, strict=False)
+            )
+            slot = slot._replace(shape=tuple(shape), nbytes=UNKNOWN_SIZE)
+        is_shifted = is_shifted or any(is_open)
+        yield slot._replace(offset=offset)
+
+
+def _slots_to_json(slots: Iterable[MemorySlot], memory: MemoryKind) -> dict[str, Any]:
+    slots = tuple(slots)
     return {
         "bytes": _mask_unknown(compute_memory_size(slots)),
         "slots": [

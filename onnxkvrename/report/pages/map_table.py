@@ -37,6 +37,7 @@ KIND_COLORS: Mapping[str, Color] = MappingProxyType(
         "magenta": Color("#7a3aa8", "#c99bf0"),
         "bright_magenta": Color("#a3256f", "#f29ac4"),
         "blue": Color("#1d4fb8", "#82aaff"),
+        "bright_blue": Color("#4a3fb0", "#a9a0ff"),
         "yellow": Color("#7d4e00", "#e0b050"),
         "white": Color("#505a64", "#aab4be"),
     }

@@ -33,7 +33,6 @@ _NO_BUFFERS = "Nothing can be handed over: a side has no KV buffer."
 _UNEVEN_BYTES = (
     "The bytes do not grow evenly with the prompt, so only a prompt of 1 token is shown."
 )
-_UNKNOWN_BYTES = "The bytes depend on sizes that are not known, so no memory is drawn."
 
 
 class SizePiece(NamedTuple):
@@ -126,7 +125,7 @@ def build_memory_map(handoff: Handoff) -> MemoryMap:
         return MemoryMap(1, (), (), (), rules.list_outcomes(1), _NO_BUFFERS)
     if not handoff.simulated_prompts:
         rows = _list_rows(handoff, rules, 1)
-        return MemoryMap(1, (), (), rows, rules.list_outcomes(1), _UNKNOWN_BYTES)
+        return MemoryMap(1, (), (), rows, rules.list_outcomes(1), _describe_unknown_bytes(handoff))
     setup = handoff.comparison.setup
     last, gap = _find_last_length(handoff)
     sides = _trace_sides(setup, last)
@@ -135,8 +134,9 @@ def build_memory_map(handoff: Handoff) -> MemoryMap:
         sides = _trace_sides(setup, last) or ((), ())
     rows = _list_rows(handoff, rules, last)
     outcomes = rules.list_outcomes(last)
-    if not all(_has_known_sizes(side, last) for side in sides):
-        return MemoryMap(last, (), (), rows, outcomes, _UNKNOWN_BYTES)
+    is_open = bool(handoff.shared_symbols) and handoff.verdict.window_placeholder is None
+    if is_open or not all(_has_known_sizes(side, last) for side in sides):
+        return MemoryMap(last, (), (), rows, outcomes, _describe_unknown_bytes(handoff))
     written = {row.written: index for index, row in enumerate(rows)}
     read = {row.read: index for index, row in enumerate(rows)}
     return MemoryMap(
@@ -204,6 +204,15 @@ def _summarize(result: PairResult, states: Sequence[BufferState], handoff: Hando
     text = format_state(handoff, result)
     is_open = {state.kind for state in states} == {"unknown"}
     return "cannot decide" if is_open and text == "ok" else text
+
+
+def _describe_unknown_bytes(handoff: Handoff) -> str:
+    """Return why no memory is drawn, and the options for the sizes that are missing."""
+    sides = (handoff.prefill.layout, handoff.decode.layout)
+    unresolved = dict.fromkeys(symbol for side in sides for symbol in side.unresolved_symbols)
+    options = " ".join(map(format_size_option, handoff.shared_symbols or unresolved))
+    hint = f": pass {options}" if options else ""
+    return f"The bytes depend on sizes that are not known, so no memory is drawn{hint}."
 
 
 def _find_last_length(handoff: Handoff) -> tuple[int, str]:

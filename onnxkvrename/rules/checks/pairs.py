@@ -43,8 +43,7 @@ CONSUMER_TOKENS = {"vllmkvcache": ("vllmKvCache", "vllm-qaic")}
 
 Consumers themselves are in `handoff`, which a plain rename does not load.
 """
-RESIZING_UPDATES = ("append", "delta")
-"""Updates whose outputs have another size than their inputs."""
+_RESIZING_UPDATES = ("append", "delta")
 _MIN_RANK = 3
 """The axes of the smallest cache: batch, context and size."""
 _UNMATCHED_REASONS = (REASON_UNKNOWN, REASON_NOT_RETAINED)
@@ -228,7 +227,7 @@ def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
         into.shape is not None
         and out.shape is not None
         and not is_shape_compatible(into.shape, out.shape)
-        and not (update in RESIZING_UPDATES and len(into.shape) == len(out.shape))
+        and not (update in _RESIZING_UPDATES and len(into.shape) == len(out.shape))
     ):
         yield build_finding(
             "KV104",
@@ -240,7 +239,7 @@ def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
 
 
 def _check_rank(pair: KvPair, plan: RenamePlan) -> Iterator[Finding]:
-    """Yield KV125 for a value that is no cache, whatever its name: its axes are too few.
+    """Yield KV125 for a value with the name of a cache, but with too few axes.
 
     A state may have any axes, as what the user's own rules name, and the scales of a cache.
     """

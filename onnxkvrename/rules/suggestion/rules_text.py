@@ -12,6 +12,7 @@ from onnxkvrename.errors import RulesError
 from onnxkvrename.rules.profile import UPDATES
 
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
+_NO_BRANCHES: Mapping[str, bool] = MappingProxyType({})
 _NUMBER = re.compile("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])")
 _SPECIAL = re.compile(r"[\\.^$*+?{}\[\]|()]")
 
@@ -45,7 +46,10 @@ class _PlacedState(NamedTuple):
 
 
 def write_rules(
-    states: Sequence[StateNames], title: str, kept_names: Mapping[str, str] = _NO_NAMES
+    states: Sequence[StateNames],
+    title: str,
+    kept_names: Mapping[str, str] = _NO_NAMES,
+    branches: Mapping[str, bool] = _NO_BRANCHES,
 ) -> str:
     """Return rules that list the names of pairs, in TOML.
 
@@ -53,6 +57,7 @@ def write_rules(
         states: The names, without a token.
         title: The models that the names are from, for the first line.
         kept_names: Names that the rules leave alone, each with the reason.
+        branches: Inputs that choose a branch, each with its value in the first step.
 
     Raises:
         RulesError: A name cannot be written in TOML.
@@ -77,6 +82,8 @@ def write_rules(
             f"reason = {_quote(reason)}",
             f"pattern = {_quote('|'.join(names))}",
         ]
+    for name, first in branches.items():
+        lines += ["", "[[branch]]", f"input = {_quote(name)}", f"first = {str(first).lower()}"]
     return "\n".join(lines) + "\n"
 
 

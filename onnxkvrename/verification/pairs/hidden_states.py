@@ -60,7 +60,9 @@ def drop_unread_values(
 
     Masks, biases and features of a picture are joined to something or computed with, and so is
     a state. But another output is computed from a state, and what is joined to it or combined
-    with it is new in each step, not constants only. What is passed through needs neither.
+    with it is new in each step, not constants only. What is passed through needs only the first,
+    or the type of a state that was found: an encoder's output that the decoder returns as it is,
+    and does not read, is not a state.
 
     Args:
         pairs: An input and an output each, of which the output is a later state.
@@ -82,11 +84,19 @@ def drop_unread_values(
 
     def is_state(pair: StatePair) -> bool:
         number = numbers[pair.input.name]
+        is_read = bool(in_several >> number & 1)
         if by_output[pair.output.name] == 1 << number:  # at most constants are written to it
-            return not pair.is_computed and pair.update.kind in ("inplace", "once")
-        return pair.update.kind == "once" or bool(in_several >> number & 1)
+            is_once = pair.update.kind == "once"
+            return not pair.is_computed and (is_read if is_once else pair.update.kind == "inplace")
+        return pair.update.kind == "once" or is_read
 
-    return [pair for pair in pairs if is_state(pair)]
+    types = {(pair.input.dtype, pair.input.shape) for pair in pairs if is_state(pair)}
+    return [
+        pair
+        for pair in pairs
+        if is_state(pair)
+        or (pair.update.kind == "once" and (pair.input.dtype, pair.input.shape) in types)
+    ]
 
 
 def drop_hidden_states(

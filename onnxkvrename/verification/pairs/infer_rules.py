@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, RulesError
@@ -25,6 +26,8 @@ from onnxkvrename.rules.suggestion.tokens import (
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
 from onnxkvrename.verification.pairs.hidden_states import StatePair
+from onnxkvrename.verification.pairs.lone_states import find_lone_states
+from onnxkvrename.verification.pairs.value_uses import find_first_branches
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 _RULES_NAME = "dataflow"
@@ -39,12 +42,16 @@ class TracedModel(NamedTuple):
         signature: Its graph inputs and outputs.
         pairs: Each input that an output is a later state of, with that output.
         features: The inputs of pairs that are not caches, such as the features of a picture.
+        lone_states: Outputs that look like later states of inputs, though nothing proves it.
+        branches: Inputs that choose a branch, each with its value in the first step.
     """
 
     path: Path
     signature: Signature
     pairs: tuple[StatePair, ...]
     features: frozenset[str] = frozenset()
+    lone_states: tuple[str, ...] = ()
+    branches: Mapping[str, bool] = MappingProxyType({})
 
 
 class InferredRules(NamedTuple):
@@ -74,7 +81,15 @@ def trace_model(path: Path) -> TracedModel:
             pairs = find_state_pairs(model, opened.signature)
         except ModelError as error:
             raise opened.source.build_error(error.message, hint=error.hint) from None
-        return TracedModel(path, opened.signature, pairs, find_features(model, pairs))
+        branches = find_first_branches(model, {pair.input.name for pair in pairs})
+        return TracedModel(
+            path,
+            opened.signature,
+            pairs,
+            find_features(model, pairs),
+            find_lone_states(model, pairs, opened.signature),
+            branches,
+        )
 
 
 def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> InferredRules:
@@ -107,13 +122,14 @@ def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> 
             hint=f"`onnxkvrename inspect {shown} --profile auto` shows what the model has",
         )
     ordered = list(states.values())
-    text = write_rules(ordered, title, kept_names)
+    branches = {name: first for model in models for name, first in model.branches.items()}
+    text = write_rules(ordered, title, kept_names, branches)
     try:
         rules = parse_rules(text, _RULES_NAME)
         extra = _list_extra_names(chosen, rules)
         if extra:
             kept_names |= dict.fromkeys(extra, "not a state")
-            text = write_rules(ordered, title, kept_names)
+            text = write_rules(ordered, title, kept_names, branches)
             rules = parse_rules(text, _RULES_NAME)
     except RulesError as error:
         raise _build_misfit_error(f"the rules would not be valid: {error.message}") from None
@@ -150,6 +166,7 @@ def _choose_buffers(
     model: TracedModel, tokens: Collection[str], kept_names: dict[str, str]
 ) -> TracedModel:
     """Return a model with those of its pairs that are buffers, and note why others are none."""
+    kept_names |= dict.fromkeys(model.lone_states, REASON_UNKNOWN)
     named = [_name_pair(pair) for pair in model.pairs]
     is_chosen = select_for_token(named, tokens)
     buffers = []

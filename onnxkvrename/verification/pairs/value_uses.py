@@ -8,10 +8,10 @@ return for the encoder's keys and values, which do not change: it returns a dumm
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from onnxkvrename.verification.graph_bodies import (
     Body,
@@ -29,6 +29,7 @@ _MAX_DISTANCE = 8
 """Operators between a value and the weights that tell where it is used."""
 _STEPS_PER_NODE = 16
 """Steps for each node of a body that may be taken in it; more prove nothing."""
+_BOOL = TensorProto.BOOL
 _DUMMY_OPS = ("Constant", "ConstantOfShape")
 
 
@@ -103,6 +104,36 @@ def find_branch_states(
                 for name, output in _match_places(with_cache, read, without_cache, made, weights):
                     matches[name].add(output)
     return _select_one_to_one(matches)
+
+
+def find_first_branches(model: ModelProto, states: Collection[str]) -> dict[str, bool]:
+    """Return the inputs that choose a branch of an If by whether there are states yet.
+
+    Args:
+        model: A parsed model; weights are not needed.
+        states: Inputs that are states, which one branch reads and the other one does not.
+
+    Returns:
+        Each input with its value for the branch that reads no state: that of the first step.
+    """
+    try:
+        body = build_graph_body(model.graph)
+        uses = _ValueUses(body)
+    except UntraceableError:
+        return {}
+    flags = {value.name for value in model.graph.input if value.type.tensor_type.elem_type == _BOOL}
+    found: dict[str, bool] = {}
+    for operation in read_operations(body) if flags else ():
+        if operation.op_type != "If" or operation.domain:
+            continue
+        reads = {
+            name: any(each in states for each in list_captured_names(branch))
+            for name, branch in body.subgraphs.get(operation.number, {}).items()
+        }
+        roots = uses.find_roots(operation.inputs[0])
+        if len(roots) == 1 and roots[0] in flags and sorted(reads.values()) == [False, True]:
+            found.setdefault(roots[0], not reads["then_branch"])
+    return found
 
 
 class _Branch(NamedTuple):

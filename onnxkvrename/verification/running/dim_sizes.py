@@ -15,7 +15,7 @@ from typing import Any
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.rules.language.dims import find_terms
-from onnxkvrename.sidecars.specializations import parse_specializations
+from onnxkvrename.sidecars.compiles import parse_specializations
 from onnxkvrename.storage.read import read_text_file
 
 DEFAULT_DIM_SIZE = 4
@@ -63,6 +63,14 @@ def read_specialized_sizes(model: Path) -> dict[str, int]:
         first_sizes = {name: sizes[0] for name, sizes in specialized.conflicting_sizes.items()}
         return {**specialized.sizes, **first_sizes}
     return {}
+
+
+def read_dims(dims: Iterable[int | str | None]) -> tuple[int | str | None, ...]:
+    """Return the dimensions of a shape; torch writes some sizes as names, such as ``"8"``."""
+    return tuple(
+        int(dim) if isinstance(dim, str) and re.fullmatch("[1-9][0-9]{0,8}", dim) else dim
+        for dim in dims
+    )
 
 
 def resolve_dim_sizes(

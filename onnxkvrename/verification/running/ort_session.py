@@ -14,7 +14,11 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import quote_word
-from onnxkvrename.verification.running.dim_sizes import DEFAULT_DIM_SIZE, resolve_dim_sizes
+from onnxkvrename.verification.running.dim_sizes import (
+    DEFAULT_DIM_SIZE,
+    read_dims,
+    resolve_dim_sizes,
+)
 
 MAX_FEED_BYTES = 1 << 30
 """The most bytes that the feeds of one step may take."""
@@ -205,7 +209,7 @@ def load_session(
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         # Reading a name that is not UTF-8 fails, too.
         inputs, outputs = (
-            [SessionValue(arg.name, (), arg.type, (), tuple(arg.shape)) for arg in node_args]
+            [SessionValue(arg.name, (), arg.type, (), read_dims(arg.shape)) for arg in node_args]
             for node_args in (session.get_inputs(), session.get_outputs())
         )
     except Exception as error:  # onnxruntime's own have no common base

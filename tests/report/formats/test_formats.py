@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from conftest import FIXTURES
@@ -26,18 +28,29 @@ FORMAT = Format(render)
 '''
 
 
-def run_with(folder: Path, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run the command with the formats of one more folder."""
+def run_with(folder: Path, *commands: Sequence[object]) -> list[tuple[str, list[str]]]:
+    """Run commands, in one process with the formats of one more folder.
+
+    Returns:
+        For each command what it printed, and the formats that have been loaded so far.
+    """
     script = (
-        "import sys, onnxkvrename.report.formats as formats;"
-        "formats.__path__.append(sys.argv[1]);"
-        "from onnxkvrename.cli.main import main; code = main(sys.argv[2:]);"
-        "print(code, *(name for name in sys.modules if '.formats.' in name), file=sys.stderr)"
+        "import contextlib, io, json, sys, onnxkvrename.report.formats as formats\n"
+        "formats.__path__.append(sys.argv[1])\n"
+        "from onnxkvrename.cli.main import main\n"
+        "for args in json.loads(sys.argv[2]):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "        main(args)\n"
+        "    loaded = [name for name in sys.modules if '.formats.' in name]\n"
+        "    print(json.dumps([out.getvalue(), sorted(loaded)]))\n"
     )
-    command = [sys.executable, "-c", script, folder, *args]
-    return subprocess.run(
-        list(map(str, command)), cwd=FIXTURES / "plain", capture_output=True, text=True
-    )
+    texts = [list(map(str, command)) for command in commands]
+    command = [sys.executable, "-c", script, str(folder), json.dumps(texts)]
+    process = subprocess.run(command, cwd=FIXTURES / "plain", capture_output=True, text=True)
+    return [
+        (out, [name.rpartition(".")[2] for name in loaded])
+        for out, loaded in map(json.loads, process.stdout.splitlines())
+    ]
 
 
 def test_formats_are_the_files_of_their_folder() -> None:
@@ -58,28 +71,27 @@ def test_a_file_has_failed_by_its_error_a_finding_or_a_note() -> None:
 
 def test_a_new_format_takes_one_file_and_works_for_every_command(tmp_path: Path) -> None:
     (tmp_path / "scratch_lines.py").write_text(LINES)
-    for args, line in (
-        (("decoder.onnx", "--prefix", "A", "-n"), None),
-        (("verify", "decoder.onnx", "--prefix", "A"), "verify,1,decoder.onnx,KV116"),
-        (("check-consumer", "decoder.onnx"), "check-consumer,1,decoder.onnx,KV601"),
-        (("compare", "decoder.onnx", "decoder.onnx"), "compare,1,decoder.onnx,KV616"),
-        (("inspect", "internal_suffix.onnx"), "inspect,0,internal_suffix.onnx,KV112"),
-        (("manifest", "internal_suffix.onnx"), "manifest,0,internal_suffix.onnx,KV112"),
-    ):
-        process = run_with(tmp_path, *args, "--format", "scratch_lines")
-        first = next(iter(process.stdout.splitlines()), None)
-        assert first == line, (args, process.stderr)
-    assert "scratch_lines" in "".join(run_with(tmp_path, "--help").stdout.split())
+    cases = {
+        ("decoder.onnx", "--prefix", "A", "-n"): None,
+        ("verify", "decoder.onnx", "--prefix", "A"): "verify,1,decoder.onnx,KV116",
+        ("check-consumer", "decoder.onnx"): "check-consumer,1,decoder.onnx,KV601",
+        ("compare", "decoder.onnx", "decoder.onnx"): "compare,1,decoder.onnx,KV616",
+        ("inspect", "internal_suffix.onnx"): "inspect,0,internal_suffix.onnx,KV112",
+        ("manifest", "internal_suffix.onnx"): "manifest,0,internal_suffix.onnx,KV112",
+    }
+    commands = [(*args, "--format", "scratch_lines") for args in cases]
+    *answers, (page, _) = run_with(tmp_path, *commands, ["--help"])
+    first_lines = [next(iter(out.splitlines()), None) for out, _ in answers]
+    assert first_lines == list(cases.values())
+    assert "scratch_lines" in "".join(page.split())
 
 
 def test_only_the_requested_format_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise SystemError")
-    for name, loaded in (
-        ("text", ["text"]),
-        ("json", ["json", "text"]),
-        ("sarif", ["sarif", "text"]),
-    ):
-        process = run_with(tmp_path, "decoder.onnx", "--prefix", "A", "-n", "-q", "--format", name)
-        code, *modules = process.stderr.split()
-        assert code == "0"
-        assert sorted(module.rpartition(".")[2] for module in modules) == loaded
+    command = ("decoder.onnx", "--prefix", "A", "-n", "-q", "--format")
+    answers = run_with(tmp_path, *((*command, name) for name in ("text", "json", "sarif")))
+    assert [loaded for _, loaded in answers] == [
+        ["text"],
+        ["json", "text"],
+        ["json", "sarif", "text"],
+    ]

@@ -88,13 +88,14 @@ SCHEMA = strict(
         "runs": {**listing(RUN), "minItems": 1, "maxItems": 1},
     }
 )
+VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 MODEL, V = "decoder.onnx", ("--prefix", "VLLM")
 
 
 def parse_run(text: str) -> dict[str, Any]:
     """Return the run of a valid log."""
     log = json.loads(text)
-    jsonschema.validate(log, SCHEMA)
+    VALIDATOR.validate(log)
     (run,) = log["runs"]
     rules = run["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == [*CODES, "names"]

@@ -247,8 +247,7 @@ def test_two_runs_make_the_same_page() -> None:
 
 
 def test_the_size_of_a_page_is_limited() -> None:
-    count = 400
-    layout = build_side_layout(*describe_attention(*range(count)), ctx_len=4096)
+    layout = build_side_layout(*describe_attention(*range(310)), ctx_len=4096)
     page = render_handoff_page(predict_handoff(layout, layout))
     assert len(Reader(page).rows) <= 300
     assert len(page) < 300 * 2048 + 40_000

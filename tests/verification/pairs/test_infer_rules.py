@@ -98,11 +98,11 @@ def test_models_that_need_different_rules_are_refused(tmp_path: Path) -> None:
     ]
     with pytest.raises(RulesError) as raised:
         infer_rules(models)
-    assert raised.value.hint == "name the models one by one"
+    assert "one by one" in raised.value.hint
 
 
 def test_a_model_without_states_has_no_rules(tmp_path: Path) -> None:
-    with pytest.raises(RulesError, match="the graph has no state") as raised:
+    with pytest.raises(RulesError, match="no state") as raised:
         infer_rules([trace(tmp_path)])
     assert raised.value.path == str(tmp_path / "m.onnx")
 
@@ -121,7 +121,7 @@ def test_kinds_follow_the_update_and_not_the_names(tmp_path: Path) -> None:
             old = Slice(c.0, from, to, axis) c.0.out = Concat<axis = 2>(old, new)
             x.0.out = Identity(x.0)
             row = MatMul(new, new) k.0.out = Concat<axis = 1>(k.0, row)
-            y = Sum(s.0.out, c.0.out, k.0.out)
+            z = MatMul(x.0, new) y = Sum(s.0.out, c.0.out, k.0.out, z)
         }
     """.replace(".0", "__dot__0").replace(".out", "__dot__out")
     )

@@ -102,7 +102,7 @@ def test_a_buffer_that_should_stay_in_place_and_grows_is_still_an_error(
     names = ("past_{part}.{layer}", "past_{part}.{layer}_RetainedState")
     outcome = run("verify", saved(build_decoder(names), tmp_path / "m.onnx"), "--run")
     assert outcome.code == 1
-    assert "error KV118: past_key.0_RetainedState comes out as tensor(float)" in outcome.err
+    assert "error KV118: past_key.0_RetainedState" in outcome.err
 
 
 def test_a_cache_that_grows_out_of_a_fixed_size_is_run_once(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_caches_of_one_length_must_grow_alike(tmp_path: Path, run) -> None:
     model.graph.node.append(node("Concat", ["grown_once", "x"], [str(value.output)], axis=2))
     outcome = run("verify", saved(model, tmp_path / "m.onnx"), "--run")
     assert outcome.code == 1
-    assert "error KV118: present.0.value comes out as tensor(float) [1, 2, 8, 4]" in outcome.err
+    assert "error KV118: present.0.value" in outcome.err
 
 
 def test_what_is_written_once_goes_back_as_it_is(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from onnxkvrename.verification.running.ort_session import summarize_ort_error
     ],
 )
 def test_a_known_reason_is_explained(message: str, reason: str) -> None:
-    assert summarize_ort_error(message) == reason
+    assert reason in summarize_ort_error(message)
 
 
 def test_an_unknown_reason_is_one_line_without_codes() -> None:

@@ -221,7 +221,7 @@ def test_a_fault_behind_right_names_is_found(
     _, findings = check_retention(save_edited(tmp_path, edit), reference)
     (finding,) = findings
     assert (finding.code, finding.severity, finding.name) == ("KV118", "error", name)
-    assert "in step 1 has different values from the reference" in finding.message
+    assert "in step 1" in finding.message
     _, alone = check_retention(save_edited(tmp_path, edit))
     assert alone == ()
 
@@ -248,9 +248,11 @@ def test_a_model_that_fails_where_the_reference_runs_is_found(tmp_path: Path) ->
     run, findings = check_retention(broken, sound)
     assert run is None
     (text,) = format_findings(findings)
-    assert text.startswith("KV118  the reference runs, but this model does not: onnxruntime cannot")
-    assert "the GatherND node /CtxGather is given the index INT32_MAX" in text
-    with pytest.raises(ModelError, match=r"2147483647\.onnx: onnxruntime cannot run it as it is"):
+    assert "KV118" in text
+    assert "the reference runs" in text
+    assert "/CtxGather" in text
+    assert "INT32_MAX" in text
+    with pytest.raises(ModelError, match=r"2147483647\.onnx: onnxruntime cannot"):
         check_retention(sound, broken)
 
 
@@ -355,7 +357,7 @@ def test_a_cache_that_grows_with_every_step_is_not_retained() -> None:
     run, findings = check_retention(load_model(TWIN[GROWING]), load_model(PLAIN[GROWING]))
     assert run is not None
     assert {f.name for f in findings} == {name for name in run.retained_inputs if "_VLLM_" in name}
-    assert "comes out as tensor(float) [1, 2, 34, 16], which does not fit" in findings[0].message
+    assert "[1, 2, 34, 16]" in findings[0].message
 
 
 @full
@@ -363,16 +365,17 @@ def test_a_cache_that_grows_with_every_step_is_not_retained() -> None:
 def test_the_broken_export_with_the_token_is_found() -> None:
     _, findings = check_retention(load_model(TWIN[BROKEN]), load_model(PLAIN[BROKEN]))
     (text,) = format_findings(findings)
-    assert text.startswith("KV118 past_key.0_VLLM_RetainedState in step 1 has different values")
+    assert "KV118 past_key.0_VLLM_RetainedState" in text
+    assert "in step 1" in text
     assert check_retention(load_model(PLAIN[BROKEN]))[1] == ()
 
 
 @full
 @real
 def test_what_onnxruntime_cannot_run_is_said_with_the_reason() -> None:
-    with pytest.raises(ModelError, match=r"has no Where \(of opset 16\) .* at node /Where_2$"):
+    with pytest.raises(ModelError, match=r"Where .* at node /Where_2$"):
         run_retention_loop(load_model(PLAIN[SAMPLER]))
-    with pytest.raises(ModelError, match=r"the Conv node .* fails: .*img_size=4"):
+    with pytest.raises(ModelError, match=r"Conv node .* fails: .*img_size=4"):
         run_retention_loop(load_model(PLAIN[ENCODER]))
     run = run_retention_loop(load_model(PLAIN[ENCODER]), dims={"img_size": 896})
     assert run.retained_inputs == {}

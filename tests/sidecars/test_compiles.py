@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onnxkvrename import ModelError
-from onnxkvrename.sidecars.specializations import Specializations, parse_specializations
+from onnxkvrename.sidecars.compiles import Specializations, parse_specializations
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 
