@@ -68,7 +68,7 @@ def prove_renamed(
 ) -> tuple[RenameProof, tuple[Finding, ...]]:
     """Prove that a model is the renamed source, to the byte, or say what differs.
 
-    Another order of what is found by its name is no difference: functions, initializers, value
+    Another order of what is found by its name is not a difference: functions, initializers, value
     infos, metadata.
 
     Args:
