@@ -92,11 +92,11 @@ def _cache_bytecode(directory: Path) -> None:
 def _let_signals_through() -> None:
     """Handle signals as at a terminal: nohup and background jobs ignore some, children as well."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if os.name == "posix":
-        for number in (signal.SIGHUP, signal.SIGTERM):
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows
+        ended_by = {signal.SIGINT, signal.SIGHUP, signal.SIGTERM}
+        for number in ended_by - {signal.SIGINT}:
             if signal.getsignal(number) is signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
-        ended_by = {signal.SIGINT, signal.SIGHUP, signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ended_by)
 
 

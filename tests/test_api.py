@@ -178,8 +178,6 @@ ACCEPTED = {
     ("suggest_rules", "models"): (list, dict),
     ("rename_bytes", "data"): (bytes,),
     ("rename_model", "model"): (onnx.ModelProto,),
-    ("verify", "run_timeout"): (int,),
-    ("verify", "run_memory"): (int,),
 }
 """The types among them that an argument accepts."""
 ARGUMENTS = [
@@ -329,18 +327,6 @@ def test_the_path_of_a_directory_is_no_output(tmp_path: Path) -> None:
         (
             lambda: onnxkvrename.verify(PLAIN, reference=PLAIN),
             "reference and dims require run=True",
-        ),
-        (
-            lambda: onnxkvrename.verify(PLAIN, run_timeout=5),
-            "run_timeout and run_memory require run=True",
-        ),
-        (
-            lambda: onnxkvrename.verify(PLAIN, run=True, run_timeout=0),
-            "run_timeout must be 1 or more, not 0",
-        ),
-        (
-            lambda: onnxkvrename.verify(PLAIN, run=True, run_memory=1 << 62),
-            "run_memory must be at most",
         ),
     ],
 )

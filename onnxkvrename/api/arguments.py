@@ -233,15 +233,6 @@ def as_sizes(sizes: Mapping[str, int] | None, name: str) -> Mapping[str, int]:
     return MappingProxyType(dict(sizes))
 
 
-def as_limit(limit: int | None, name: str, maximum: int) -> int | None:
-    """Return a limit of at most ``maximum``; raise TypeError or ValueError unless it is one."""
-    if limit is not None:
-        _check_positive(limit, name)
-        if limit > maximum:
-            raise ValueError(f"{name} must be at most {maximum:,}, not {limit:,}")
-    return limit
-
-
 def as_lengths(lengths: Sequence[int], name: str) -> tuple[int, ...]:
     """Return lengths of prompts, or raise :class:`TypeError` or :class:`ValueError`."""
     if isinstance(lengths, (str, bytes)) or not isinstance(lengths, Iterable):

@@ -8,7 +8,6 @@ from pathlib import Path
 from onnxkvrename.api.arguments import (
     PathLike,
     RulesLike,
-    as_limit,
     as_optional_path,
     as_path,
     as_sizes,
@@ -20,12 +19,6 @@ from onnxkvrename.errors import RulesError
 from onnxkvrename.qefficient.find_export import check_cache_state
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.profile import Rules, find_token_error
-from onnxkvrename.verification.running.isolated_run import (
-    DEFAULT_SECONDS,
-    MAX_MEMORY_BYTES,
-    MAX_SECONDS,
-    RunLimits,
-)
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
@@ -42,11 +35,8 @@ def verify(
     run: bool = False,
     reference: PathLike | None = None,
     dims: Mapping[str, int] | None = None,
-    run_timeout: int | None = None,
-    run_memory: int | None = None,
     renamed_from: PathLike | None = None,
     compare_data: bool = False,
-    up_to_order: bool = False,
     strict: bool = False,
     rules: RulesLike = None,
 ) -> VerifiedModel:
@@ -59,13 +49,8 @@ def verify(
         run: Also run the retention loop in onnxruntime.
         reference: With ``run``: a model that must give the same results.
         dims: With ``run``: sizes of symbolic dimensions.
-        run_timeout: With ``run``: the seconds that onnxruntime may take, by default 600.
-        run_memory: With ``run``: the bytes of memory that it may take; by default 4 GiB and four
-            times the model's size, or all that the machine has.
         renamed_from: Also prove that this model is that one, except for the names of KV buffers.
         compare_data: With ``renamed_from``: compare the contents of external data as well.
-        up_to_order: With ``renamed_from``: accept another order of functions, initializers and
-            whatever else is found by its name.
         strict: Treat every warning as an error.
         rules: Rules, a profile's name or the path of a rules file.
 
@@ -74,8 +59,8 @@ def verify(
 
     Raises:
         RulesError: The rules, the token or the expression cannot be used.
-        ValueError: ``reference``, ``dims`` or a limit without ``run``; ``compare_data`` or
-            ``up_to_order`` without ``renamed_from``; a limit that is not a positive number.
+        ValueError: ``reference`` or ``dims`` without ``run``; ``compare_data``
+            without ``renamed_from``.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
 
@@ -85,11 +70,11 @@ def verify(
         (False, {'updated'})
     """
     path = as_path(model, "model")
-    check_flags(run=run, compare_data=compare_data, up_to_order=up_to_order, strict=strict)
+    check_flags(run=run, compare_data=compare_data, strict=strict)
     if not run and (reference is not None or dims):
         raise ValueError("reference and dims require run=True")
-    if renamed_from is None and (compare_data or up_to_order):
-        raise ValueError("compare_data and up_to_order require renamed_from")
+    if renamed_from is None and compare_data:
+        raise ValueError("compare_data requires renamed_from")
     request = VerifyRequest(
         token=_check_token(token),
         select_pattern=None if select is None else _compile_select(as_text(select, "select")),
@@ -98,8 +83,6 @@ def verify(
         dims=as_sizes(dims, "dims"),
         renamed_from=as_optional_path(renamed_from, "renamed_from"),
         compare_data=compare_data,
-        up_to_order=up_to_order,
-        limits=_build_limits(run, run_timeout, run_memory),
         strict=strict,
         checks=(check_cache_state,),
     )
@@ -118,16 +101,6 @@ def _check_token(token: str | None) -> str | None:
     if token is not None and (fault := find_token_error(as_text(token, "token"))):
         raise RulesError(f"the token {token!r} {fault}", hint="for example VLLM")
     return token
-
-
-def _build_limits(run: bool, run_timeout: int | None, run_memory: int | None) -> RunLimits:
-    if not run and (run_timeout is not None or run_memory is not None):
-        raise ValueError("run_timeout and run_memory require run=True")
-    seconds = as_limit(run_timeout, "run_timeout", MAX_SECONDS)
-    return RunLimits(
-        DEFAULT_SECONDS if seconds is None else seconds,
-        as_limit(run_memory, "run_memory", MAX_MEMORY_BYTES),
-    )
 
 
 def _compile_select(pattern: str) -> Pattern:

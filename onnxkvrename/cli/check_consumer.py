@@ -22,7 +22,6 @@ from onnxkvrename.cli.options import (
     add_rules_option,
     add_strict_option,
     add_verbose_option,
-    add_version_option,
 )
 from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.cli.output import print_answer
@@ -84,7 +83,6 @@ class _Arguments(NamedTuple):
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Also list the selected names in the consumer's order.")
-@add_version_option()
 def command(**values: Any) -> int:
     """Check whether a consumer can use the KV buffers of MODEL, and what would fail.
 

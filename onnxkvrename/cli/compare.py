@@ -28,7 +28,6 @@ from onnxkvrename.cli.options import (
     add_single_option,
     add_strict_option,
     add_verbose_option,
-    add_version_option,
 )
 from onnxkvrename.cli.options.sides import SIDES, SideValues
 from onnxkvrename.cli.options.sizes import parse_dim_sizes
@@ -161,7 +160,6 @@ class _Arguments(NamedTuple):
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show every finding.")
-@add_version_option()
 def command(**values: Any) -> int:
     """Predict for every prompt length whether decode reads the KV buffers that prefill wrote.
 

@@ -14,7 +14,6 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_rules_option,
     add_single_option,
-    add_version_option,
 )
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.cli.requested_rules import pick_profile
@@ -79,7 +78,6 @@ def _complete_precision(ctx: click.Context, param: click.Parameter, incomplete: 
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @add_profile_option()
 @add_rules_option()
-@add_version_option()
 def command(**values: Any) -> int:
     """Write a fresh custom_io.yaml: the precision of every KV input and output of MODEL."""
     arguments = _Arguments(**values)

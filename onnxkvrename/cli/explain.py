@@ -6,7 +6,7 @@ from shutil import get_terminal_size
 
 import click
 
-from onnxkvrename.cli.options import CONTEXT_SETTINGS, add_version_option
+from onnxkvrename.cli.options import CONTEXT_SETTINGS
 from onnxkvrename.cli.output import detect_screen, print_lines
 from onnxkvrename.findings import CODES, decide_exit_code
 from onnxkvrename.report.finding_pages import describe_examples, describe_finding, list_findings
@@ -24,7 +24,6 @@ def complete_code(ctx: click.Context, param: click.Parameter, incomplete: str) -
     epilog="Exit codes: 0 done; 2 there is no such code; 130 interrupted.",
 )
 @click.argument("codes", nargs=-1, metavar="[CODE]...", shell_complete=complete_code)
-@add_version_option()
 def command(codes: tuple[str, ...]) -> int:
     """Explain findings: what they mean, why they matter, how to fix them.
 

@@ -19,7 +19,6 @@ from onnxkvrename.cli.options import (
     add_profile_option,
     add_rules_option,
     add_single_option,
-    add_version_option,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import (
@@ -69,7 +68,6 @@ class _Arguments(NamedTuple):
 @add_pairs_option()
 @add_pairs_token_option()
 @add_format_option()
-@add_version_option()
 def command(**values: Any) -> int:
     """Show what is in a model: its KV buffers by layer, their kinds, token, weights, findings.
 

@@ -75,10 +75,13 @@ class Program(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, then the options of the default command."""
+        """Write the commands, the options of the default command, and the own one."""
         self.format_commands(ctx, formatter)
         default: click.Command = load_command(DEFAULT_COMMAND).command
         default.format_options(click.Context(default, parent=ctx), formatter)
+        with formatter.section("Without a command"):
+            records = (param.get_help_record(ctx) for param in self.params)
+            formatter.write_dl([record for record in records if record is not None])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         """Complete a command, an option of the default command, or a model."""
@@ -86,9 +89,11 @@ class Program(click.Group):
 
         default: click.Command = load_command(DEFAULT_COMMAND).command
         context = click.Context(default, info_name=DEFAULT_COMMAND, parent=ctx)
-        items = [] if incomplete.startswith("-") else super().shell_complete(ctx, incomplete)
+        items = super().shell_complete(ctx, incomplete)
         if incomplete.startswith("-"):
-            items += default.shell_complete(context, incomplete)
+            known = {item.value for item in items}
+            others = default.shell_complete(context, incomplete)
+            items += [item for item in others if item.value not in known]
         if not items:  # bash forgets all other items for a file
             items.append(CompletionItem(incomplete, type="file"))
         elif not incomplete.startswith("-"):

@@ -25,7 +25,6 @@ from onnxkvrename.cli.options import (
     add_single_option,
     add_strict_option,
     add_verbose_option,
-    add_version_option,
 )
 from onnxkvrename.cli.options.projection import add_projection_options
 from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
@@ -160,7 +159,6 @@ class _ManifestResult(NamedTuple):
 @add_format_option(default="json")
 @add_quiet_option()
 @add_verbose_option("Show every finding.")
-@add_version_option()
 def command(**values: Any) -> int:
     """Describe the KV buffers of a model: layers, kinds, dtypes, shapes, bytes, vLLM's view.
 

@@ -14,7 +14,6 @@ from onnxkvrename.cli.options import (
     add_format_option,
     add_models_argument,
     add_single_option,
-    add_version_option,
     check_exclusive,
 )
 from onnxkvrename.cli.output import print_answer
@@ -53,7 +52,6 @@ _HEADINGS = ("input", "output", "update", "dtype", "shape")
     "a list for an IO binding of onnxruntime, or a rules file.",
 )
 @add_format_option()
-@add_version_option()
 def command(models: tuple[Path, ...], form: str | None, output_format: str) -> int:
     """Show each input that an output is a later state of: the caches and states of MODEL.
 

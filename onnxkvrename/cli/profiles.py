@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from onnxkvrename.cli.options import CONTEXT_SETTINGS, add_version_option, complete_profile
+from onnxkvrename.cli.options import CONTEXT_SETTINGS, complete_profile
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.documents import parse_toml
 from onnxkvrename.errors import RulesError
@@ -21,7 +21,6 @@ from onnxkvrename.rules.load import list_profiles, read_profile
     epilog="Exit codes: 0 done; 2 there is no such profile; 130 interrupted.",
 )
 @click.argument("name", required=False, metavar="[NAME]", shell_complete=complete_profile)
-@add_version_option()
 def command(name: str | None) -> int:
     """List the rules for --profile and --to, or print some as a start for a file of your own.
 

@@ -16,7 +16,6 @@ from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
     add_format_option,
-    add_version_option,
     check_exclusive,
 )
 from onnxkvrename.cli.output import print_answer
@@ -64,7 +63,6 @@ _MAX_LISTED_FILES = 4
 )
 @click.option("--undo", is_flag=True, help="Restore the old files.")
 @click.option("--finish", is_flag=True, help="Put the new files in place.")
-@add_version_option()
 @add_format_option()
 def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: str) -> int:
     """List the files of a run that stopped half way, restore the old or place the new ones.

@@ -30,7 +30,6 @@ from onnxkvrename.cli.options import (
     add_strict_option,
     add_target,
     add_verbose_option,
-    add_version_option,
     check_exclusive,
     complete_consumer,
 )
@@ -205,7 +204,6 @@ class _Arguments(NamedTuple):
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show every layer.")
-@add_version_option()
 def command(**values: Any) -> int:
     """Rename the KV-cache buffers of exported ONNX models so that vLLM can select them.
 

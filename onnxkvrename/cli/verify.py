@@ -26,9 +26,8 @@ from onnxkvrename.cli.options import (
     add_single_option,
     add_strict_option,
     add_verbose_option,
-    add_version_option,
 )
-from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
+from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError
@@ -41,12 +40,6 @@ from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.storage.read import is_directory, read_status
-from onnxkvrename.verification.running.isolated_run import (
-    DEFAULT_SECONDS,
-    MAX_MEMORY_BYTES,
-    MAX_SECONDS,
-    RunLimits,
-)
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
@@ -65,10 +58,7 @@ class _Arguments(NamedTuple):
     reference: Path | None
     renamed_from: Path | None
     compare_data: bool
-    up_to_order: bool
     dims: tuple[str, ...]
-    run_timeout: int | None
-    run_memory: str | None
     no_set: bool
     strict: bool
     profile: str | None
@@ -113,31 +103,14 @@ class _Arguments(NamedTuple):
     metavar="SOURCE",
     type=NonEmptyPath(path_type=Path),
     help="Also: except for the names of KV buffers, this model is SOURCE to the byte, whatever "
-    "tool renamed it; lists what else differs. In a directory, the model with the same path.",
+    "tool renamed it; shows the first other difference. The order of functions, initializers and "
+    "the like does not count. In a directory, the model with the same path.",
 )
 @click.option(
     "--compare-data",
     is_flag=True,
     help="With --renamed-from: external data have the same SHA-256, too, "
     "and not only the same references.",
-)
-@click.option(
-    "--up-to-order",
-    is_flag=True,
-    help="With --renamed-from: functions, initializers and the like may come in another order.",
-)
-@add_single_option(
-    "--run-timeout",
-    metavar="SECONDS",
-    type=click.IntRange(1, MAX_SECONDS),
-    help=f"With --run: the time that onnxruntime may take for a model, by default "
-    f"{DEFAULT_SECONDS}.",
-)
-@add_single_option(
-    "--run-memory",
-    metavar="SIZE",
-    help="With --run: the memory that it may take, e.g. 8G; by default 4G and four times the "
-    "model's size, or all that the machine has.",
 )
 @add_no_set_option()
 @add_strict_option()
@@ -148,7 +121,6 @@ class _Arguments(NamedTuple):
 @add_format_option()
 @add_quiet_option()
 @add_verbose_option("Show each buffer, and where it is updated.")
-@add_version_option()
 def command(**values: Any) -> int:
     """Prove that every KV buffer is retained, in the models as they are; write nothing.
 
@@ -226,10 +198,8 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
     dims = parse_dim_sizes(arguments.dims)
     if (arguments.reference or dims) and not arguments.run:
         raise KvRenameError("--reference and --dim are for --run", hint="`--run`")
-    if (arguments.compare_data or arguments.up_to_order) and arguments.renamed_from is None:
-        raise click.UsageError("--compare-data and --up-to-order are for --renamed-from")
-    if (arguments.run_timeout or arguments.run_memory is not None) and not arguments.run:
-        raise KvRenameError("--run-timeout and --run-memory are for --run", hint="`--run`")
+    if arguments.compare_data and arguments.renamed_from is None:
+        raise click.UsageError("--compare-data is for --renamed-from")
     return VerifyRequest(
         token=arguments.prefix,
         select_pattern=None if arguments.select is None else _parse_select(arguments.select),
@@ -237,14 +207,7 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
         reference=arguments.reference,
         renamed_from=arguments.renamed_from,
         compare_data=arguments.compare_data,
-        up_to_order=arguments.up_to_order,
         dims=dims,
-        limits=RunLimits(
-            arguments.run_timeout or DEFAULT_SECONDS,
-            None
-            if arguments.run_memory is None
-            else parse_memory_size("--run-memory", arguments.run_memory, MAX_MEMORY_BYTES),
-        ),
         strict=arguments.strict,
         group_windows=not arguments.no_set,
         checks=(check_cache_state,),

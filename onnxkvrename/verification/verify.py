@@ -31,7 +31,7 @@ from onnxkvrename.verification import trace_needs
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
 from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
-from onnxkvrename.verification.running.isolated_run import RunLimits, check_retention
+from onnxkvrename.verification.running.isolated_run import check_retention
 from onnxkvrename.verification.running.retention_loop import (
     RetentionRun,
     RunnableModel,
@@ -54,8 +54,6 @@ class VerifyRequest(NamedTuple):
         dims: Sizes of symbolic dimensions for that loop.
         renamed_from: The model before its names were changed, which must otherwise be the same.
         compare_data: Whether the contents of external data must be the same as well.
-        up_to_order: Whether what is found by its name may come in another order.
-        limits: What that loop may take, for each of the two models.
         strict: Whether every warning is an error.
         group_windows: Whether windows of one model are checked against each other.
         checks: Further checks of each model.
@@ -68,8 +66,6 @@ class VerifyRequest(NamedTuple):
     dims: Mapping[str, int] = MappingProxyType({})
     renamed_from: Path | None = None
     compare_data: bool = False
-    up_to_order: bool = False
-    limits: RunLimits = RunLimits()
     strict: bool = False
     group_windows: bool = True
     checks: tuple[ModelCheck, ...] = ()
@@ -160,9 +156,7 @@ def _note_run(findings: Iterable[Finding], *, has_run: bool) -> Iterator[Finding
 def _compare_with_source(
     verified: VerifiedModel, path: Path, source: Path, rules: Rules, request: VerifyRequest
 ) -> VerifiedModel:
-    proof, findings = prove_renamed(
-        path, source, rules, compare_data=request.compare_data, up_to_order=request.up_to_order
-    )
+    proof, findings = prove_renamed(path, source, rules, compare_data=request.compare_data)
     report = verified.report
     return verified._replace(
         rename_proof=proof, report=report._replace(findings=(*report.findings, *findings))
@@ -405,7 +399,7 @@ def _run_retention(
         if expected is not None:
             reference = build_runnable_model(*expected, by_role=is_converted)
         runnable = build_runnable_model(model, model_size, rules, by_role=is_converted)
-        return check_retention(runnable, reference, dims=request.dims, limits=request.limits)
+        return check_retention(runnable, reference, dims=request.dims)
     except ModelError as error:
         where = f" ({error.path})" if error.path not in (None, model.path) else ""
         hint = error.hint or "what can be proved without running is proved above"

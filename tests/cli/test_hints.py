@@ -374,7 +374,7 @@ def _type_each_option() -> list[tuple[str, ...]]:
         words = (name, *needed.get(name, ()), *filter(None, (VALUES.get(name),)))
         has_token = not {"--strip", "--target", "--to"}.isdisjoint(words)
         typed.append(words if has_token else ("--prefix", "X", *words))
-    return [words for words in typed if not {"--help", "--version"} & {*words}]
+    return typed
 
 
 @pytest.mark.parametrize("typed", thin(_type_each_option(), 29), ids=" ".join)

@@ -46,8 +46,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("manifest m.onnx --block-size 0", f"--block-size: 0 is less than 1 "
          f"({HELP.format('manifest')})"),
         # An option near a known one, with one dash, with a letter, of another command.
-        ("--verison", "no such option: --verison (did you mean --version?)"),
-        ("-version", "no such option: -version (did you mean --version?)"),
+        ("--verison", "no such option: --verison (`onnxkvrename --version` shows the version)"),
+        ("-version", "no such option: -version (`onnxkvrename --version` shows the version)"),
+        ("inspect -V", "no such option: -V (`onnxkvrename --version` shows the version)"),
         ("m.onnx -target vllm-qaic", "no such option: -target (did you mean --target?)"),
         ("m.onnx -prefix=X", "no such option: -prefix (did you mean --prefix?)"),
         ("m.onnx --full_transfer", "no such option: --full_transfer "

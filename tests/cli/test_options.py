@@ -53,6 +53,12 @@ def test_a_small_size_without_a_unit_lacks_one(text: str) -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["", "0G", "-1", "8 apples", "999999999999T"])
+def test_a_size_that_is_no_memory_is_a_usage_error(text: str) -> None:
+    with pytest.raises(click.UsageError, match="pass a size such as 512M or 8G"):
+        parse_memory_size("--gpu-memory", text, 1 << 60)
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("20B", 20), ("20K", 20 << 10), ("1048576", 1 << 20), ("20g", 20 << 30)]
 )
@@ -60,17 +66,10 @@ def test_a_size_with_a_unit_or_of_many_bytes_is_taken(text: str, size: int) -> N
     assert parse_memory_size("--gpu-memory", text, 1 << 60) == size
 
 
-@pytest.mark.parametrize(
-    "command",
-    [("manifest", "--block-size", "16", "--gpu-memory"), ("verify", "--run", "--run-memory")],
-)
-def test_a_missing_unit_is_told_on_the_command_line(
-    command: tuple[str, ...], decoder: Path, run
-) -> None:
-    name, *options = command
-    outcome = run(name, decoder, *options, "20")
+def test_a_missing_unit_is_told_on_the_command_line(decoder: Path, run) -> None:
+    outcome = run("manifest", decoder, "--block-size", "16", "--gpu-memory", "20")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-    assert f"{options[-1]} '20': add a unit: 20G or 20M" in outcome.err
+    assert "--gpu-memory '20': add a unit: 20G or 20M" in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_buffer_that_the_encoder_fills_needs_no_warning(both: tuple[Path, Path
     assert "4 of 4 buffers retained" in outcome.err
     outcome = run("verify", *both, "--strict")
     assert (outcome.code, outcome.err) == (0, "")
-    assert "2 of 4 buffers retained, 2 filled by another model, layers 0-1" in outcome.out
+    assert "2 of 4 buffers retained by dataflow, 2 filled by another model" in outcome.out
     assert "it fills 2 KV buffers of another model" in outcome.out
     for alone in ((both[1],), (*both, "--no-set")):
         assert "error KV114" in run("verify", *alone, "--strict").err

@@ -33,7 +33,9 @@ _OTHER_WORDS = {
 """Words for what a command does, which are not similar to its name."""
 _READERS = ("verify", "inspect", "check-consumer", "compare", "pairs")
 """Commands that write nothing, and so may be suggested in the place of another one."""
-_EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
+_EAGER_OPTIONS = frozenset(("-h", "--help"))
+_VERSION = "--version"
+"""An option of the program, and of no command."""
 _MODEL_COMMANDS = ("rename", "manifest", "custom-io", *_READERS)
 """Commands of which the arguments are models."""
 _MAX_OWNERS = 3
@@ -238,7 +240,10 @@ def _explain_unknown_option(
             if spelling not in own:
                 others.setdefault(spelling, []).append(other)
     long = f"--{word.lstrip('-').replace('_', '-')}"
-    similar = find_similar(long, [*own, *others], cutoff=0.75) if len(word) > 2 else None
+    known = [*own, *others, _VERSION]
+    similar = find_similar(long, known, cutoff=0.75) if len(word) > 2 else None
+    if similar == _VERSION or option == "-V":
+        return f"no such option: {word}", f"`{_PROGRAM} {_VERSION}` shows the version"
     if similar is None:
         letters = sorted(each for each in own if each.startswith(f"--{option[1]}"))
         word = word if word.startswith("--") else option

@@ -12,7 +12,7 @@ import click
 from onnxkvrename.findings import quote_as_bytes
 from onnxkvrename.report.inert import escape_text
 
-_UNSHOWN = frozenset(("--format", "--quiet", "--verbose", "--help", "--version"))
+_UNSHOWN = frozenset(("--format", "--quiet", "--verbose", "--help"))
 """Options that only say how to answer: a suggested command is for a person."""
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from onnxkvrename import __version__
 from onnxkvrename.cli.options.sides import add_side_option
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import quote_path
@@ -174,11 +173,6 @@ def _complete_profile_or_auto(
 
     auto = [AUTO_PROFILE] if AUTO_PROFILE.startswith(incomplete) else []
     return [*complete_profile(ctx, param, incomplete), *auto]
-
-
-def add_version_option() -> Decorator:
-    """Add ``--version``."""
-    return click.version_option(__version__, "-V", "--version", message="onnxkvrename %(version)s")
 
 
 def check_exclusive(option: str, is_given: object, other: str, other_is_given: object) -> None:

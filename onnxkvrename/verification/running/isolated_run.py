@@ -36,11 +36,11 @@ from onnxkvrename.verification.running.retention_loop import (
     compare_runs,
 )
 
-DEFAULT_SECONDS = 600
-MAX_SECONDS = 10_000_000
-MAX_MEMORY_BYTES = (1 << 62) - 1
-_DEFAULT_MEMORY_BYTES = 4 << 30
-_MEMORY_PER_MODEL_BYTE = 4
+TIME_VARIABLE, MEMORY_VARIABLE = "ONNXKVRENAME_RUN_TIMEOUT", "ONNXKVRENAME_RUN_MEMORY"
+"""What the environment may say instead: seconds, and MiB."""
+_MAX_LIMIT = 10_000_000
+_LEAST_SECONDS, _SECONDS_PER_GIB = 600, 60
+_LEAST_MEBIBYTES, _MEMORY_PER_MODEL_BYTE = 4096, 4
 """onnxruntime parses the weights, copies them, and packs some of them again."""
 _MAX_REPLY_BYTES = 64 << 20
 _MAX_TAIL_BYTES = 2000
@@ -74,20 +74,11 @@ class RunLimits(NamedTuple):
 
     Attributes:
         seconds: The time.
-        memory_bytes: The memory beside what onnxruntime takes to be loaded; ``None`` for 4 GiB
-            and four times the size of the model with its external data, or all that the machine
-            has if that is less.
+        mebibytes: The memory beside what onnxruntime takes to be loaded.
     """
 
-    seconds: int = DEFAULT_SECONDS
-    memory_bytes: int | None = None
-
-    def resolve_memory(self, model_size: int) -> int:
-        """Return the memory in bytes for a model of so many bytes."""
-        if self.memory_bytes is not None:
-            return self.memory_bytes
-        wanted = _DEFAULT_MEMORY_BYTES + _MEMORY_PER_MODEL_BYTE * model_size
-        return min(wanted, _read_machine_memory() or wanted)
+    seconds: int
+    mebibytes: int
 
 
 class RunLimitError(ModelError):
@@ -101,7 +92,6 @@ def check_retention(
     dims: Mapping[str, int] = MappingProxyType({}),
     steps: int = DEFAULT_STEPS,
     seed: int = 0,
-    limits: RunLimits | None = None,
 ) -> tuple[RetentionRun | None, tuple[Finding, ...]]:
     """Run a model, and compare it with one that should differ in nothing but names.
 
@@ -112,7 +102,6 @@ def check_retention(
             the model, or guessed.
         steps: The number of steps.
         seed: Varies what is fed.
-        limits: What each of the two runs may take.
 
     Returns:
         The run of the model, or ``None`` if only the reference could be run, and findings KV118.
@@ -122,18 +111,17 @@ def check_retention(
             reference, or one of them crashes it or reaches a limit.
         KvRenameError: onnxruntime is not installed.
     """
-    limits = limits or RunLimits()
     likely_dims = read_specialized_sizes(model.path)
     if reference is not None and not likely_dims:
         likely_dims = read_specialized_sizes(reference.path)
     run_first = partial(run_isolated, likely_dims=likely_dims, steps=steps, seed=seed)
     if reference is None:
-        run = run_first(model, dims=dims, limits=limits)
+        run = run_first(model, dims=dims)
         return run, run.findings
-    expected = run_first(reference, dims=dims, limits=limits)
+    expected = run_first(reference, dims=dims)
     try:
         dims = {**dims, **expected.dims}  # what the reference ran with, and no others
-        run = run_isolated(model, dims=dims, steps=steps, seed=seed, limits=limits)
+        run = run_isolated(model, dims=dims, steps=steps, seed=seed)
     except RunLimitError:
         raise
     except ModelError as error:
@@ -149,7 +137,6 @@ def run_isolated(
     likely_dims: Mapping[str, int] = MappingProxyType({}),
     steps: int,
     seed: int,
-    limits: RunLimits,
 ) -> RetentionRun:
     """Run the loop on one model in a process that does not outlive the call.
 
@@ -159,18 +146,18 @@ def run_isolated(
         likely_dims: Sizes for others, to try first; the rest is guessed.
         steps: The number of steps.
         seed: Varies what is fed.
-        limits: What the run may take.
 
     Raises:
         RunLimitError: The run reached a limit.
         ModelError: onnxruntime cannot run the model as it is, or crashed.
         KvRenameError: onnxruntime is not installed, or the process cannot be started.
     """
+    limits = choose_limits(model.byte_size)
     request = {
         "sys_path": [path or os.getcwd() for path in sys.path],
         "parent": os.getpid(),
         "seconds": limits.seconds,
-        "memory_bytes": limits.resolve_memory(model.byte_size),
+        "memory_bytes": limits.mebibytes << 20,
         "path": str(model.path),
         "pairs": [[pair.key, pair.input, pair.output, pair.update] for pair in model.pairs],
         "meanings": dict(model.meanings),
@@ -325,7 +312,7 @@ def _build_end_error(
         return RunLimitError(
             f"onnxruntime took more than {limits.seconds:,} s",
             path=path,
-            hint=f"`--run-timeout {2 * limits.seconds}` allows twice as much",
+            hint=f"with {TIME_VARIABLE}={2 * limits.seconds} in the environment it may take more",
         )
     if re.search(_MEMORY_PATTERN, ended.output[-_MAX_TAIL_BYTES:]):
         return _build_memory_error(model, limits)
@@ -351,18 +338,45 @@ def _get_signal_name(number: int) -> str:
 
 
 def _build_memory_error(model: RunnableModel, limits: RunLimits) -> RunLimitError:
-    mebibytes = limits.resolve_memory(model.byte_size) >> 20
     return RunLimitError(
-        f"onnxruntime needs more than {mebibytes:,} MiB of memory",
+        f"onnxruntime needs more than {limits.mebibytes:,} MiB of memory",
         path=str(model.path),
-        hint=f"`--run-memory {2 * mebibytes}M` allows twice as much; --dim NAME=SIZE makes the "
-        "buffers smaller",
+        hint=f"with {MEMORY_VARIABLE}={2 * limits.mebibytes} in the environment it may take more; "
+        "--dim NAME=SIZE makes the buffers smaller",
     )
 
 
-def _read_machine_memory() -> int | None:
-    """Return the bytes of memory that the machine has, if the system tells."""
+def choose_limits(model_size: int) -> RunLimits:
+    """Return what a run of a model of so many bytes, with its external data, may take.
+
+    Raises:
+        KvRenameError: The environment has something else than a number.
+    """
+    seconds = _read_limit(TIME_VARIABLE)
+    mebibytes = _read_limit(MEMORY_VARIABLE)
+    if seconds is None:
+        seconds = _LEAST_SECONDS + _SECONDS_PER_GIB * (model_size >> 30)
+    if mebibytes is None:
+        wanted = _LEAST_MEBIBYTES + (_MEMORY_PER_MODEL_BYTE * model_size >> 20)
+        mebibytes = min(wanted, _read_machine_mebibytes() or wanted)
+    return RunLimits(seconds, mebibytes)
+
+
+def _read_limit(variable: str) -> int | None:
+    """Return the limit that the environment sets; ``None`` if it sets none."""
+    text = os.environ.get(variable, "")
+    if not text:
+        return None
+    if not re.fullmatch("[0-9]{1,8}", text, re.ASCII) or not 0 < int(text) <= _MAX_LIMIT:
+        raise KvRenameError(
+            f"{variable}={text!r} is not a number from 1 to {_MAX_LIMIT:,}", hint="unset it"
+        )
+    return int(text)
+
+
+def _read_machine_mebibytes() -> int | None:
+    """Return the MiB of memory that the machine has, if the system tells."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     except (AttributeError, ValueError, OSError):
         return None

@@ -17,17 +17,19 @@ import pytest
 from conftest import Run
 from models import info, node
 from onnx import ModelProto, TensorProto
-from tiers import full, thin
+from tiers import thin
 
-import onnxkvrename
 from onnxkvrename import KvRenameError, ModelError, load_rules
 from onnxkvrename.documents import ObjectReader, UnreadableTextError
 from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.verification.running import isolated_run
 from onnxkvrename.verification.running.isolated_run import (
+    MEMORY_VARIABLE,
+    TIME_VARIABLE,
     RunLimitError,
     RunLimits,
     check_retention,
+    choose_limits,
     decode_run,
     run_isolated,
 )
@@ -49,9 +51,9 @@ def load_model(path: Path) -> RunnableModel:
     return build_runnable_model(read_kv_model(path, RULES), path.stat().st_size)
 
 
-def run_with(path: Path, limits: RunLimits | None = None) -> RetentionRun:
+def run_model(path: Path) -> RetentionRun:
     """Run a model for three steps."""
-    return run_isolated(load_model(path), dims={}, steps=3, seed=0, limits=limits or RunLimits())
+    return run_isolated(load_model(path), dims={}, steps=3, seed=0)
 
 
 def build_endless_loop() -> ModelProto:
@@ -96,52 +98,68 @@ def test_a_run_in_its_own_process_gives_what_one_here_gives() -> None:
     pytest.importorskip("onnxruntime")
     model = load_model(DECODER)
     expected = run_retention_loop(model, dims={"ctx_len": 8}, steps=2, seed=7)
-    run = run_isolated(model, dims={"ctx_len": 8}, steps=2, seed=7, limits=RunLimits())
+    run = run_isolated(model, dims={"ctx_len": 8}, steps=2, seed=7)
     assert run == expected
 
 
-def test_an_endless_loop_ends_with_the_time(endless: Path) -> None:
+def test_an_endless_loop_ends_with_the_time(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
+    monkeypatch.setenv(TIME_VARIABLE, "1")
     with pytest.raises(RunLimitError, match="took more than 1 s") as caught:
-        run_with(endless, RunLimits(seconds=1))
-    assert caught.value.hint == "`--run-timeout 2` allows twice as much"
+        run_model(endless)
+    assert f"{TIME_VARIABLE}=2 " in str(caught.value.hint)
 
 
 @only_linux
 @pytest.mark.parametrize(
     ("elements", "memory", "limit"),
-    thin(
-        [(1 << 26, 64 << 20, " 64 MiB"), (1 << 40, None, ""), (1 << 28, 1 << 30, " 1,024 MiB")], 1
-    ),
+    thin([(1 << 26, "64", " 64 MiB"), (1 << 40, "", ""), (1 << 28, "1024", " 1,024 MiB")], 1),
 )
 def test_a_model_that_wants_too_much_memory_is_told_the_limit(
-    elements: int, memory: int | None, limit: str, tmp_path: Path
+    elements: int, memory: str, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime")
+    monkeypatch.setenv(MEMORY_VARIABLE, memory)
     path = models.saved(build_large_tensor(elements), tmp_path / "m.onnx")
-    with pytest.raises(RunLimitError, match=f"more than{limit}.* of memory") as caught:
-        run_with(path, RunLimits(memory_bytes=memory))
-    assert "`--run-memory " in str(caught.value.hint)
+    with pytest.raises(RunLimitError, match=f"needs more than{limit}.* of memory") as caught:
+        run_model(path)
+    assert f"{MEMORY_VARIABLE}=" in str(caught.value.hint)
 
 
 @only_linux
-def test_the_limit_is_for_the_model_not_for_onnxruntime_itself(tmp_path: Path) -> None:
+def test_the_limit_is_for_the_model_not_for_onnxruntime_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("onnxruntime")
+    monkeypatch.setenv(MEMORY_VARIABLE, "32")
     path = models.saved(build_large_tensor(4), tmp_path / "m.onnx")
-    run = run_with(path, RunLimits(memory_bytes=32 << 20))
+    run = run_model(path)
     assert len(run.step_results) == 3
 
 
-def test_the_memory_grows_with_the_model_up_to_what_the_machine_has(
+def test_the_limits_grow_with_the_model_and_memory_up_to_what_the_machine_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(isolated_run, "_read_machine_memory", lambda: 64 << 30)
-    assert RunLimits().resolve_memory(0) == 4 << 30
-    assert RunLimits().resolve_memory(10 << 30) == 44 << 30
-    assert RunLimits().resolve_memory(20 << 30) == 64 << 30
-    assert RunLimits(memory_bytes=5).resolve_memory(20 << 30) == 5
-    monkeypatch.setattr(isolated_run, "_read_machine_memory", lambda: None)
-    assert RunLimits().resolve_memory(20 << 30) == 84 << 30
+    monkeypatch.setattr(isolated_run, "_read_machine_mebibytes", lambda: 64 << 10)
+    assert choose_limits(0) == RunLimits(600, 4 << 10)
+    assert choose_limits(10 << 30) == RunLimits(1200, 44 << 10)
+    assert choose_limits(20 << 30) == RunLimits(1800, 64 << 10)
+    monkeypatch.setattr(isolated_run, "_read_machine_mebibytes", lambda: None)
+    assert choose_limits(20 << 30) == RunLimits(1800, 84 << 10)
+    monkeypatch.setenv(MEMORY_VARIABLE, "5")
+    monkeypatch.setenv(TIME_VARIABLE, "7")
+    assert choose_limits(20 << 30) == RunLimits(7, 5)
+
+
+@pytest.mark.parametrize("variable", [TIME_VARIABLE, MEMORY_VARIABLE])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "8G", "9" * 8, "9" * 5000])
+def test_a_limit_that_makes_no_sense_is_refused(
+    variable: str, text: str, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    monkeypatch.setenv(variable, text)
+    outcome = run("verify", DECODER, "--run")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert variable in outcome.err
 
 
 def test_a_limit_is_no_difference_from_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,10 +176,10 @@ def test_a_limit_is_no_difference_from_the_reference(monkeypatch: pytest.MonkeyP
         check_retention(reference._replace(path=Path("other.onnx")), reference)
 
 
-def run_code(code: str, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> RetentionRun:
+def run_code(code: str, monkeypatch: pytest.MonkeyPatch) -> RetentionRun:
     """Ask a process that runs this code in the place of onnxruntime."""
     monkeypatch.setattr(isolated_run, "_BOOTSTRAP", f"import os, sys; {code}")
-    return run_with(DECODER, RunLimits(**limits))
+    return run_model(DECODER)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no signals")
@@ -257,8 +275,8 @@ def test_a_process_that_never_stops_printing_is_ended(monkeypatch: pytest.Monkey
 
 def test_a_process_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(FIXTURES / "no_such_python"))
-    with pytest.raises(KvRenameError, match="no process can"):
-        run_with(DECODER)
+    with pytest.raises(KvRenameError, match="no process can be started to run onnxruntime in: "):
+        run_model(DECODER)
 
 
 def test_the_process_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +320,7 @@ def test_the_process_cannot_do_what_a_run_does_not_need(
     path = models.saved(models.decoder(), tmp_path / "m.onnx")
     monkeypatch.setattr(isolated_run, "_BOOTSTRAP", f"import os, sys\n{PROBE}")
     with pytest.raises(KvRenameError, match=r"failed: write memory privileges core cpu$"):
-        run_with(path)
+        run_model(path)
 
 
 NETWORK_PROBE = """
@@ -327,7 +345,7 @@ sys.exit("devices:" + " ".join(devices))
 """
     monkeypatch.setattr(isolated_run, "_BOOTSTRAP", f"import os, sys\n{code}")
     with pytest.raises(KvRenameError, match=r"failed: devices:lo:$"):
-        run_with(DECODER)
+        run_model(DECODER)
 
 
 # From the command line.
@@ -393,24 +411,19 @@ def test_a_run_does_not_outlive_a_killed_command(endless: Path) -> None:
     wait_until_gone(runner)
 
 
-@full
-def test_the_hint_of_the_command_allows_a_longer_run(endless: Path, run: Run) -> None:
-    pytest.importorskip("onnxruntime")
-    assert "KV119" in run("verify", endless, "--run", "--run-timeout", "1").err
-
-
 def test_the_command_reports_a_limit_in_one_line(
     endless: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = isolated_run._EndedProcess(-9, b"", was_stopped=True)
     monkeypatch.setattr(isolated_run, "_run_process", lambda *_: ended)
-    outcome = run("verify", endless, "--run", "--run-timeout", "1")
+    monkeypatch.setenv(TIME_VARIABLE, "1")
+    outcome = run("verify", endless, "--run")
     assert outcome.code == 0
     (line,) = outcome.err.splitlines()
-    assert "warning KV119:" in line
-    assert "more than 1 s" in line
-    assert f"{endless} --run --run-timeout 2`" in line
-    assert run("verify", endless, "--run", "--run-timeout", "1", "--strict").code == 1
+    assert (
+        "warning KV119: the retention loop could not be run: onnxruntime took more than 1 s" in line
+    )
+    assert run("verify", endless, "--run", "--strict").code == 1
 
 
 def test_a_model_with_unusable_external_data_is_not_run(tmp_path: Path, run) -> None:
@@ -429,53 +442,4 @@ def test_a_model_with_unusable_external_data_is_not_run(tmp_path: Path, run) -> 
     assert outcome.code == 1
     assert "(KV501)" in outcome.err
     outcome = run("verify", DECODER, "--run", "--reference", path)
-    assert f"({path}):" in outcome.err
-    assert "(KV501)" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("--run-timeout", "5"), "--run-timeout and --run-memory are for --run"),
-        (("--run-memory", "8G"), "--run-timeout and --run-memory are for --run"),
-        (("--run", "--run-timeout", "0"), "--run-timeout"),
-        (("--run", "--run-timeout", "nan"), "--run-timeout"),
-        (("--run", "--run-memory", ""), "--run-memory '':"),
-        (("--run", "--run-memory", "0G"), "--run-memory '0G':"),
-        (("--run", "--run-memory", "-1"), "--run-memory '-1':"),
-        (("--run", "--run-memory", "8 apples"), "512M or 8G"),
-        (("--run", "--run-memory", "999999999999T"), "512M or 8G"),
-    ],
-)
-def test_a_limit_that_makes_no_sense_is_refused(args: tuple[str, ...], message: str, run) -> None:
-    outcome = run("verify", DECODER, *args)
-    assert outcome.code == 2
-    assert message in outcome.err
-    assert len(outcome.err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("4096B", 4096),
-        ("2097152", 2 << 20),
-        ("512M", 512 << 20),
-        ("8g", 8 << 30),
-        ("2GiB", 2 << 30),
-        ("1TB", 1 << 40),
-    ],
-)
-def test_the_limits_reach_the_run(
-    text: str, size: int, monkeypatch: pytest.MonkeyPatch, run
-) -> None:
-    seen: list[RunLimits] = []
-
-    def refuse(*args: object, limits: RunLimits, **options: object) -> None:
-        seen.append(limits)
-        raise ModelError("not now")
-
-    monkeypatch.setattr("onnxkvrename.verification.verify.check_retention", refuse)
-    assert run("verify", DECODER, "--run", "--run-memory", text, "--run-timeout", "7").code == 0
-    onnxkvrename.verify(DECODER, run=True, run_timeout=7, run_memory=size)
-    onnxkvrename.verify(DECODER, run=True)
-    assert seen == [RunLimits(7, size), RunLimits(7, size), RunLimits()]
+    assert f"could not be run ({path}): its external data cannot be used (KV501)" in outcome.err
