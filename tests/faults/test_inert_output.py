@@ -72,7 +72,7 @@ def save_models(texts: Iterable[str]) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("args", "output_format"), thin(itertools.product(COMMAND_LINES, list_formats()), 15)
+    ("args", "output_format"), thin(itertools.product(COMMAND_LINES, list_formats()), 8)
 )
 def test_no_command_says_what_a_terminal_or_a_runner_acts_on(
     args: tuple[str, ...], output_format: str, here: Path, run
