@@ -67,6 +67,13 @@ class NameTable(NamedTuple):
         """The named groups."""
         return "name", "buffer", "layer", "token", "suffix"
 
+    def find_groups(self, buffer: str, layer: int) -> dict[str, str]:
+        """Return name and suffix of the buffer of a layer; nothing if it is not in the table."""
+        for entry in self.entries.values():
+            if (entry.buffer, entry.layer) == (buffer, layer):
+                return {"name": entry.core, "suffix": entry.suffix}
+        return {}
+
     def matches(self, name: str) -> bool:
         """Return whether a name is in the table, with or without a token."""
         return self.match_groups(name) is not None

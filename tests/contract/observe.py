@@ -195,7 +195,7 @@ def _prepare(line: str) -> None:
     if verb == "copy":
         _copy(words[0], Path(words[-1]))
     elif verb == "write":
-        _make_parent(words[0]).write_bytes(words[1].encode().decode("unicode_escape").encode())
+        _make_parent(words[0]).write_bytes(words[1].replace("\\n", "\n").encode())
     elif verb == "cut":
         os.truncate(words[0], int(words[1]))
     elif verb == "link":

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from onnxkvrename.errors import RulesError
+from onnxkvrename.rules.patterns import NameTable
 from onnxkvrename.rules.profile import KvRule, NameMatch, Rules, fill_template
 
 _ROLES_BY_PART = {
@@ -149,4 +150,6 @@ def _write_name(match: NameMatch, token: str, part: PartOfKind) -> str:
     parts |= {"buffer": part.part, "layer": match.groups["layer"], "token": token}
     if match.scope and "scope" in parts:
         parts["scope"] = match.scope
+    if isinstance(pattern, NameTable):
+        parts |= pattern.find_groups(part.part, match.layer)
     return fill_template(part.rule.templates[match.side], parts, token)
