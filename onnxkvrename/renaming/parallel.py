@@ -153,11 +153,25 @@ def open_process_pool(count: int) -> Iterator[Executor | None]:
     context = multiprocessing.get_context(method)
     pool = ProcessPoolExecutor(count, context, _initialize_worker, (os.getpid(),))
     try:
-        with _wrap_worker_errors():
+        with _wrap_worker_errors(), _hold_interrupts():
             pool.submit(int)  # the first task of a pool forks all of its processes
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _hold_interrupts() -> Iterator[None]:
+    """Let signals wait: Python drops the exception of one that comes during a fork."""
+    if sys.platform != "linux":
+        yield
+        return
+    stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _initialize_worker(parent: int) -> None:
@@ -169,6 +183,7 @@ def _initialize_worker(parent: int) -> None:
     if sys.platform == "linux":
         import ctypes
 
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # held while this process was forked
         with suppress(OSError):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:

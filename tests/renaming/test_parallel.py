@@ -148,6 +148,24 @@ with open_process_pool(3) as executor:
     assert log.read_text("utf-8").splitlines() == ["MainThread"] * 3
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux are workers forks")
+def test_an_interrupt_while_workers_start_ends_them() -> None:
+    script = """
+import os, signal
+from onnxkvrename.renaming.parallel import open_process_pool
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started us may ignore it
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
+try:
+    with open_process_pool(2):
+        print("work")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (result.stdout, result.stderr, result.returncode) == ("interrupted\n", "", 0)
+
+
 def test_a_pool_that_cannot_start_its_processes_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
