@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import re
 import shutil
@@ -19,7 +20,6 @@ from zlib import crc32
 import posix_only
 import pytest
 from hint_trials import try_hints
-from hypothesis import settings
 
 import onnxkvrename
 from onnxkvrename.cli.main import main
@@ -30,10 +30,6 @@ COMMAND = Path(sys.executable).with_name("onnxkvrename")
 
 OS_PARTS = dict(vars(os))
 """What the system can do, while no test has replaced any of it."""
-
-# A busy machine is no failure, so no test has a deadline.
-settings.register_profile("default", deadline=None, max_examples=25)
-settings.register_profile("full", deadline=None, max_examples=500)
 
 Run = Callable[..., "Outcome"]
 Spawn = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -61,10 +57,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let hypothesis draw as many examples as the tier asks for, and signals through."""
-    settings.load_profile("full" if config.getoption("--full") else "default")
     if hasattr(config, "cache") and "PYTHONDONTWRITEBYTECODE" in os.environ:
         _cache_bytecode(config.cache.mkdir("bytecode"))
+    from hypothesis import settings  # here, as it is large: with its bytecode in that cache
+
+    # A busy machine is no failure, so no test has a deadline.
+    examples = 500 if config.getoption("--full") else 25
+    settings.register_profile("tier", deadline=None, max_examples=examples)
+    settings.load_profile("tier")
     _let_signals_through()
+
+
+def pytest_collection() -> None:
+    """Look for no garbage while cases are collected: they are many, and none of them is any."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Look for it among what the tests make, and not among the cases."""
+    gc.freeze()
+    gc.enable()
 
 
 def _cache_bytecode(directory: Path) -> None:

@@ -19,7 +19,8 @@ import onnxkvrename
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 TEXT = (ROOT / "docs" / "ci.md").read_text("utf-8")
-STATES = pytest.mark.parametrize(("state", "code"), [("plain", 1), ("renamed", 0)])
+CASES = [("plain", 1), ("renamed", 0)]
+STATES = pytest.mark.parametrize(("state", "code"), thin(CASES, 1))
 SHELLS = ("sh", "sh -xe", "bash", "bash --noprofile --norc -eo pipefail")
 PACKAGE = "/a wheel.whl"
 
@@ -66,7 +67,7 @@ def models(directory: Path) -> dict[str, bytes]:
     }
 
 
-@STATES
+@pytest.mark.parametrize(("state", "code"), CASES)
 def test_the_workflow_with_the_action(machine: Machine, state: str, code: int) -> None:
     exported(machine, state)
     installed(machine)
@@ -79,8 +80,10 @@ def test_the_workflow_with_the_action(machine: Machine, state: str, code: int) -
 HOOKS = ROOT / ".pre-commit-hooks.yaml"
 
 
-@STATES
-@pytest.mark.parametrize("more", [(), ("--check",)])
+@pytest.mark.parametrize(
+    ("state", "code", "more"),
+    thin([(*case, more) for more in ((), ("--check",)) for case in reversed(CASES)], 2),
+)
 def test_the_hook_for_pre_commit(
     machine: Machine, state: str, code: int, more: tuple[str, ...]
 ) -> None:
@@ -142,7 +145,7 @@ def test_the_gitlab_job(machine: Machine, state: str, code: int) -> None:
 
 @pytest.mark.parametrize(
     ("shell", "state", "code"),
-    thin(((shell, *state) for shell in SHELLS for state in STATES.args[1]), 3),
+    thin(((shell, *state) for shell in SHELLS for state in CASES), 2),
 )
 def test_the_step_for_any_other_system(machine: Machine, shell: str, state: str, code: int) -> None:
     exported(machine, state)
@@ -152,7 +155,7 @@ def test_the_step_for_any_other_system(machine: Machine, shell: str, state: str,
     assert done.returncode == code, done.stderr
 
 
-@pytest.mark.parametrize("name", ["github", "gitlab", "shell"])
+@pytest.mark.parametrize("name", thin(["github", "gitlab", "shell"], 1))
 def test_what_cannot_be_installed_fails_the_step(machine: Machine, name: str) -> None:
     exported(machine, "renamed")
     script = block(name)
@@ -193,7 +196,7 @@ def batch(machine: Machine, *args: str, **env: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("cores", ["1", "2"])
+@pytest.mark.parametrize("cores", thin(["2", "1"], 1))
 def test_the_batch_script_renames_the_windows_and_may_run_again(
     machine: Machine, cores: str, snapshot: Snapshot
 ) -> None:
@@ -222,7 +225,9 @@ def test_the_batch_script_stops_at_a_finding(machine: Machine, snapshot: Snapsho
     assert snapshot(windows) == before
 
 
-@pytest.mark.parametrize(("codes", "calls"), [("2 0", 1), ("137 0", 1), ("0 1", 2), ("0 0", 2)])
+@pytest.mark.parametrize(
+    ("codes", "calls"), thin([("2 0", 1), ("137 0", 1), ("0 1", 2), ("0 0", 2)], 2)
+)
 def test_the_batch_script_ends_as_its_first_failure(
     machine: Machine, codes: str, calls: int
 ) -> None:
@@ -236,12 +241,15 @@ def test_the_batch_script_ends_as_its_first_failure(
 
 @pytest.mark.parametrize(
     ("args", "said"),
-    [
-        (("nowhere", "VLLM"), "nowhere: no such file"),
-        (("-x", "VLLM"), "-x: no such file"),
-        ((), "is a variable not set?"),
-        (("windows",), "the token '' is empty"),
-    ],
+    thin(
+        [
+            (("nowhere", "VLLM"), "nowhere: no such file"),
+            (("-x", "VLLM"), "-x: no such file"),
+            ((), "is a variable not set?"),
+            (("windows",), "the token '' is empty"),
+        ],
+        2,
+    ),
 )
 def test_the_batch_script_says_what_could_not_be_done(
     machine: Machine, args: tuple[str, ...], said: str

@@ -144,7 +144,7 @@ def test_two_workers_give_the_tokens_of_the_undivided_model(
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize(("model", "whole"), MODELS)
+@pytest.mark.parametrize(("model", "whole"), thin(MODELS, 1))
 def test_a_wrong_bit_in_any_buffer_changes_the_tokens(
     models: Path, model: str, whole: bool
 ) -> None:
@@ -231,7 +231,7 @@ def test_a_state_is_cut_by_a_prompt_shorter_than_it(models: Path, length: int) -
         ("window_whole", "window_whole"),
     ],
 )
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", thin([False, True], 1))
 def test_what_compare_foretells_is_what_happens(
     models: Path, first: str, second: str, whole: bool, run
 ) -> None:
@@ -484,19 +484,28 @@ def test_a_model_with_a_dimension_of_unknown_size_is_refused(models: Path) -> No
 
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [
-        (["--prompt-length=0"], "'0' is not a number of at least 1"),
-        (["--prompt-length=many"], "'many' is not a number of at least 1"),
-        (["--dim=ctx_len"], "'ctx_len' is not a number of at least 1"),
-        (["--dim=ctx_len=0"], "'0' is not a number of at least 1"),
-        (
-            ["--dim=foo=1"],
-            "--dim foo: no buffer has this dimension; they have batch_size, ctx_len",
-        ),
-        (["--dim=sliding_window=8"], "--dim sliding_window: no buffer has this dimension"),
-        (["--prompt-length=40", "--dim=ctx_len=28"], "do not fit into the context (ctx_len=28)"),
-        (["--prompt-length=17", "--dim=ctx_len=28"], "do not fit into the context (ctx_len=28)"),
-    ],
+    thin(
+        [
+            (["--prompt-length=0"], "'0' is not a number of at least 1"),
+            (["--prompt-length=many"], "'many' is not a number of at least 1"),
+            (["--dim=ctx_len"], "'ctx_len' is not a number of at least 1"),
+            (["--dim=ctx_len=0"], "'0' is not a number of at least 1"),
+            (
+                ["--dim=foo=1"],
+                "--dim foo: no buffer has this dimension; they have batch_size, ctx_len",
+            ),
+            (["--dim=sliding_window=8"], "--dim sliding_window: no buffer has this dimension"),
+            (
+                ["--prompt-length=40", "--dim=ctx_len=28"],
+                "do not fit into the context (ctx_len=28)",
+            ),
+            (
+                ["--prompt-length=17", "--dim=ctx_len=28"],
+                "do not fit into the context (ctx_len=28)",
+            ),
+        ],
+        4,
+    ),
 )
 def test_what_makes_no_sense_is_refused(models: Path, words: list[str], reason: str) -> None:
     code, said = served(models / "decoder.onnx", *words)
@@ -591,7 +600,7 @@ def test_models_of_ones_own_by_nixl(machine: ci_machine.Machine) -> None:
     assert said.endswith("  the same\n")
 
 
-@pytest.mark.parametrize(("model", "code"), [("hybrid", 1), ("nowhere", 2)])
+@pytest.mark.parametrize(("model", "code"), thin([("hybrid", 1), ("nowhere", 2)], 1))
 def test_the_exit_code_tells(models: Path, model: str, code: int) -> None:
     command = [sys.executable, EXAMPLE / "serve.py", models / f"{model}.onnx"]
     done = subprocess.run([*command, "--prompt-length", "3"], capture_output=True, text=True)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from real_exports import BROKEN, ENCODER, EXPORTS, VARYING, names
+from tiers import thin
 
 from onnxkvrename import load_rules, rename
 from onnxkvrename.renaming.run import rename_batch
@@ -91,7 +92,7 @@ def results(path: Path) -> list[Any]:
     return list(session.run(None, feeds))
 
 
-@pytest.mark.parametrize("case", sorted(VARYING & PLAIN.keys()))
+@pytest.mark.parametrize("case", thin(sorted(VARYING & PLAIN.keys()), 1))
 def test_a_renamed_export_still_gives_the_same_results(case: str, tmp_path: Path) -> None:
     rename(PLAIN[case], "VLLM", output=tmp_path / "m.onnx")
     before, after = results(PLAIN[case]), results(tmp_path / "m.onnx")

@@ -120,6 +120,13 @@ def read_twice(model: ModelProto) -> None:
     model.graph.node.append(node("DequantizeLinear", [key, "other"], ["again"]))
 
 
+def turn_scale(model: ModelProto) -> None:
+    """The scale of the key is transposed, which changes nothing."""
+    for each in model.graph.node:
+        each.input[:] = ["turned" if name == "key_scale_c" else name for name in each.input]
+    model.graph.node.insert(0, node("Transpose", ["key_scale_c"], ["turned"]))
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -127,6 +134,7 @@ def read_twice(model: ModelProto) -> None:
         (read_in_branch, UNKNOWN),
         (multiply_by_hand, UNKNOWN),
         (feed_scale, UNKNOWN),
+        (turn_scale, WORKS),
         (read_twice, CORRUPTS),
     ],
 )
@@ -136,6 +144,44 @@ def test_scales_are_found_wherever_a_graph_uses_them(
     model = build_quantized_model("scatter", TENTH, TENTH)
     change(model)
     assert list_outcome(tenth, save_quantized_model(model, tmp_path / "decode.onnx")) == expected
+
+
+def build_blocked_model(scales: np.ndarray, block_size: int) -> ModelProto:
+    """The key has a scale for each block of positions of a head, as opset 21 has them."""
+    model = build_quantized_model("scatter", TENTH, TENTH)
+    weight = next(each for each in model.graph.initializer if each.name == "key_scale_c")
+    weight.CopyFrom(numpy_helper.from_array(scales, weight.name))
+    for each in model.graph.node:
+        if weight.name in each.input:
+            each.attribute.append(onnx.helper.make_attribute("axis", 3))
+            each.attribute.append(onnx.helper.make_attribute("block_size", block_size))
+    return model
+
+
+FOURS = np.linspace(0.1, 0.2, 48, dtype=np.float32).reshape(1, 2, 12, 2)
+"""A scale for each four positions of the key's last axis."""
+
+
+@pytest.mark.parametrize(
+    ("scales", "block_size", "expected"),
+    [
+        (FOURS, 4, WORKS),
+        (FOURS * 2, 4, CORRUPTS),
+        (FOURS.repeat(2, 3), 2, WORKS),
+        (FOURS.repeat(2, 3)[:, :, ::-1], 2, CORRUPTS),
+        (FOURS[..., [0, 0, 1]], 3, UNKNOWN),  # the last block is not full
+        (FOURS, 1 << 40, UNKNOWN),
+        (FOURS.reshape(-1, 2), 4, UNKNOWN),
+    ],
+)
+def test_scales_of_blocks_are_compared_by_value(
+    scales: np.ndarray, block_size: int, expected: object, tmp_path: Path
+) -> None:
+    paths = [
+        save_quantized_model(build_blocked_model(*each), tmp_path / f"{number}.onnx")
+        for number, each in enumerate(((FOURS, 4), (np.ascontiguousarray(scales), block_size)))
+    ]
+    assert list_outcome(*paths) == expected
 
 
 def test_a_scale_may_have_another_precision_on_the_other_side(tenth: Path, tmp_path: Path) -> None:

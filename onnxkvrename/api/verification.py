@@ -37,7 +37,6 @@ def verify(
     dims: Mapping[str, int] | None = None,
     renamed_from: PathLike | None = None,
     compare_data: bool = False,
-    up_to_order: bool = False,
     strict: bool = False,
     rules: RulesLike = None,
 ) -> VerifiedModel:
@@ -52,8 +51,6 @@ def verify(
         dims: With ``run``: sizes of symbolic dimensions.
         renamed_from: Also prove that this model is that one, except for the names of KV buffers.
         compare_data: With ``renamed_from``: compare the contents of external data as well.
-        up_to_order: With ``renamed_from``: accept another order of functions, initializers and
-            whatever else is found by its name.
         strict: Treat every warning as an error.
         rules: Rules, a profile's name or the path of a rules file.
 
@@ -62,8 +59,8 @@ def verify(
 
     Raises:
         RulesError: The rules, the token or the expression cannot be used.
-        ValueError: ``reference`` or ``dims`` without ``run``; ``compare_data`` or
-            ``up_to_order`` without ``renamed_from``.
+        ValueError: ``reference`` or ``dims`` without ``run``; ``compare_data``
+            without ``renamed_from``.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
 
@@ -73,11 +70,11 @@ def verify(
         (False, {'updated'})
     """
     path = as_path(model, "model")
-    check_flags(run=run, compare_data=compare_data, up_to_order=up_to_order, strict=strict)
+    check_flags(run=run, compare_data=compare_data, strict=strict)
     if not run and (reference is not None or dims):
         raise ValueError("reference and dims require run=True")
-    if renamed_from is None and (compare_data or up_to_order):
-        raise ValueError("compare_data and up_to_order require renamed_from")
+    if renamed_from is None and compare_data:
+        raise ValueError("compare_data requires renamed_from")
     request = VerifyRequest(
         token=_check_token(token),
         select_pattern=None if select is None else _compile_select(as_text(select, "select")),
@@ -86,7 +83,6 @@ def verify(
         dims=as_sizes(dims, "dims"),
         renamed_from=as_optional_path(renamed_from, "renamed_from"),
         compare_data=compare_data,
-        up_to_order=up_to_order,
         strict=strict,
         checks=(check_cache_state,),
     )

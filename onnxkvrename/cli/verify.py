@@ -58,7 +58,6 @@ class _Arguments(NamedTuple):
     reference: Path | None
     renamed_from: Path | None
     compare_data: bool
-    up_to_order: bool
     dims: tuple[str, ...]
     no_set: bool
     strict: bool
@@ -104,18 +103,14 @@ class _Arguments(NamedTuple):
     metavar="SOURCE",
     type=NonEmptyPath(path_type=Path),
     help="Also: except for the names of KV buffers, this model is SOURCE to the byte, whatever "
-    "tool renamed it; lists what else differs. In a directory, the model with the same path.",
+    "tool renamed it; shows the first other difference. The order of functions, initializers and "
+    "the like does not count. In a directory, the model with the same path.",
 )
 @click.option(
     "--compare-data",
     is_flag=True,
     help="With --renamed-from: external data have the same SHA-256, too, "
     "and not only the same references.",
-)
-@click.option(
-    "--up-to-order",
-    is_flag=True,
-    help="With --renamed-from: functions, initializers and the like may come in another order.",
 )
 @add_no_set_option()
 @add_strict_option()
@@ -203,8 +198,8 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
     dims = parse_dim_sizes(arguments.dims)
     if (arguments.reference or dims) and not arguments.run:
         raise KvRenameError("--reference and --dim are for --run", hint="`--run`")
-    if (arguments.compare_data or arguments.up_to_order) and arguments.renamed_from is None:
-        raise click.UsageError("--compare-data and --up-to-order are for --renamed-from")
+    if arguments.compare_data and arguments.renamed_from is None:
+        raise click.UsageError("--compare-data is for --renamed-from")
     return VerifyRequest(
         token=arguments.prefix,
         select_pattern=None if arguments.select is None else _parse_select(arguments.select),
@@ -212,7 +207,6 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
         reference=arguments.reference,
         renamed_from=arguments.renamed_from,
         compare_data=arguments.compare_data,
-        up_to_order=arguments.up_to_order,
         dims=dims,
         strict=arguments.strict,
         group_windows=not arguments.no_set,

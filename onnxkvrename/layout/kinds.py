@@ -120,10 +120,10 @@ _WINDOW_HINT = "sliding"
 """What other exporters' symbols of a sliding window contain."""
 _STATE_HINTS = ("recurrent", "conv", "ssm", "state", "linear", "mamba")
 """Words in names of states."""
-_BLOCK_HINT = "block"
+_BLOCK_HINTS = ("block", "page")
 """What symbols of the axes of a paged cache contain."""
-_BLOCK_TABLES = ("block_table", "block_tables")
-"""The inputs that say which blocks of a paged cache a sequence has."""
+_BLOCK_TABLES = ("block_table", "page_table")
+"""What the names of inputs contain that say which blocks of a paged cache a sequence has."""
 _CONTEXT_WORDS = ("sequence", "window", "encoder", "")
 """A profile's words for axes that hold tokens; the empty one is for an axis without a word."""
 _DERIVED_MARKER = "_dim_"
@@ -167,7 +167,7 @@ def group_by_layer(pairs: Iterable[KvPair]) -> dict[tuple[str, int, str], list[K
 
 def has_block_table(inputs: Iterable[Value]) -> bool:
     """Return whether a graph with these inputs has paged caches."""
-    return any(value.name in _BLOCK_TABLES for value in inputs)
+    return any(table in value.name.lower() for value in inputs for table in _BLOCK_TABLES)
 
 
 def infer_buffer_kind(
@@ -212,7 +212,10 @@ def _counts_blocks(pair: KvPair) -> bool:
     """Return whether an axis of a buffer counts blocks, or the tokens of one."""
     symbols = [dim for dim in find_pair_shape(pair) or () if isinstance(dim, str)]
     return "blocks" in pair.axes or any(
-        _BLOCK_HINT in symbol.lower() and _DERIVED_MARKER not in symbol for symbol in symbols
+        hint in symbol.lower()
+        for symbol in symbols
+        if _DERIVED_MARKER not in symbol
+        for hint in _BLOCK_HINTS
     )
 
 

@@ -1,13 +1,13 @@
 """Compare two models record by record, as protobuf messages of one schema, without parsing them.
 
 Weights are compared a megabyte at a time and never held. What differs is named by its place in
-the schema (`graph.node.input`), with the first few values. The schema is that of the installed
+the schema (`graph.node.input`), with the first values. The schema is that of the installed
 onnx; fields that it does not know are compared byte by byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
@@ -37,7 +37,6 @@ from onnxkvrename.model.protobuf import (
 DifferenceKind = Literal["content", "order", "encoding"]
 
 _CHUNK_SIZE = 1 << 20
-_MAX_KEPT_PLACES = 3
 _UNORDERED_FIELDS = frozenset(
     f"{message}.{field}"
     for message, fields in {
@@ -55,24 +54,25 @@ _UNORDERED_FIELDS = frozenset(
 
 
 class Difference(NamedTuple):
-    """A difference between two models at one place of the schema.
+    """A difference between two models.
 
     Attributes:
         kind: `content`; `order` of elements that are found by their names; or `encoding`: the
             same content, written otherwise.
         path: The place in the schema, as `graph.node.input`.
-        total: How often.
-        places: The first of them, each with what differs.
+        text: What differs, and in which element.
     """
 
     kind: DifferenceKind
     path: str
-    total: int
-    places: tuple[str, ...]
+    text: str
 
 
 def compare_models(expected: ByteSource, actual: ByteSource) -> tuple[Difference, ...]:
-    """Return all differences between two models; empty if they are equal to the byte.
+    """Return the first difference in content between two models, and no other.
+
+    Without one, return all places with another order or encoding; none if the models are equal
+    to the byte.
 
     Args:
         expected: The bytes of one model.
@@ -81,12 +81,21 @@ def compare_models(expected: ByteSource, actual: ByteSource) -> tuple[Difference
     Raises:
         ModelError: Protobuf could not parse one of them.
     """
+    others: dict[tuple[str, str], Difference] = {}
+    for difference in walk_differences(expected, actual):
+        if difference.kind == "content":
+            return (difference,)
+        others.setdefault((difference.kind, difference.path), difference)
+    return tuple(others.values())
+
+
+def walk_differences(expected: ByteSource, actual: ByteSource) -> Iterator[Difference]:
+    """Yield all differences between two models, as :func:`compare_models`."""
     from onnx import ModelProto
 
-    comparison = _Comparison(expected, actual)
-    place = _Place("", "")
-    comparison.compare_messages(ModelProto.DESCRIPTOR, expected.root, actual.root, place)
-    return comparison.list_differences()
+    comparison, place = _Comparison(expected, actual), _Place("", "")
+    root = ModelProto.DESCRIPTOR
+    yield from comparison.compare_messages(root, expected.root, actual.root, place)
 
 
 class _Place(NamedTuple):
@@ -100,36 +109,22 @@ class _Place(NamedTuple):
         joint = "." if self.path else ""
         return _Place(f"{self.path}{joint}{name}", f"{self.label}{joint}{name}{label}")
 
-
-class _Comparison:
-    """Two models and the differences that were found so far."""
-
-    def __init__(self, expected: ByteSource, actual: ByteSource) -> None:
-        self.expected = expected
-        self.actual = actual
-        self.counts: dict[tuple[DifferenceKind, str], int] = {}
-        self.places: dict[tuple[DifferenceKind, str], list[str]] = {}
-
-    def add(self, kind: DifferenceKind, place: _Place, text: str) -> None:
-        """Add a difference; only the first few of a kind are kept with their text."""
-        key = kind, place.path
-        self.counts[key] = self.counts.get(key, 0) + 1
-        places = self.places.setdefault(key, [])
-        if len(places) < _MAX_KEPT_PLACES:
-            places.append(text if place.label == place.path else f"{place.label}: {text}")
-
-    def list_differences(self) -> tuple[Difference, ...]:
-        """Return the differences: of content first, then of order, then of encoding."""
-        order = ("content", "order", "encoding")
-        keys = sorted(self.counts, key=lambda key: order.index(key[0]))
-        return tuple(
-            Difference(kind, path, self.counts[kind, path], tuple(self.places[kind, path]))
-            for kind, path in keys
+    def report(self, kind: DifferenceKind, text: str) -> Difference:
+        """Return a difference at this place."""
+        return Difference(
+            kind, self.path, text if self.label == self.path else f"{self.label}: {text}"
         )
+
+
+class _Comparison(NamedTuple):
+    """Two models; each method yields where they differ, in the order of the file."""
+
+    expected: ByteSource
+    actual: ByteSource
 
     def compare_messages(
         self, schema: Descriptor, expected: Record, actual: Record, place: _Place
-    ) -> None:
+    ) -> Iterator[Difference]:
         """Compare two messages, field by field in the order of the file while that is the same."""
         counts: dict[int, int] = {}
         expected_fields = read_all_fields(self.expected, expected)
@@ -141,9 +136,9 @@ class _Comparison:
             if not (one and other and self._is_counterpart(schema, one, other)):
                 remaining = ([one] if one else []) + list(expected_fields)
                 others = ([other] if other else []) + list(actual_fields)
-                self._compare_by_number(schema, remaining, others, place, counts)
+                yield from self._compare_by_number(schema, remaining, others, place, counts)
                 return
-            self._compare_field(schema, one, other, place, counts.get(one.number, 0))
+            yield from self._compare_field(schema, one, other, place, counts.get(one.number, 0))
             counts[one.number] = counts.get(one.number, 0) + 1
 
     def _has_equal_short_bytes(self, one: Record, other: Record) -> bool:
@@ -174,29 +169,29 @@ class _Comparison:
         actual: Sequence[Record],
         place: _Place,
         counts: dict[int, int],
-    ) -> None:
+    ) -> Iterator[Difference]:
         """Compare fields that are in another order, each with the one of its number or name."""
         numbers = dict.fromkeys(record.number for record in (*expected, *actual))
         orders = [
             [record.number for record in records if record.number] for records in (expected, actual)
         ]
         if sorted(orders[0]) == sorted(orders[1]) != [] and orders[0] != orders[1]:
-            self.add("encoding", place, "its fields are in a different order")
+            yield place.report("encoding", "its fields are in a different order")
         expected_groups, actual_groups = _group_by_number(expected), _group_by_number(actual)
         for number in numbers:
             ours, theirs = expected_groups.get(number, []), actual_groups.get(number, [])
             field = schema.fields_by_number.get(number)
             start = counts.get(number, 0)
             if field is None:
-                self._compare_unknown(ours, theirs, place, number)
+                yield from self._compare_unknown(ours, theirs, place, number)
             elif not is_repeated(field):
-                self._compare_singular(schema, field, ours, theirs, place)
+                yield from self._compare_singular(schema, field, ours, theirs, place)
             elif is_found_by_name(field):
-                self._compare_by_key(schema, field, ours, theirs, place)
+                yield from self._compare_by_key(schema, field, ours, theirs, place)
             elif field.message_type is None and field.type not in BYTES_TYPES:
-                self._compare_numbers(field, ours, theirs, place, start)
+                yield from self._compare_numbers(field, ours, theirs, place, start)
             else:
-                self._compare_in_order(schema, field, ours, theirs, place, start)
+                yield from self._compare_in_order(schema, field, ours, theirs, place, start)
 
     def _compare_in_order(
         self,
@@ -206,7 +201,7 @@ class _Comparison:
         actual: Sequence[Record],
         place: _Place,
         start: int,
-    ) -> None:
+    ) -> Iterator[Difference]:
         if len(expected) != len(actual):
             totals = start + len(expected), start + len(actual)
             entries = "entry" if totals[1] == 1 else "entries"
@@ -214,10 +209,10 @@ class _Comparison:
                 f"has {totals[1]:,} {entries}, SOURCE has {totals[0]:,}; "
                 f"the first difference is at [{start}]"
             )
-            self.add("content", place.enter(field.name), text)
+            yield place.enter(field.name).report("content", text)
             return
         for index, (one, other) in enumerate(zip(expected, actual, strict=True), start):
-            self._compare_field(schema, one, other, place, index)
+            yield from self._compare_field(schema, one, other, place, index)
 
     def _compare_by_key(
         self,
@@ -226,23 +221,23 @@ class _Comparison:
         expected: Sequence[Record],
         actual: Sequence[Record],
         place: _Place,
-    ) -> None:
+    ) -> Iterator[Difference]:
         expected_by_key = _group_by_key(self.expected, field, expected)
         actual_by_key = _group_by_key(self.actual, field, actual)
         for key, records in expected_by_key.items():
             others = actual_by_key.get(key, [])
             for one, other in zip(records, others, strict=False):
-                self._compare_field(schema, one, other, place, 0)
+                yield from self._compare_field(schema, one, other, place, 0)
             if len(records) > len(others):
-                self.add("content", place.enter(field.name, quote_key(key)), "is missing")
+                yield place.enter(field.name, quote_key(key)).report("content", "is missing")
         for key, others in actual_by_key.items():
             if len(others) > len(expected_by_key.get(key, [])):
-                self.add("content", place.enter(field.name, quote_key(key)), "is new")
+                yield place.enter(field.name, quote_key(key)).report("content", "is new")
         common = [key for key in expected_by_key if key in actual_by_key]
         if common != [key for key in actual_by_key if key in expected_by_key]:
             ordered = f"{field.containing_type.name}.{field.name}" not in _UNORDERED_FIELDS
             kind: DifferenceKind = "content" if ordered else "order"
-            self.add(kind, place.enter(field.name), "they are in a different order")
+            yield place.enter(field.name).report(kind, "they are in a different order")
 
     def _compare_singular(
         self,
@@ -251,27 +246,27 @@ class _Comparison:
         expected: Sequence[Record],
         actual: Sequence[Record],
         place: _Place,
-    ) -> None:
+    ) -> Iterator[Difference]:
         """Compare a field that counts once, the last one of several."""
         if expected and actual:
-            self._compare_field(schema, expected[-1], actual[-1], place, 0)
+            yield from self._compare_field(schema, expected[-1], actual[-1], place, 0)
             if len(expected) != len(actual) or (field.message_type and len(expected) > 1):
                 kind: DifferenceKind = "content" if field.message_type else "encoding"
-                self.add(kind, place.enter(field.name), "is written several times")
+                yield place.enter(field.name).report(kind, "is written several times")
             return
         source, record = (self.expected, expected[-1]) if expected else (self.actual, actual[-1])
         # That a field is there may mean something although it says what its absence says:
         # a dimension of size 0, a tensor without data.
         text = f"{show_value(source, record, field)} is {'missing' if expected else 'new'}"
-        self.add("content", place.enter(field.name), text)
+        yield place.enter(field.name).report("content", text)
 
     def _compare_unknown(
         self, expected: Sequence[Record], actual: Sequence[Record], place: _Place, number: int
-    ) -> None:
+    ) -> Iterator[Difference]:
         """Compare fields that onnx does not know, or groups, by their bytes."""
         if not self._have_equal_bytes(expected, actual):
             name = f"field {number}" if number else "a group"
-            self.add("content", place.enter(name), "differs")
+            yield place.enter(name).report("content", "differs")
 
     def _compare_numbers(
         self,
@@ -280,7 +275,7 @@ class _Comparison:
         actual: Sequence[Record],
         place: _Place,
         start: int,
-    ) -> None:
+    ) -> Iterator[Difference]:
         """Compare repeated numbers, which may be packed or not, from the one at `start` on."""
         expected_numbers = read_numbers(self.expected, expected, field)
         actual_numbers = read_numbers(self.actual, actual, field)
@@ -290,34 +285,34 @@ class _Comparison:
                     "nothing" if n is None else show_number(n, field.type) for n in (one, other)
                 ]
                 text = f"{texts[1]} instead of {texts[0]}"
-                self.add("content", place.enter(field.name, f"[{index}]"), text)
+                yield place.enter(field.name, f"[{index}]").report("content", text)
                 return
         if not self._have_equal_bytes(expected, actual):
-            self.add("encoding", place.enter(field.name), "is encoded differently")
+            yield place.enter(field.name).report("encoding", "is encoded differently")
 
     def _compare_field(
         self, schema: Descriptor, one: Record, other: Record, place: _Place, index: int
-    ) -> None:
+    ) -> Iterator[Difference]:
         """Compare two records of one number and, unless it is repeated numbers, one wire type."""
         if self._has_equal_short_bytes(one, other):
             return
         field = schema.fields_by_number.get(one.number)
         if field is None or one.wire_type != other.wire_type:
-            self._compare_unknown([one], [other], place, one.number)
+            yield from self._compare_unknown([one], [other], place, one.number)
             return
         inside = place.enter(field.name, self._label(field, one, index))
         if field.message_type is not None and one.wire_type == LENGTH:
             if _measure_spare_bytes(one) != _measure_spare_bytes(other):
-                self.add("encoding", inside, "its length is encoded differently")
-            self.compare_messages(field.message_type, one, other, inside)
+                yield inside.report("encoding", "its length is encoded differently")
+            yield from self.compare_messages(field.message_type, one, other, inside)
         elif is_repeated(field) and field.type not in BYTES_TYPES:
-            self._compare_numbers(field, [one], [other], place, index or 0)
+            yield from self._compare_numbers(field, [one], [other], place, index or 0)
         else:
-            self._compare_values(field, one, other, inside)
+            yield from self._compare_values(field, one, other, inside)
 
     def _compare_values(
         self, field: FieldDescriptor, one: Record, other: Record, place: _Place
-    ) -> None:
+    ) -> Iterator[Difference]:
         if one.wire_type == LENGTH:
             offset = self._find_first_difference(one, other)
         else:
@@ -328,28 +323,20 @@ class _Comparison:
             offset = None if numbers[0] == numbers[1] else 0
         if offset is None:
             if not self._has_equal_bytes(one, other):
-                self.add("encoding", place, "is encoded differently")
+                yield place.report("encoding", "is encoded differently")
             return
         sizes = one.end - one.start, other.end - other.start
         if field.type == FieldDescriptor.TYPE_BYTES and max(sizes) > MAX_SHOWN_BYTES:
-            self.add(
-                "content",
-                place,
-                (
-                    f"byte {offset:,} differs ({sizes[1]:,} bytes instead of {sizes[0]:,})"
-                    if sizes[0] != sizes[1]
-                    else f"byte {offset:,} of {sizes[0]:,} differs"
-                ),
-            )
-            return
-        self.add(
-            "content",
-            place,
-            (
-                f"{show_value(self.actual, other, field)} "
-                f"instead of {show_value(self.expected, one, field)}"
-            ),
-        )
+            text = f"byte {offset:,} of {sizes[0]:,} differs"
+            if sizes[0] != sizes[1]:
+                text = f"byte {offset:,} differs ({sizes[1]:,} bytes instead of {sizes[0]:,})"
+        else:
+            values = [
+                show_value(source, record, field)
+                for source, record in ((self.actual, other), (self.expected, one))
+            ]
+            text = " instead of ".join(values)
+        yield place.report("content", text)
 
     def _have_equal_bytes(self, expected: Sequence[Record], actual: Sequence[Record]) -> bool:
         """Return whether two sequences of records are equal with their tags and lengths."""

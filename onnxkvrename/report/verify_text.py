@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import render_json_document, serialize_error, serialize_finding
+from onnxkvrename.findings import (
+    format_list,
+    render_json_document,
+    serialize_error,
+    serialize_finding,
+)
 from onnxkvrename.report.formats import (
     Answer,
     FileResult,
@@ -230,6 +235,8 @@ def _describe_rename_proof(proof: RenameProof) -> str:
     count = len(proof.names)
     names = f"except for {format_count(count, 'name')}" if count else "with the same names"
     text = f"{equal} {escape_text(proof.source)} {names}"
+    if proof.reordered:
+        text += f", {format_list(proof.reordered)} in another order"
     compared = sum(digest is not None for digest in proof.data_digests.values())
     unread = len(proof.data_digests) - compared
     if compared:
@@ -306,6 +313,7 @@ def _rename_proof_to_json(proof: RenameProof) -> dict[str, Any]:
         "token": proof.token,
         "names": dict(proof.names),
         "equal": proof.equality,
+        "reordered": list(proof.reordered),
         "data_sha256": dict(proof.data_digests),
     }
 

@@ -36,7 +36,17 @@ from onnxkvrename.verification.operators import (
 
 MAX_SCALE_BYTES = 1 << 14
 """The largest scales that are read, in bytes."""
-_VALUE_PRESERVING_OPS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
+MAX_BLOCKED_VALUES = 1 << 18
+"""The most values for whose blocks there are scales: a node could name any size of a block."""
+_VALUE_PRESERVING_OPS = (
+    "Identity",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Cast",
+    "Transpose",
+)
 _REINTERPRETING_OPS = ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear")
 _QUANTIZATION_DOMAINS = ("", "com.microsoft")
 _ATTENTION = ("com.microsoft", "GroupQueryAttention")
@@ -190,7 +200,7 @@ class _ScaleGraph:
     def _read_linear_scale(self, operation: Operation, axes: _Axes) -> Scale:
         """Return the scale of a QuantizeLinear or DequantizeLinear."""
         scale, zero_point = (self._read_operand(operation, position) for position in (1, 2))
-        if scale is None or self._find_attribute(operation, "block_size"):
+        if scale is None:
             raise _UnknownScaleError
         numbers = _join(scale, zero_point)
         if len(numbers) > 1:
@@ -198,9 +208,15 @@ class _ScaleGraph:
             axis = 1 if axis is None else axis
             if axes is None or not -len(axes) <= axis < len(axes):
                 return _build_scale(scale, numbers.reshape(-1, 1, 2), None)
-            shape = [1] * len(axes)
-            shape[axis] = len(numbers)
-            numbers = numbers.reshape(*shape, 2)
+            block_size = self._find_attribute(operation, "block_size") or 0
+            if block_size:
+                if scale.ndim != len(axes) or not 0 < block_size * scale.size <= MAX_BLOCKED_VALUES:
+                    raise _UnknownScaleError
+                shape = list(scale.shape)
+            else:
+                shape = [1] * len(axes)
+                shape[axis] = len(numbers)
+            numbers = numbers.reshape(*shape, 2).repeat(block_size or 1, axis % len(axes))
         return _build_scale(scale, numbers, axes)
 
     def _read_attention_scale(self, operation: Operation, part: int, axes: _Axes) -> Scale:
@@ -226,17 +242,22 @@ class _ScaleGraph:
         Raises:
             _UnknownScaleError: The graph computes it, or it cannot be read.
         """
-        casts, seen = [], set()
+        casts, seen, is_turned = [], set(), False
         while name in self._producers and name not in seen:
             seen.add(name)
             operation, _ = self._producers[name]
             if operation.domain or operation.op_type not in _VALUE_PRESERVING_OPS:
                 break
+            is_turned |= operation.op_type == "Transpose"
             if operation.op_type == "Cast":
                 casts.append(self._find_attribute(operation, "to"))
             name = operation.inputs[0]
         array = self._constants.find_array(name)
-        if array is None or not array.size:
+        if (
+            array is None
+            or not array.size
+            or (is_turned and array.size > max(array.shape, default=1))
+        ):
             raise _UnknownScaleError
         for dtype in reversed(casts):
             array = array.astype(helper.tensor_dtype_to_np_dtype(dtype))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.external_data import DataFile, open_data_file
@@ -28,15 +28,16 @@ from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import is_content_of, read_chunks
 
+if TYPE_CHECKING:
+    from onnxkvrename.model.message_diff import Difference
+
 Equality = Literal["bytes", "content", "different"]
 
-_CODES = {"content": "KV121", "order": "KV121", "encoding": "KV122"}
-_HINTS = {
-    "content": "check that SOURCE is what this model was made from; then rename SOURCE again: the "
-    "tool that wrote this file changed more than names",
-    "order": "`--up-to-order` accepts another order of what is found by its name",
-    "encoding": "all readers see the same model; only the encoding of its bytes differs",
-}
+_CONTENT_HINT = (
+    "check that SOURCE is what this model was made from; then rename SOURCE again: the tool that "
+    "wrote this file changed more than names"
+)
+_ENCODING_HINT = "all readers see the same model; only the encoding of its bytes differs"
 
 
 class RenameProof(NamedTuple):
@@ -48,6 +49,8 @@ class RenameProof(NamedTuple):
         names: The names that changed, new by old.
         equality: Whether the model has the bytes of the renamed source, the same content
             written in another way, or another content.
+        reordered: What is found by its name and comes in another order, such as ``functions``,
+            by its place in the schema; empty where the content is another one.
         data_digests: The SHA-256 of each file of external data, by its location, where both
             sides have the same; `None` where only the references were compared.
     """
@@ -56,24 +59,27 @@ class RenameProof(NamedTuple):
     token: str
     names: Mapping[str, str]
     equality: Equality
+    reordered: tuple[str, ...]
     data_digests: Mapping[str, str | None]
 
 
 def prove_renamed(
-    path: Path, source_path: Path, rules: Rules, *, compare_data: bool, up_to_order: bool
+    path: Path, source_path: Path, rules: Rules, *, compare_data: bool
 ) -> tuple[RenameProof, tuple[Finding, ...]]:
-    """Prove that a model is the renamed source, to the byte, or list what differs.
+    """Prove that a model is the renamed source, to the byte, or say what differs.
+
+    Another order of what is found by its name is not a difference: functions, initializers, value
+    infos, metadata.
 
     Args:
         path: The model.
         source_path: The model before its names were changed.
         rules: The rules that recognize KV names and how a token goes into them.
         compare_data: Compare the contents of external data, not only the references.
-        up_to_order: Accept another order of what is found by its name: functions,
-            initializers, value infos, metadata.
 
     Returns:
-        The proof, and a finding KV121 or KV122 for each place of the schema that differs.
+        The proof, and findings: KV121 for the first place with another content, or else KV122 for
+        places that are encoded otherwise, and KV121 for external data.
 
     Raises:
         ModelError: One of the files cannot be read, or is not a model.
@@ -88,11 +94,14 @@ def prove_renamed(
         pieces = _build_expected_pieces(result.source, source.source, scanned)
         findings = list(_find_refusals(scanned.model))
         equality: Equality = "different" if findings else "bytes"
+        reordered: tuple[str, ...] = ()
         expected = read_pieces(source.file, pieces)
         if not is_content_of(result.file, sum_piece_sizes(pieces), expected):
-            findings += _list_differences(
-                build_spliced_source(source.source, pieces), result.source, up_to_order
-            )
+            from onnxkvrename.model.message_diff import compare_models  # loads protobuf
+
+            differences = compare_models(build_spliced_source(source.source, pieces), result.source)
+            reordered = tuple(each.path for each in differences if each.kind == "order")
+            findings += _describe_differences(differences)
             is_different = any(finding.code == "KV121" for finding in findings)
             equality = "different" if is_different else "content"
     locations = scanned.model.data_locations
@@ -104,7 +113,7 @@ def prove_renamed(
     plan = scanned.model.plan
     token = plan.token_change.final_token
     return (
-        RenameProof(str(source_path), token, plan.name_map, equality, digests),
+        RenameProof(str(source_path), token, plan.name_map, equality, reordered, digests),
         tuple(findings),
     )
 
@@ -150,21 +159,16 @@ def _find_refusals(source: KvModel) -> Iterator[Finding]:
             )
 
 
-def _list_differences(
-    expected: ByteSource, actual: ByteSource, up_to_order: bool
-) -> Iterator[Finding]:
-    """Yield a finding for each place of the schema where two models differ."""
-    from onnxkvrename.model.message_diff import compare_models
-
-    differences = compare_models(expected, actual)
-    for kind, path, total, places in differences:
-        if kind == "order" and up_to_order:
-            continue
-        more = f"; {total:,} in all" if total > len(places) else ""
-        yield build_finding(_CODES[kind], path, "; ".join(places) + more, _HINTS[kind])
+def _describe_differences(differences: Sequence[Difference]) -> Iterator[Finding]:
+    """Yield a finding for each difference that is more than another order."""
+    for kind, path, text in differences:
+        if kind == "content":
+            yield build_finding("KV121", path, text, _CONTENT_HINT)
+        elif kind == "encoding":
+            yield build_finding("KV122", path, text, _ENCODING_HINT)
     if not differences:
         message = "some tags or lengths are encoded in a different way"
-        yield build_finding("KV122", "", message, _HINTS["encoding"])
+        yield build_finding("KV122", "", message, _ENCODING_HINT)
 
 
 def _compare_data_files(

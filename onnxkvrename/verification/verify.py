@@ -54,7 +54,6 @@ class VerifyRequest(NamedTuple):
         dims: Sizes of symbolic dimensions for that loop.
         renamed_from: The model before its names were changed, which must otherwise be the same.
         compare_data: Whether the contents of external data must be the same as well.
-        up_to_order: Whether what is found by its name may come in another order.
         strict: Whether every warning is an error.
         group_windows: Whether windows of one model are checked against each other.
         checks: Further checks of each model.
@@ -67,7 +66,6 @@ class VerifyRequest(NamedTuple):
     dims: Mapping[str, int] = MappingProxyType({})
     renamed_from: Path | None = None
     compare_data: bool = False
-    up_to_order: bool = False
     strict: bool = False
     group_windows: bool = True
     checks: tuple[ModelCheck, ...] = ()
@@ -158,9 +156,7 @@ def _note_run(findings: Iterable[Finding], *, has_run: bool) -> Iterator[Finding
 def _compare_with_source(
     verified: VerifiedModel, path: Path, source: Path, rules: Rules, request: VerifyRequest
 ) -> VerifiedModel:
-    proof, findings = prove_renamed(
-        path, source, rules, compare_data=request.compare_data, up_to_order=request.up_to_order
-    )
+    proof, findings = prove_renamed(path, source, rules, compare_data=request.compare_data)
     report = verified.report
     return verified._replace(
         rename_proof=proof, report=report._replace(findings=(*report.findings, *findings))

@@ -20,6 +20,7 @@ from conftest import FIXTURES, Run, Sample
 from exporter_models import build_decoder
 from hint_trials import find_hints, split_words
 from models import saved
+from tiers import thin
 
 import onnxkvrename
 from onnxkvrename.cli.hints.complete import CARRIED_OPTIONS, REPLACED_OPTIONS, complete_hint
@@ -155,7 +156,7 @@ def test_of_a_folder_with_several_models_the_decoder_is_passed(
     assert run(*shlex.split(suggested)).code in (0, 1)
 
 
-@pytest.mark.parametrize("trial", ["--check", "--diff", "-n"])
+@pytest.mark.parametrize("trial", thin(["--check", "--diff", "-n"], 1))
 @pytest.mark.parametrize(
     "typed",
     [
@@ -376,7 +377,7 @@ def _type_each_option() -> list[tuple[str, ...]]:
     return typed
 
 
-@pytest.mark.parametrize("typed", _type_each_option(), ids=" ".join)
+@pytest.mark.parametrize("typed", thin(_type_each_option(), 29), ids=" ".join)
 def test_a_suggested_option_replaces_those_that_it_cannot_be_with(
     typed: tuple[str, ...], run: Run, sample: Sample
 ) -> None:
@@ -384,7 +385,7 @@ def test_a_suggested_option_replaces_those_that_it_cannot_be_with(
     is_misused = "lists all options"
     assert is_misused not in run(*words).err
     others = (*REPLACED_OPTIONS, "--normalize", "--verify", "--sidecar", "--no-set")
-    for option in sample(others, 4):
+    for option in sample(others, 2):
         hint = " ".join(filter(None, (option, VALUES.get(option))))
         if option == "--in-place":
             hint += " --seed-cache"

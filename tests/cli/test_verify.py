@@ -11,6 +11,7 @@ import window_sets
 from models import KEY, KEY_OUT, VALUE, VALUE_OUT, node, saved
 from onnx import ModelProto
 from schemas import load_schema, validate
+from tiers import full, thin
 
 from onnxkvrename.findings import CODES
 from onnxkvrename.rules.load import list_profiles
@@ -217,18 +218,23 @@ def test_verbose_tells_each_buffer(here: Path, run) -> None:
 
 @pytest.mark.parametrize(
     ("args", "code", "verified"),
-    [
-        ((MODEL,), 0, [True]),
-        (("swapped.onnx",), 1, [False]),
-        ((MODEL, "text.onnx", "swapped.onnx"), 2, [True, False, False]),
-        ((MODEL, "--run"), 0, [True]),
-        (("custom.onnx", "--run", "--strict"), 1, [False]),
-        (("windows",), 0, [True] * 3),
-        (("none.onnx",), 2, []),
-        ((), 2, []),
-    ],
+    thin(
+        [
+            ((MODEL,), 0, [True]),
+            (("swapped.onnx",), 1, [False]),
+            ((MODEL, "text.onnx", "swapped.onnx"), 2, [True, False, False]),
+            ((MODEL, "--run"), 0, [True]),
+            (("custom.onnx", "--run", "--strict"), 1, [False]),
+            (("windows",), 0, [True] * 3),
+            (("none.onnx",), 2, []),
+            ((), 2, []),
+        ],
+        8,
+    ),
 )
-@pytest.mark.parametrize("spelling", [("--format", "json"), ("--format=json",)])
+@pytest.mark.parametrize(
+    "spelling", [("--format", "json"), pytest.param(("--format=json",), marks=full)]
+)
 def test_json_is_one_valid_document_whatever_happens(
     spelling: tuple[str, ...],
     args: tuple[str, ...],
@@ -451,7 +457,7 @@ MODELS = sorted(path.relative_to(FIXTURES).as_posix() for path in FIXTURES.rglob
 ENCODERS = {f"{kind}/vlm_dual/encoder.onnx" for kind in ("plain", "VLLM")}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thin(MODELS, 15))
 def test_every_fixture_verifies(name: str, run) -> None:
     beside = FIXTURES / Path(name).parent if name in ENCODERS else FIXTURES / name
     token = ("--prefix", "VLLM") if name.startswith("VLLM") else ()
@@ -462,6 +468,7 @@ def test_every_fixture_verifies(name: str, run) -> None:
     assert "buffers retained" in outcome.out
 
 
+@full
 def test_all_fixtures_of_one_token_verify_together(run) -> None:
     assert run("verify", FIXTURES / "plain").code == 0
     assert run("verify", FIXTURES / "VLLM", "--prefix", "VLLM").code == 0
@@ -479,7 +486,7 @@ real = pytest.mark.skipif(not EXPORTED, reason=f"no real exports: {EXPORTS} is n
 
 
 @real
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", thin(SOUND, 3))
 def test_a_real_export_verifies(name: str, run) -> None:
     token = ("--prefix", "VLLM", "--select", ".*VLLM.*") if "/VLLM-" in name else ()
     outcome = run("verify", EXPORTS / name, *token)

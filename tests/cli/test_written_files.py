@@ -20,6 +20,7 @@ from kill_commands import (
     run_quietly,
 )
 from models import saved
+from tiers import thin
 
 from onnxkvrename.rules.load import PROFILES_DIRECTORY
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
@@ -183,15 +184,18 @@ def prepare(directory: Path, *, replaces: bool) -> None:
 @needs_fork
 @pytest.mark.parametrize(
     ("name", "replaces", "unnamed"),
-    [
-        ("manifest", False, True),
-        ("manifest", True, False),
-        ("stamp", False, False),
-        ("custom-io", True, True),
-        ("custom-io", False, False),
-        ("html", True, True),
-        ("html", False, False),
-    ],
+    thin(
+        [
+            ("manifest", False, True),
+            ("manifest", True, False),
+            ("stamp", False, False),
+            ("custom-io", True, True),
+            ("custom-io", False, False),
+            ("html", True, True),
+            ("html", False, False),
+        ],
+        2,
+    ),
 )
 def test_a_run_killed_at_any_call_is_completed_by_the_next(
     name: str, replaces: bool, unnamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -101,7 +101,7 @@ def grows_too_fast(read: Callable[[bytes], None], build: Build, size: int = SIZE
     return True
 
 
-@pytest.mark.parametrize(("read", "build"), thin(CASES, 100))
+@pytest.mark.parametrize(("read", "build"), thin(CASES, 50))
 def test_the_time_for_a_hostile_file_is_linear(read: Callable[[bytes], None], build: Build):
     assert not grows_too_fast(read, build)
 
@@ -111,7 +111,7 @@ def test_a_reader_that_is_quadratic_would_be_noticed():
         for end in range(0, len(data), 64):
             sum(data[:end:4])
 
-    assert grows_too_fast(read_all_again, bytes, 1 << 15)
+    assert grows_too_fast(read_all_again, bytes, 3 << 13)
 
 
 LARGE = (

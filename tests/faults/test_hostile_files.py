@@ -66,7 +66,7 @@ def check_output(text: str) -> None:
 
 
 @pytest.mark.usefixtures("limited")
-@pytest.mark.parametrize("case", thin(list_cases(), 81), ids=str)
+@pytest.mark.parametrize("case", thin(list_cases(), 54), ids=str)
 def test_a_hostile_file_is_refused_in_one_line_or_handled(
     case: Case, tmp_path: Path, run, sample: Sample
 ) -> None:

@@ -72,7 +72,7 @@ def save_models(texts: Iterable[str]) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("args", "output_format"), thin(itertools.product(COMMAND_LINES, list_formats()), 15)
+    ("args", "output_format"), thin(itertools.product(COMMAND_LINES, list_formats()), 8)
 )
 def test_no_command_says_what_a_terminal_or_a_runner_acts_on(
     args: tuple[str, ...], output_format: str, here: Path, run
@@ -124,7 +124,7 @@ def test_yaml_keeps_every_name_exactly(here: Path, run) -> None:
 
 @pytest.mark.parametrize(
     ("text", "output_format"),
-    thin(itertools.product(HOSTILE_TEXTS, ["text", "github", "json"]), 13),
+    thin(itertools.product(HOSTILE_TEXTS, ["text", "github", "json"]), 7),
     ids=ascii,
 )
 def test_no_mistake_is_repeated_as_it_is(text: str, output_format: str, here: Path, run) -> None:

@@ -277,7 +277,7 @@ READING = ("fstat", "pread", "listxattr", "statvfs", "scandir")
 
 
 @pytest.mark.parametrize(
-    ("name", "harness"), thin(itertools.product(CALLS, SITUATIONS), 23), indirect=["harness"]
+    ("name", "harness"), thin(itertools.product(CALLS, SITUATIONS), 24), indirect=["harness"]
 )
 def test_a_call_that_fails_leaves_the_source_or_the_result(name: str, harness: Harness) -> None:
     alone = harness.situation.models == 1
@@ -293,7 +293,7 @@ def test_a_call_that_fails_leaves_the_source_or_the_result(name: str, harness: H
         itertools.product(
             ["close", "link", "replace", "rename", "unlink", "mkdir", "rmdir"], SITUATIONS
         ),
-        8,
+        7,
     ),
     indirect=["harness"],
 )
@@ -305,7 +305,7 @@ def test_a_call_that_fails_after_its_work_leaves_the_source_or_the_result(
 
 @pytest.mark.parametrize(
     ("name", "harness"),
-    thin(itertools.product([*CALLS, "close"], SITUATIONS), 23),
+    thin(itertools.product([*CALLS, "close"], SITUATIONS), 12),
     indirect=["harness"],
 )
 def test_an_interrupt_at_any_call_leaves_the_source_or_the_result(
@@ -417,7 +417,7 @@ sys.exit(cli.main(args))
 
 @pytest.mark.parametrize(
     ("name", "unnamed"),
-    thin(itertools.product(["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"], [True, False]), 5),
+    thin(itertools.product(["SIGTERM", "SIGINT", "SIGHUP", "SIGKILL"], [True, False]), 3),
 )
 def test_a_signal_during_the_writing_costs_nobody_a_file(
     name: str, unnamed: bool, big: Path

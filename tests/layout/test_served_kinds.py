@@ -231,7 +231,9 @@ def write_model(path: Path, shape: Shape, inputs: dict[str, Shape], token: str =
     [
         (BLOCKS, TABLE, "paged_attention"),
         (BLOCKS, {}, "paged_attention"),
+        (("num_pages", 2, "page_size", 16), {}, "paged_attention"),
         ((8, 2, 4, 16), TABLE, "paged_attention"),
+        ((8, 2, 4, 16), {"Block_Tables_0": ("batch_size", 4)}, "paged_attention"),
         (("batch_size", 2, "ctx_len", 16), TABLE, "paged_attention"),
         (("batch_size", 2, "ctx_len", 16), {"slot_id": ("batch_size",)}, "full_attention"),
         (("batch_size", 2, "Concat/blocks.0_dim_2", 16), {}, "unknown"),

@@ -10,6 +10,7 @@ from typing import Any
 import models
 import onnx
 import pytest
+from tiers import thin
 
 from onnxkvrename import (
     Finding,
@@ -449,7 +450,7 @@ def find_foreign_results(
     return foreign, outcomes
 
 
-@pytest.mark.parametrize("target", ["sub", f"sub/{DATA}"])
+@pytest.mark.parametrize("target", thin(["sub", f"sub/{DATA}"], 1))
 @pytest.mark.parametrize("is_control", [False, True], ids=["this", "control"])
 def test_a_swap_at_any_moment_of_a_rename_brings_no_foreign_bytes(
     target: str, is_control: bool, attacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

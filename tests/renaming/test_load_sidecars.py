@@ -395,7 +395,7 @@ def test_a_sidecar_follows_on_a_cluster(here: Path, tmp_path: Path, renamed: byt
 
 
 @needs_fork
-@pytest.mark.parametrize("how", [(), ("-d", "out")])
+@pytest.mark.parametrize("how", [(), pytest.param(("-d", "out"), marks=full)])
 def test_killed_anywhere_the_same_command_ends_the_work(
     how: tuple[str, ...],
     here: Path,

@@ -251,7 +251,7 @@ def read_table() -> list[Row]:
 
 
 @pytest.mark.skipif(not OTHERS.is_dir(), reason=f"no other exporters' models: no {OTHERS}")
-@pytest.mark.parametrize("folder", thin(FOLDERS, 3))
+@pytest.mark.parametrize("folder", thin(FOLDERS, 1))
 def test_real_exports_do_what_the_page_says(folder: str) -> None:
     shown = [row for row in read_table() if row.export.startswith(f"{folder}/")]
     rows = list_rows(with_run=False, folders=[folder])

@@ -10,6 +10,7 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 from onnx import ModelProto
+from tiers import thin
 
 from onnxkvrename import load_rules
 from onnxkvrename.model.proto_reader import read_signature
@@ -743,7 +744,7 @@ DECODERS = [path for path in list_exports("plain") if "Encoder" not in path]
 
 
 @real
-@pytest.mark.parametrize("path", list_exports("plain", "VLLM"))
+@pytest.mark.parametrize("path", thin(list_exports("plain", "VLLM"), 4))
 def test_every_buffer_of_a_real_export_is_proved(path: str) -> None:
     flows = trace_file(EXPORTS / path)
     updated = {flow.updated_by.op_type for flow in flows if flow.updated_by is not None}
@@ -761,7 +762,7 @@ def exchange_outputs(model: ModelProto, first: str, second: str) -> None:
 
 
 @real
-@pytest.mark.parametrize("path", DECODERS)
+@pytest.mark.parametrize("path", thin(DECODERS, 2))
 def test_two_outputs_that_are_exchanged_in_a_real_export_are_found(path: str) -> None:
     sides = [flow.pair.output for flow in trace_file(EXPORTS / path)]
     names = [side.old_name for side in sides if side is not None]

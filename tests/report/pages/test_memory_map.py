@@ -60,7 +60,7 @@ def build_window_map(prefill_window: bool = False) -> MemoryMap:
     return build_memory_map(predict_handoff(*(reversed(sides) if prefill_window else sides)))
 
 
-@pytest.mark.parametrize("full_transfer", [False, True])
+@pytest.mark.parametrize("full_transfer", thin([False, True], 40))
 @pytest.mark.parametrize("seed", range(80))
 def test_every_length_has_the_bytes_of_the_slots_and_the_states_of_the_simulation(
     seed: int, full_transfer: bool
@@ -79,7 +79,7 @@ def test_every_length_has_the_bytes_of_the_slots_and_the_states_of_the_simulatio
             assert sizes == [slot.nbytes for slot in expected]
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", thin(range(80), 20))
 def test_the_wrong_rows_are_those_that_get_wrong_bytes(seed: int) -> None:
     prefill, decode = draw_sides(seed)
     memory_map = build_memory_map(predict_handoff(prefill, decode))

@@ -176,7 +176,7 @@ FIXED = sorted(
 )
 
 
-@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("name", thin(FIXED, 7))
 def test_a_renamed_fixture_gives_what_it_gave_before(name: str) -> None:
     plain, renamed = load_model(FIXTURES / "plain" / name), load_model(FIXTURES / "VLLM" / name)
     run, findings = check_retention(renamed, plain)
