@@ -32,7 +32,7 @@ from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.qefficient.find_export import check_cache_state
-from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
+from onnxkvrename.renaming.parallel import map_ordered, open_executor
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json
 from onnxkvrename.rules.find_models import find_jobs
@@ -154,7 +154,7 @@ def _verify_models(arguments: _Arguments) -> tuple[tuple[VerifiedModel, ...], Pr
         check_one_model("--reference is for one model", [str(path) for path in paths])
     rules = pick_requested_rules(paths, arguments, arguments.prefix)
     verify = partial(_verify_with_source, rules=rules, request=request)
-    with open_process_pool(arguments.jobs or count_useful_processes(len(paths))) as executor:
+    with open_executor(None, arguments.jobs, len(paths)) as executor:
         models = tuple(map_ordered(verify, [*sources.items()], executor, is_read_only=True))
     _check_dims(models, request)
     return verify_window_sets(models, rules, request), rules.profile_choice

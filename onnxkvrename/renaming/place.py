@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
 from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming.output_path import find_outermost_missing_directory
-from onnxkvrename.renaming.parallel import map_ordered
+from onnxkvrename.renaming.parallel import SAME_FILES_HINT, map_ordered
 from onnxkvrename.renaming.prepare import SplicePlan
 from onnxkvrename.renaming.write import SidecarPlan, WriteTask, write_temp_file
 from onnxkvrename.storage.lock import find_lock_path, hold_locks
@@ -246,12 +246,13 @@ class BatchWriter:
         files = []
         with closing(map_ordered(write, tasks, self.executor, count_file)) as results:
             for task, result in zip(tasks, results, strict=True):
-                if self.executor is not None:
-                    from onnxkvrename.renaming.worker_results import check_ready_file
-
-                    result = check_ready_file(task, result)
                 if isinstance(result, KvRenameError):
                     raise PlaceError(task.model_index, result)
+                if self.executor is not None and not is_occupied(result.temp_path):
+                    path = str(task.display_path)
+                    problem = "a worker wrote it, but it is not to be seen here"
+                    error = WriteError(problem, path=path, hint=SAME_FILES_HINT)
+                    raise PlaceError(task.model_index, error)
                 files.append(result)
         return files
 

@@ -154,7 +154,7 @@ def _prepare_open_model(
     try:
         check_result_size(splice_plan.size, str(job.model))
     except KvRenameError as error:
-        return prepared._replace(report=report._replace(error=name_worker(error)))
+        return prepared._replace(report=report._replace(error=error))
     if _has_result(prepared, opened, options):
         return prepared._replace(report=report._replace(status="unchanged"))
     return prepared

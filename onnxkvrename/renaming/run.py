@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -281,13 +281,7 @@ def _prepare_models(
 ) -> tuple[PreparedModel, ...]:
     prepare = partial(prepare_model, change=change, rules=rules, options=options)
     count_model = progress.track_models("reading", len(jobs)) if progress is not None else None
-    models = map_ordered(prepare, jobs, executor, count_model)
-    if executor is None:
-        return tuple(models)
-    from onnxkvrename.renaming.worker_results import check_prepared_model  # only for workers
-
-    with closing(models):
-        return tuple(map(check_prepared_model, jobs, models))
+    return tuple(map_ordered(prepare, jobs, executor, count_model))
 
 
 def _write_results(

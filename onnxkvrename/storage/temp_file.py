@@ -68,13 +68,6 @@ def build_temp_path(target: Path) -> Path:
     return target.parent / f"{build_temp_prefix(target)}{os.urandom(12).hex()}"
 
 
-def is_temp_path_for(path: Path, target: Path) -> bool:
-    """Return whether a path is one that `build_temp_path` can have made for this target."""
-    prefix, name = build_temp_prefix(target), path.name
-    is_random = _is_random_ending(name[len(prefix) :])
-    return path == target.parent / name and name.startswith(prefix) and is_random
-
-
 def _is_random_ending(ending: str) -> bool:
     return len(ending) == 24 and set(ending) <= set("0123456789abcdef")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import window_sets
-from tiers import full, thin
+from tiers import full
 
 from onnxkvrename import KvRenameError, Report, __version__, load_rules
 from onnxkvrename.renaming import parallel, write
@@ -27,7 +27,7 @@ from onnxkvrename.renaming.write import WriteTask
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.results import Options
-from onnxkvrename.storage.temp_file import TEMP_PREFIX
+from onnxkvrename.storage.temp_file import TEMP_PREFIX, ReadyFile
 
 
 def square(number: int) -> int:
@@ -67,13 +67,6 @@ def test_results_come_in_the_order_of_the_items(count: int) -> None:
     assert sum(heard) == 100
 
 
-def test_without_an_executor_nothing_is_done_before_it_is_asked_for() -> None:
-    seen: list[int] = []
-    results = map_ordered(seen.append, [1, 2, 3], None)
-    next(results)
-    assert seen == [1]
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are killed after a fork")
 def test_a_process_that_dies_is_an_error_that_says_what_to_do() -> None:
     with (
@@ -102,6 +95,7 @@ os.register_at_fork(before=record)
 """
 
 
+@full
 @pytest.mark.skipif(sys.platform != "linux", reason="only on Linux are workers forks")
 def test_on_a_terminal_no_thread_is_alive_when_a_worker_is_forked(tmp_path: Path) -> None:
     """The progress bars have a thread: its locks would be copied into a child that has no thread
@@ -154,6 +148,24 @@ with open_process_pool(3) as executor:
     assert log.read_text("utf-8").splitlines() == ["MainThread"] * 3
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux are workers forks")
+def test_an_interrupt_while_workers_start_ends_them() -> None:
+    script = """
+import os, signal
+from onnxkvrename.renaming.parallel import open_process_pool
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started us may ignore it
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
+try:
+    with open_process_pool(2):
+        print("work")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (result.stdout, result.stderr, result.returncode) == ("interrupted\n", "", 0)
+
+
 def test_a_pool_that_cannot_start_its_processes_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -168,48 +180,10 @@ def test_a_pool_that_cannot_start_its_processes_is_an_error(
         pass
 
 
-class Slow(ThreadPoolExecutor):
-    """An executor that tells what it was given."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.given: list[Future[Any]] = []
-
-    def submit(self, *args: Any, **how: Any) -> Future[Any]:
-        self.given.append(super().submit(*args, **how))
-        return self.given[-1]
-
-
-def test_when_the_results_are_not_wanted_any_more_nothing_is_under_way() -> None:
-    with Slow() as executor:
-        results = map_ordered(square, range(1000), executor)
-        next(results)
-        results.close()
-        assert all(future.done() for future in executor.given)
-
-
 def test_few_models_are_not_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_count_cores", lambda: 4)
-    assert [count_useful_processes(models) for models in (0, 1, 15, 16, 31, 500)] == [
-        1,
-        1,
-        1,
-        2,
-        3,
-        4,
-    ]
-
-
-def test_any_executor_renames_a_set(tmp_path: Path) -> None:
-    one, other = (
-        window_sets.write_windows(tmp_path / "one", 40),
-        window_sets.write_windows(tmp_path / "other", 40),
-    )
-    renamed(one, None)
-    with ThreadPoolExecutor(4) as executor:
-        report = renamed(other, executor)
-    assert {model.status for model in report.models} == {"renamed"}
-    assert contents(one) == contents(other)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    useful = {0: 1, 1: 1, 15: 1, 16: 2, 31: 3, 500: 4}
+    assert {models: count_useful_processes(models) for models in useful} == useful
 
 
 class Forgetful(ThreadPoolExecutor):
@@ -242,6 +216,57 @@ def test_an_executor_that_fails_changes_nothing(tmp_path: Path, snapshot) -> Non
     with pytest.raises(KvRenameError, match="a worker failed: closed"):
         renamed(root, Broken())
     assert snapshot(root) == before
+
+
+class InterruptAfter:
+    """A progress that is interrupted once the first models are read or written."""
+
+    def __init__(self, step: str) -> None:
+        self.step = step
+
+    def track_models(self, doing: str, count: int) -> Any:
+        def interrupt(done: int) -> None:
+            raise KeyboardInterrupt
+
+        return interrupt if doing == self.step else None
+
+    def track_data_file(self, name: str, size: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize("step", ["reading", "writing"])
+def test_an_interrupt_ends_the_work_and_leaves_nothing(step: str, tmp_path: Path, snapshot) -> None:
+    root = window_sets.write_windows(tmp_path, 64)
+    before = snapshot(root)
+    jobs, how = find_jobs([root]), (load_rules(), Options(), InterruptAfter(step))
+    with open_process_pool(2) as executor, pytest.raises(KeyboardInterrupt):
+        rename_batch(jobs, TokenChange("VLLM"), *how, executor)
+    assert snapshot(root) == before
+
+
+class Elsewhere(ThreadPoolExecutor):
+    """An executor whose files are not to be seen here, as on a machine with other disks."""
+
+    def submit(self, *args: Any, **how: Any) -> Future[Any]:
+        future = super().submit(*args, **how)
+        for result in future.result():
+            if isinstance(result, ReadyFile):
+                result.temp_path.unlink()
+        return future
+
+
+@pytest.mark.parametrize("place", [None, "out"])
+def test_a_result_that_is_not_to_be_seen_here_is_an_error_and_changes_nothing(
+    place: str | None, tmp_path: Path, snapshot
+) -> None:
+    root = window_sets.write_windows(tmp_path / "in", 3)
+    before = snapshot(tmp_path)
+    jobs = find_jobs([root], directory=None if place is None else tmp_path / place)
+    with Elsewhere(1) as executor:
+        report = rename_batch(jobs, TokenChange("VLLM"), load_rules(), Options(), None, executor)
+    errors = [model.error for model in report.models if model.error]
+    assert [error.hint for error in errors] == [parallel.SAME_FILES_HINT]
+    assert snapshot(tmp_path) == before
 
 
 # Dask
@@ -370,7 +395,7 @@ def test_a_worker_without_the_package_is_told_to_install_it(
     finally:
         client.run(show_package, workers=[victim])
     assert outcome.code == 2
-    assert f"worker {victim} does not" in outcome.err
+    assert f"worker {victim} cannot load onnxkvrename" in outcome.err
     assert f"install onnxkvrename {__version__} " in outcome.err
     assert snapshot(root) == before
 
@@ -430,15 +455,6 @@ def test_a_cluster_without_workers_is_an_error(
     assert f"dask worker {made.scheduler_address}" in outcome.err
 
 
-def test_no_cluster_is_an_error(tmp_path: Path, run) -> None:
-    pytest.importorskip("distributed", reason="the extra [dask] is not installed")
-    root = window_sets.write_windows(tmp_path, 2)
-    outcome = run(root, "--prefix", "VLLM", "--dask", "nonsense://127.0.0.1:1")
-    assert outcome.code == 2
-    assert "scheduler at nonsense://127.0.0.1:1" in outcome.err
-    assert len(outcome.err.splitlines()) == 1
-
-
 def test_without_distributed_the_error_says_what_to_install(
     tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,14 +464,6 @@ def test_without_distributed_the_error_says_what_to_install(
     )
     assert outcome.code == 2
     assert "pip install distributed" in outcome.err
-
-
-@pytest.mark.parametrize("address", ["nonsense", "10.0.0.1", "tcp:"])
-def test_what_is_no_address_is_told_at_once(address: str, tmp_path: Path, run) -> None:
-    pytest.importorskip("distributed", reason="the extra [dask] is not installed")
-    outcome = run(window_sets.write_windows(tmp_path, 2), "--prefix", "VLLM", "--dask", address)
-    assert outcome.code == 2
-    assert f"{address!r} is not an" in outcome.err
 
 
 # TLS
@@ -510,27 +518,27 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    thin(
-        [
-            ({}, "tls://127.0.0.1:1 requires certificates"),
-            (
-                UNREADABLE,
-                "[Errno 2]",
-            ),
-        ],
-        1,
-    ),
+    ("address", "settings", "reason"),
+    [
+        ("nonsense", {}, "missing port"),
+        ("nonsense://127.0.0.1:1", {}, "unknown address scheme"),
+        ("tls://127.0.0.1:1", {}, "distributed.comm.tls"),
+        ("tls://127.0.0.1:1", UNREADABLE, "[Errno 2]"),
+        ("tcp://127.0.0.1:1", {"distributed.comm.require-encryption": True}, "encryption required"),
+    ],
 )
-def test_tls_without_certificates_is_told_at_once(
-    settings: dict[str, str], message: str, tmp_path: Path, run
+def test_an_address_that_cannot_be_used_is_told_at_once(
+    address: str, settings: dict[str, Any], reason: str, tmp_path: Path, run, snapshot
 ) -> None:
     pytest.importorskip("distributed", reason="the extra [dask] is not installed")
     import dask
 
     root = window_sets.write_windows(tmp_path, 2)
+    before = snapshot(root)
     with dask.config.set(settings):
-        outcome = run(root, "--prefix", "VLLM", "--dask", "tls://127.0.0.1:1")
+        outcome = run(root, "--prefix", "VLLM", "--dask", address)
     assert outcome.code == 2
-    assert message in outcome.err
+    assert f"no Dask scheduler at {address}: " in outcome.err
+    assert reason in outcome.err
     assert len(outcome.err.splitlines()) == 1
+    assert snapshot(root) == before
