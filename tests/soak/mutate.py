@@ -8,6 +8,9 @@ line: first the module's own, then the quickest, until a test fails. So a mutant
 after all of them have passed. A log that exists is continued: what was tried on the same text of
 the module is not tried again. The answer is the share of mutants that a test fails for, and a
 list of the survivors.
+
+The tests are those of the default tier. What it does not notice is tried on both tiers by the same
+command with `--again --full`.
 """
 
 from __future__ import annotations
@@ -82,6 +85,8 @@ LEFT_OUT = ("tests/test_house.py", "tests/test_ci.py")
 """Test files that judge texts, those of the mutants among them."""
 FIRST_BATCH = 2
 """Seconds of CPU time of the tests that start together; each further batch takes twice as long."""
+RECORDING = 600
+"""Seconds of CPU time for a test file without a mutant."""
 STUCK = 600
 """Seconds without any CPU time until tests count as stuck, however busy the machine is."""
 NOTICED = ("caught", "timeout")
@@ -108,7 +113,7 @@ class TestFile(NamedTuple):
 
     Attributes:
         path: Relative to the repository.
-        digest: SHA-256 of the package and of the tests that it was recorded with.
+        digest: The tier, and SHA-256 of the package and of the tests that it was recorded with.
         seconds: The CPU time that it takes.
         verdict: ``survived`` if it passes.
         lines: Numbers of the lines that it runs, by module.
@@ -162,18 +167,21 @@ def append_entry(log: Path, entry: dict[str, Any]) -> None:
     os.close(descriptor)
 
 
-def record_tests(roots: list[Path], log: Path, wanted: Sequence[str]) -> list[TestFile]:
+def record_tests(
+    roots: list[Path], log: Path, wanted: Sequence[str], tier: Sequence[str]
+) -> list[TestFile]:
     """Run test files without a mutant, and return those that pass.
 
     Args:
         roots: Copies of the repository.
         log: What was recorded before; it is continued.
         wanted: The test files or their directories, by what their paths begin with.
+        tier: The option that chooses the tier, if any.
     """
     root = roots[0]
     digest = _hash_files(sorted([*(root / "onnxkvrename").rglob("*.py"), *root.glob("tests/*.py")]))
     digests = {
-        name: f"{digest}-{_hash_files([root / name])}"
+        name: "-".join([digest, _hash_files([root / name]), *tier])
         for path in sorted(root.glob("tests/**/test_*.py"))
         if (name := path.relative_to(root).as_posix()) not in LEFT_OUT
         and name.startswith(tuple(wanted))
@@ -182,7 +190,7 @@ def record_tests(roots: list[Path], log: Path, wanted: Sequence[str]) -> list[Te
     missing = [name for name in digests if (name, digests[name]) not in known]
 
     def record(root: Path, number: int) -> None:
-        test = _record_test(root, missing[number], digests[missing[number]])
+        test = _record_test(root, missing[number], digests[missing[number]], tier)
         append_entry(log, test._asdict())
         print(f"{test.verdict:9} {test.seconds:6} s {test.path}", flush=True)
 
@@ -201,14 +209,14 @@ def _read_recorded(log: Path) -> dict[tuple[str, str], TestFile]:
     return {(test.path, test.digest): test for test in tests}
 
 
-def _record_test(root: Path, name: str, digest: str) -> TestFile:
+def _record_test(root: Path, name: str, digest: str, tier: Sequence[str]) -> TestFile:
     before = _read_cpu_time()
     with tempfile.NamedTemporaryFile() as file:
-        verdict, tail = run_tests(root, [name], 600, file.name)
+        verdict, tail = run_tests(root, [*tier, name], RECORDING, file.name)
         recorded = Path(file.name).read_text("utf-8").splitlines()
     seconds = round(_read_cpu_time() - before, 1)
     if verdict != "survived":  # a limit of the test may be too tight for a recorded run
-        verdict, tail = run_tests(root, [name], 600)
+        verdict, tail = run_tests(root, [*tier, name], RECORDING)
     if verdict != "survived":
         print(tail, flush=True)
     lines: dict[str, set[int]] = {}
@@ -303,7 +311,12 @@ def split_into_batches(tests: list[TestFile]) -> Iterator[list[TestFile]]:
 
 
 def try_mutant(
-    root: Path, module: str, mutant: Mutant, tests: list[TestFile], limit: float
+    root: Path,
+    module: str,
+    mutant: Mutant,
+    tests: list[TestFile],
+    limit: float,
+    tier: Sequence[str],
 ) -> dict[str, Any]:
     """Run the tests with one mutant in place, and return what came of it.
 
@@ -313,6 +326,7 @@ def try_mutant(
         mutant: The mutant.
         tests: What the test files do without it.
         limit: Seconds of CPU time of tests after which no further batch is started.
+        tier: The option that chooses the tier, if any.
     """
     path = root / "onnxkvrename" / module
     source = path.read_bytes()
@@ -327,7 +341,7 @@ def try_mutant(
                 break
             limit -= sum(test.seconds for test in batch)
             seconds = 20 + 2 * sum(test.seconds for test in batch)
-            verdict, tail = run_tests(root, [test.path for test in batch], seconds)
+            verdict, tail = run_tests(root, [*tier, *(test.path for test in batch)], seconds)
             if verdict != "survived":
                 break
     finally:
@@ -337,13 +351,13 @@ def try_mutant(
 
 
 def run_tests(
-    root: Path, paths: list[str], seconds: float, recorded: str | None = None
+    root: Path, wanted: list[str], seconds: float, recorded: str | None = None
 ) -> tuple[str, str]:
     """Run test files in a process until one fails.
 
     Args:
         root: The repository's copy.
-        paths: The test files, in their order.
+        wanted: The option that chooses the tier, if any, and the test files, in their order.
         seconds: CPU time until the mutant counts as noticed: it runs without end.
         recorded: A file for the lines that run.
 
@@ -353,7 +367,7 @@ def run_tests(
     with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
-            _run_tests_in_child(root, paths, int(seconds), recorded, output.fileno())
+            _run_tests_in_child(root, wanted, int(seconds), recorded, output.fileno())
         used, since = 0, time.monotonic()
         while True:
             pid, status = os.waitpid(child, os.WNOHANG)
@@ -380,7 +394,7 @@ def _read_ticks(child: int) -> int:
 
 
 def _run_tests_in_child(
-    root: Path, paths: list[str], seconds: int, recorded: str | None, output: int
+    root: Path, wanted: list[str], seconds: int, recorded: str | None, output: int
 ) -> None:
     """Replace this process by a run of the tests; never returns."""
     code = 99
@@ -408,7 +422,7 @@ def _run_tests_in_child(
         import pytest
 
         options = "-x -q -p no:cacheprovider -n 0 -p no:randomly --no-header --tb=line"
-        code = int(pytest.main([*options.split(), *paths]))
+        code = int(pytest.main([*options.split(), *wanted]))
         sys.stdout.flush()
     finally:
         os._exit(code)
@@ -486,6 +500,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--quick", type=float, default=math.inf, help="seconds for each mutant")
+    parser.add_argument("--full", action="store_true", help="with the full tier of the tests")
     parser.add_argument("--again", action="store_true", help="only what was not noticed")
     parser.add_argument("--report", action="store_true", help="only print what the log says")
     arguments = parser.parse_args()
@@ -498,7 +513,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         roots = [copy_repository(Path(directory) / str(job)) for job in range(arguments.jobs)]
         recorded = arguments.log.with_suffix(".tests.jsonl")
-        tests = record_tests(roots, recorded, arguments.tests or ["tests/"])
+        tier = ["--full"] if arguments.full else []
+        tests = record_tests(roots, recorded, arguments.tests or ["tests/"], tier)
         known = read_log(arguments.log)
         if arguments.again:
             missing = list_unnoticed(known, roots[0])
@@ -511,7 +527,7 @@ def main() -> None:
             if time.monotonic() < deadline:
                 module, digest, mutant = missing[number]
                 names = {"module": module, "digest": digest, "key": mutant.key}
-                outcome = try_mutant(root, module, mutant, tests, arguments.quick)
+                outcome = try_mutant(root, module, mutant, tests, arguments.quick, tier)
                 append_entry(arguments.log, {**names, **mutant._asdict(), **outcome})
                 print(
                     f"{outcome['verdict']:9} {outcome['seconds']:6} s {module}:{mutant.line} "

@@ -451,6 +451,19 @@ def test_what_the_run_reads_is_not_removed_whatever_its_name(tmp_path: Path) -> 
     assert not left.exists()
 
 
+def test_what_a_record_keeps_stays_while_another_directory_is_cleaned(
+    record: Path, changes: list[FileChange], tmp_path: Path
+) -> None:
+    left = build_temp_path(tmp_path / "elsewhere" / "m.onnx")
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    before = list_texts(record.parent)
+    stale = find_stale_temp_files(file.target for file in changes)
+    assert remove_stale_temp_files([*stale, left])
+    assert list_texts(record.parent) == before
+    assert not left.exists()
+
+
 def test_before_all_inputs_are_known_only_second_names_go(tmp_path: Path) -> None:
     target = tmp_path / "m.onnx"
     target.write_bytes(b"model")

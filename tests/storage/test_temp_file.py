@@ -172,25 +172,25 @@ def test_errors_call_the_target_what_the_user_calls_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "hint", "in_place_hint"),
     [
-        (errno.ENOSPC, "write elsewhere", "free some space"),
-        (errno.EDQUOT, "write elsewhere", "free some space"),
+        (errno.ENOSPC, "free some space, or write elsewhere with -o", "free some space"),
+        (errno.EDQUOT, "free some space, or write elsewhere with -o", "free some space"),
         (
             errno.EFBIG,
-            "write elsewhere",
-            "(ulimit -f)",
+            "raise the file size limit (ulimit -f), or write elsewhere",
+            "raise the file size limit (ulimit -f)",
         ),
-        (errno.EROFS, "write to another", ""),
+        (errno.EROFS, "write to another directory", ""),
         (
             errno.EACCES,
-            "another directory",
-            "must be writable",
+            "its directory must be writable; or write to another directory",
+            "its directory must be writable",
         ),
         (
             errno.EPERM,
-            "another directory",
-            "must be writable",
+            "its directory must be writable; or write to another directory",
+            "its directory must be writable",
         ),
-        (errno.EEXIST, *["--force"] * 2),
+        (errno.EEXIST, *["a file appeared there during the run; --force replaces it"] * 2),
         (errno.ENOENT, *["create its directory first"] * 2),
         (errno.ENOTDIR, *["create its directory first"] * 2),
         (errno.EIO, None, None),
@@ -203,9 +203,7 @@ def test_an_error_of_the_system_says_how_to_fix_it_in_place_and_elsewhere(
         raise OSError(number, os.strerror(number))
     error = caught.value
     assert (error.path, error.message) == ("m.onnx", f"cannot be written: {os.strerror(number)}")
-    for told, expected in ((error.hint, hint), (error.in_place_hint, in_place_hint)):
-        assert bool(told) == bool(expected)
-        assert (expected or "") in (told or "")
+    assert (error.hint, error.in_place_hint or None) == (hint, in_place_hint or None)
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT])
