@@ -361,7 +361,7 @@ def test_every_danger_of_the_page_has_an_example() -> None:
     assert [*dict.fromkeys(danger for danger, _, _ in CELLS)] == [*DANGERS]
 
 
-@pytest.mark.parametrize(("danger", "column", "cell"), thin(CELLS, 50))
+@pytest.mark.parametrize(("danger", "column", "cell"), thin(CELLS, 25))
 def test_a_command_finds_exactly_the_dangers_that_the_page_says(
     danger: str, column: str, cell: str, tmp_path: Path, run
 ) -> None:

@@ -23,7 +23,7 @@ COMMANDS = {
     "to-qeff": "{} --to qeff -d out --format json",
 }
 """What is run on each model or directory."""
-IN_DEFAULT_TIER = 4
+IN_DEFAULT_TIER = 12
 """One of so many rows with a fixture is in the default tier."""
 
 

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,7 +80,7 @@ class Row:
     is_slow: bool = False
     keeps_stdout: bool = False
 
-    @property
+    @cached_property
     def argv(self) -> list[str]:
         """The arguments after the name of the program."""
         return shlex.split(self.run)

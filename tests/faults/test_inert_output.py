@@ -124,7 +124,7 @@ def test_yaml_keeps_every_name_exactly(here: Path, run) -> None:
 
 @pytest.mark.parametrize(
     ("text", "output_format"),
-    thin(itertools.product(HOSTILE_TEXTS, ["text", "github", "json"]), 13),
+    thin(itertools.product(HOSTILE_TEXTS, ["text", "github", "json"]), 7),
     ids=ascii,
 )
 def test_no_mistake_is_repeated_as_it_is(text: str, output_format: str, here: Path, run) -> None:

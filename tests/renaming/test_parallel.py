@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import window_sets
-from tiers import full
+from tiers import full, thin
 
 from onnxkvrename import KvRenameError, Report, __version__, load_rules
 from onnxkvrename.renaming import parallel, write
@@ -511,13 +511,16 @@ UNREADABLE = {
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({}, "tls://127.0.0.1:1 requires certificates"),
-        (
-            UNREADABLE,
-            "[Errno 2]",
-        ),
-    ],
+    thin(
+        [
+            ({}, "tls://127.0.0.1:1 requires certificates"),
+            (
+                UNREADABLE,
+                "[Errno 2]",
+            ),
+        ],
+        1,
+    ),
 )
 def test_tls_without_certificates_is_told_at_once(
     settings: dict[str, str], message: str, tmp_path: Path, run
