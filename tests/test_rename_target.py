@@ -15,6 +15,7 @@ from hint_trials import find_hints
 from models import saved
 from onnx import ModelProto
 
+import onnxkvrename
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs
@@ -105,6 +106,8 @@ def test_what_the_consumer_cannot_take_is_not_written(tmp_path: Path, run) -> No
     outcome = run("check-consumer", path)
     assert (outcome.code, "KV604" in outcome.err) == (1, True)
     assert not list(find_hints("", outcome.err))  # no name would change
+    (found,) = onnxkvrename.check_consumer(path)
+    assert (found.code, "rename" in found.hint) == ("KV604", False)
     assert not list(find_hints("", run(path, "--target", "vllm-qaic").err))
 
 

@@ -196,6 +196,10 @@ def command(**values: Any) -> int:
         strict=arguments.strict,
     )
     handoff = handoff._replace(findings=complete_findings(handoff.findings))
+    if requests is not None and not handshake.notes:  # a note says what is not known of it
+        fact = f"the code of vLLM {requests[0].vllm_version}'s NIXL connector"
+        basis = handoff.basis._replace(facts=(*handoff.basis.facts, fact))
+        handoff = handoff._replace(basis=basis)
     prefill, decode = (
         loaded._replace(reports=complete_reports(loaded.reports)) for loaded in (prefill, decode)
     )

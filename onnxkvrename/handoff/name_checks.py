@@ -218,7 +218,7 @@ def _explain_unselected(
 def drop_vain_renames(
     findings: Iterable[Finding],
     names: Sequence[tuple[str, str]],
-    rules: Rules,
+    rules: Rules | None,
     consumer: Consumer,
 ) -> Iterator[Finding]:
     """Yield findings that suggest only renames that can be done, and change something.
@@ -229,7 +229,7 @@ def drop_vain_renames(
     Args:
         findings: The findings of a consumer.
         names: The sides of the buffers, each with the name in the file, which the rules know.
-        rules: The rules that found the buffers.
+        rules: The rules that found the buffers; ``None`` if they are not known.
         consumer: The consumer.
     """
     has_token = all(consumer.token in name for _, name in names)
@@ -237,8 +237,9 @@ def drop_vain_renames(
         head, ending, _ = finding.hint.partition(NO_LOGITS_HINT)
         if ending and has_token:
             finding = finding._replace(hint=head + ending)
-        if _CONVERSION_HINT in finding.hint and not can_convert(names, rules, load_rules("qeff")):
-            finding = finding._replace(hint=finding.hint.partition(_CONVERSION_HINT)[0])
+        head, conversion, _ = finding.hint.partition(_CONVERSION_HINT)
+        if conversion and rules and not can_convert(names, rules, load_rules("qeff")):
+            finding = finding._replace(hint=head)
         yield finding
 
 

@@ -572,6 +572,9 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
     outcome = run("compare", model, model, "--block-size", "16:64", "--vllm", "0.24")
     assert "NIXL: 4 blocks" in outcome.out
     assert "KV622" not in outcome.err
+    for options in ((), ("--block-size", "16:16")):  # a success says that it rests on this, too
+        verdict = run("compare", model, model, *options).out.splitlines()[0]
+        assert ("vLLM 0.33's NIXL connector" in verdict) == bool(options)
 
 
 @pytest.mark.parametrize(
