@@ -66,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("tier", deadline=None, max_examples=examples)
     settings.load_profile("tier")
     _let_signals_through()
+    _forget_surroundings()
 
 
 def pytest_collection() -> None:
@@ -87,6 +88,13 @@ def _cache_bytecode(directory: Path) -> None:
     del os.environ["PYTHONDONTWRITEBYTECODE"]
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(directory)
     sys.dont_write_bytecode = False
+
+
+def _forget_surroundings() -> None:
+    """Give each test the same terminal and the same umask, wherever it is started."""
+    for name in ("COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
+        os.environ.pop(name, None)
+    os.umask(0o022)
 
 
 def _let_signals_through() -> None:
@@ -282,7 +290,9 @@ def piped() -> Piped:
         pytest.skip("there is no bash")
 
     def call(line: str, where: Path) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "K": f"{sys.executable} -m onnxkvrename"}
+        python = Path(sys.executable)  # found by PATH, as its own path may have a space in it
+        search = f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        environment = {**os.environ, "PATH": search, "K": f"{python.name} -m onnxkvrename"}
         shell = ["bash", "-o", "pipefail", "-c", line]
         return subprocess.run(shell, cwd=where, env=environment, capture_output=True, text=True)
 

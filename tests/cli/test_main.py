@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import warnings
@@ -687,7 +688,7 @@ def test_a_signal_while_the_console_script_starts_ends_it_with_130(
 ) -> None:
     (tmp_path / "script.py").write_text("from onnxkvrename.__main__ import run\nrun()\n")
     (tmp_path / "signalled.py").write_text(SIGNALLED_WHILE_STARTING)
-    line = f"{sys.executable} signalled.py {name} script.py {redirection}"
+    line = f"{shlex.quote(sys.executable)} signalled.py {name} script.py {redirection}"
     process = piped(line, tmp_path)
     assert (process.returncode, process.stdout) == (130, "")
     line = "error: interrupted: no file was left half written (run the same command again)\n"

@@ -300,7 +300,7 @@ os.write(3, f"{file} {os.get_inheritable(2)}".encode())
 def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path: Path, piped) -> None:
     """Else what a library writes on stderr would be written into a model."""
     (tmp_path / "descriptors.py").write_text(DESCRIPTORS)
-    line = f"{sys.executable} descriptors.py model <&- >&- 2>&- 3> told; cat told"
+    line = f"{shlex.quote(sys.executable)} descriptors.py model <&- >&- 2>&- 3> told; cat told"
     file, inheritable = piped(line, tmp_path).stdout.split()
     assert (int(file) > 3, inheritable) == (True, "True")
     assert (tmp_path / "model").read_bytes() == b""

@@ -139,4 +139,4 @@ def test_a_set_is_named_by_its_directory_and_size(models: tuple[str, ...], text:
 
 def test_a_set_has_a_short_title() -> None:
     title = format_layout_title(load("windows"))
-    assert re.fullmatch(r"\S*fixtures/VLLM/windows \(3 models\): \d+ buffers, layers 0-2", title)
+    assert re.fullmatch(r".*fixtures/VLLM/windows \(3 models\): \d+ buffers, layers 0-2", title)
