@@ -4,6 +4,7 @@ import errno
 import io
 import itertools
 import re
+import shlex
 import sys
 from pathlib import Path
 

@@ -45,13 +45,14 @@ def test_a_file_is_read_at_any_place_and_not_past_its_end(source: Path) -> None:
         (lambda path: path.symlink_to("/dev/zero"), "not a regular"),
         (lambda path: path.symlink_to(path), "Too many levels"),
         (lambda path: path.symlink_to("nowhere"), "no such file"),
-        (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "cannot be"),
+        (lambda path: socket.socket(socket.AF_UNIX).bind(path.name), "cannot be"),
     ],
     ids=["nothing", "pipe", "directory", "device", "loop", "dangling", "socket"],
 )
 def test_what_is_no_file_is_refused_without_waiting(
-    make: Callable[[Path], object], message: str, tmp_path: Path
+    make: Callable[[Path], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket has a limit of about 100 bytes
     make(tmp_path / "x")
     with pytest.raises(ModelError, match=message) as caught, open_file(tmp_path / "x"):
         pass
