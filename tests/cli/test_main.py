@@ -238,7 +238,8 @@ def test_strict_and_normalize_reach_the_work_too(tmp_path: Path, run) -> None:
     assert run(path, *V, "--strict").code == 1
     outcome = run(path, *V, "-n")
     assert (outcome.code, "warning KV111" in outcome.err) == (0, True)
-    fixture = Path(__file__).parents[2] / "fixtures" / "plain" / "internal_suffix.onnx"
+    plain = Path(__file__).parents[2] / "fixtures" / "plain" / "internal_suffix.onnx"
+    fixture = saved(plain.read_bytes(), tmp_path / "internal_suffix.onnx")
     assert "warning KV112" in run(fixture, *V, "-n").err
     outcome = run(fixture, *V, "-n", "--normalize")
     assert "past_key.0_InternalRetainedState -> past_key.0_VLLM_RetainedState" in outcome.out

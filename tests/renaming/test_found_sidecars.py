@@ -421,6 +421,7 @@ def test_a_real_compile_below_a_real_export_becomes_that_of_its_twin(tmp_path: P
     (plain,) = EXPORTS.glob("plain-*")
     export = tmp_path / plain.name
     shutil.copytree(plain, export)
+    export.chmod(0o755)  # the exports may be read-only
     shutil.copytree(EXPORTS / "compile-plain", export / COMPILE)
     for path in (export, *export.rglob("*")):
         path.chmod(0o755)
