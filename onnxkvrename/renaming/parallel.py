@@ -183,6 +183,7 @@ def _initialize_worker(parent: int) -> None:
     if sys.platform == "linux":
         import ctypes
 
+        os.setpgrp()  # a signal to the whole group, as timeout(1) sends it, is for the parent
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # held while this process was forked
         with suppress(OSError):
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

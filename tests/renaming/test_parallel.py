@@ -148,6 +148,14 @@ with open_process_pool(3) as executor:
     assert log.read_text("utf-8").splitlines() == ["MainThread"] * 3
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there workers have a group of their own")
+def test_a_signal_to_the_whole_group_reaches_only_the_parent() -> None:
+    """As timeout(1) sends it. A pool whose processes end while it is closed prints a traceback."""
+    with open_process_pool(2) as executor:
+        assert executor is not None
+        assert executor.submit(os.getpgrp).result() != os.getpgrp()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only on Linux are workers forks")
 def test_an_interrupt_while_workers_start_ends_them() -> None:
     script = """
