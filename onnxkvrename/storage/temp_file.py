@@ -68,10 +68,6 @@ def build_temp_path(target: Path) -> Path:
     return target.parent / f"{build_temp_prefix(target)}{os.urandom(12).hex()}"
 
 
-def _is_random_ending(ending: str) -> bool:
-    return len(ending) == 24 and set(ending) <= set("0123456789abcdef")
-
-
 def find_stale_temp_files(targets: Iterable[Path]) -> Iterator[Path]:
     """Yield what dead runs have left beside targets.
 
