@@ -46,7 +46,7 @@ from onnxkvrename.layout.load import (
     load_model_or_manifest,
 )
 from onnxkvrename.layout.manifest import manifest_to_json
-from onnxkvrename.renaming.run import remove_links_of_killed_runs, stamp_models
+from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.manifest_text import (
@@ -61,6 +61,7 @@ from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport, Options
+from onnxkvrename.storage.recover import settle_stopped_runs
 from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import needs_write, write_files
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
@@ -174,7 +175,8 @@ def command(**values: Any) -> int:
     check_pairs_token(arguments.prefix, arguments.pairs)
     rules = pick_requested_rules(arguments.models, arguments, arguments.prefix)
     if arguments.stamp:
-        remove_links_of_killed_runs(find_jobs(arguments.models))
+        jobs = find_jobs(arguments.models)
+        settle_stopped_runs([job.target.parent for job in jobs], [job.model for job in jobs])
     loaded = _load_layout(arguments, rules, compile_info)
     if arguments.stamp:
         loaded = _plan_stamp(loaded, rules)

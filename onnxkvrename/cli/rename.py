@@ -266,9 +266,11 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
     check_exclusive("--jobs", arguments.jobs, "--dask", arguments.dask is not None)
     models = arguments.models
     if arguments.in_place:
-        from onnxkvrename.qefficient.seed_cache import find_moved_paths  # only for --seed-cache
+        from onnxkvrename.qefficient import seed_cache  # only for --seed-cache
 
-        models = find_moved_paths(models, rules, change)
+        if options.write:
+            seed_cache.settle_stopped_moves(models)
+        models = seed_cache.find_moved_paths(models, rules, change)
     jobs = find_jobs(models, arguments.output, arguments.directory)
     if arguments.seed_cache:
         return _rename_in_cache(jobs, change, rules, options, arguments)
@@ -331,8 +333,6 @@ def _rename_in_cache(
         options = options._replace(write=False)
     jobs = seed_plan.redirect_jobs(jobs)
     params = seed_plan.build_sidecars()
-    if options.write:
-        seed_plan.clear_finished_intents()
     report = _run_jobs(jobs, change, rules, options, arguments, params, seed_plan.directory_map)
     return seed_plan.update_report(report, dry_run=not options.write)
 

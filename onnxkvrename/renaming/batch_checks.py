@@ -252,7 +252,7 @@ class _SpaceCheck:
             directory = find_writable_directory(item.job)
             status = read_status(directory)
             device = None if status is None else status.st_dev
-            needed = sum(file.needed_size for file, _ in item.data_copies)
+            needed = sum(file.size for file, _ in item.data_copies)
             if item.needs_write:
                 needed += item.splice_plan.size
             check_free_space(directory, self.claimed[device] + needed, item.job.output)

@@ -22,7 +22,7 @@ from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.results import ModelReport, Options, RenameJob, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.sidecars.search import LEAVE_HINT
-from onnxkvrename.storage.open_beneath import open_directory
+from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import (
     OpenFile,
     OutsideError,
@@ -195,14 +195,13 @@ def _open_sidecar(sidecar: Sidecar) -> Iterator[OpenFile]:
         with open_file(sidecar.path) as file:
             yield file
         return
-    with open_directory(sidecar.path.parent) as directory:
-        try:
-            with directory.open_file(sidecar.path.name) as file:
-                yield file
-        except OutsideError as error:
-            raise ModelError(
-                error.message, path=str(sidecar.path), hint="replace it with a copy"
-            ) from None
+    try:
+        with Folder(sidecar.path.parent).open_file(sidecar.path.name) as file:
+            yield file
+    except OutsideError as error:
+        raise ModelError(
+            error.message, path=str(sidecar.path), hint="replace it with a copy"
+        ) from None
 
 
 def _find_nearest_model(directory: Path, models: Sequence[ModelReport]) -> int:

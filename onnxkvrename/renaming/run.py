@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import (
-    KvRenameError,
     ModelError,
     RulesError,
 )
@@ -20,8 +18,6 @@ from onnxkvrename.renaming.place import (
     BatchWriter,
     PlaceError,
     Progress,
-    find_targets_to_clean,
-    remove_stale_files,
 )
 from onnxkvrename.renaming.prepare import (
     PreparedModel,
@@ -42,7 +38,7 @@ from onnxkvrename.rules.results import (
     SidecarSearch,
     Status,
 )
-from onnxkvrename.storage.temp_file import resolve_moved_path
+from onnxkvrename.storage.recover import settle_stopped_runs
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -89,9 +85,9 @@ def rename_batch(
     """
     check_token_change(change)
     options = options or Options()
-    targets = _list_targets_to_clean([*jobs, *(sidecar.job for sidecar in sidecars)])
     inputs = [*options.read_files, *(job.model for job in jobs), *(item.path for item in sidecars)]
-    keeps_files = options.write and remove_stale_files(targets, inputs, links_only=True)
+    directories = [job.target.parent for job in jobs]
+    is_half_done = options.write and settle_stopped_runs(directories, inputs)
     models = _prepare_models(jobs, change, rules, options, progress, executor)
     models = check_batch(models, change, rules, options)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
@@ -101,12 +97,11 @@ def rename_batch(
     if not options.write or any(model.report.failed for model in models):
         return Report(_list_reports(models), _list_sidecar_reports(prepared_sidecars))
     inputs += [file.path for model in models for file in model.data_files]
-    keeps_files |= remove_stale_files([*targets, *_list_data_paths(models)], inputs)
     tasks = list_tasks(models, prepared_sidecars, options)
     writer = BatchWriter(tasks, progress, executor, directory_map, inputs)
     report = _write_results(models, prepared_sidecars, writer)
-    if keeps_files and not report.failed:
-        _remove_kept_files(targets, models, directory_map or {}, inputs)
+    if is_half_done and not report.failed:
+        settle_stopped_runs(directories, inputs)  # this run has finished the work of the other
     return _restate_findings(report, rules, options)
 
 
@@ -212,9 +207,7 @@ def stamp_models(
         The result of each model. An error is in the model's report; then all are as they were.
         It is an error that a file has changed since it was read.
     """
-    targets = _list_targets_to_clean(jobs)
     inputs = [*options.read_files, *(job.model for job in jobs)]
-    keeps_files = remove_stale_files(targets, inputs, links_only=True)
     models = tuple(
         prepare_stamp(job, report, identity, digest, options)
         for job, report, identity in zip(jobs, reports, identities, strict=True)
@@ -222,25 +215,8 @@ def stamp_models(
     models = check_batch(models, TokenChange(None), rules, options)
     if any(model.report.failed for model in models):
         return Report(_list_reports(models))
-    keeps_files |= remove_stale_files(targets, inputs)
     writer = BatchWriter(list_tasks(models, (), options), inputs=inputs)
-    report = _write_results(models, (), writer)
-    if keeps_files and not report.failed:
-        _remove_kept_files(targets, models, {}, inputs)
-    return report
-
-
-def remove_links_of_killed_runs(jobs: Sequence[RenameJob]) -> None:
-    """Remove second links that killed runs left of models, before the models are read.
-
-    To remove one later would change the status of a model, and it would no longer be the file
-    that was read.
-
-    Args:
-        jobs: The models, which are about to be rewritten in place.
-    """
-    models = [job.model for job in jobs]
-    remove_stale_files(_list_targets_to_clean(jobs), models, links_only=True)
+    return _write_results(models, (), writer)
 
 
 def check_token_change(change: TokenChange) -> None:
@@ -249,26 +225,6 @@ def check_token_change(change: TokenChange) -> None:
         raise RulesError("no token given", hint="pass a token, or ask to strip")
     if change.token is not None and (fault := find_token_error(change.token)):
         raise RulesError(f"the token {change.token!r} {fault}", hint="for example VLLM")
-
-
-def _list_targets_to_clean(jobs: Sequence[RenameJob]) -> list[Path]:
-    targets = (find_targets_to_clean(job.target, job.root) for job in jobs)
-    return list(dict.fromkeys(path for paths in targets for path in paths))
-
-
-def _remove_kept_files(
-    targets: Sequence[Path],
-    models: Sequence[PreparedModel],
-    moves: Mapping[Path, Path],
-    inputs: Sequence[Path],
-) -> None:
-    """Remove what a half done run had kept, after the work was finished."""
-    from onnxkvrename.storage.recover import remove_ended_runs  # only after a half done run
-
-    paths = [resolve_moved_path(path, moves) for path in (*targets, *_list_data_paths(models))]
-    with suppress(KvRenameError):  # the work is done; the next run tries again
-        remove_ended_runs(dict.fromkeys(path.parent for path in (*paths, *moves.values())))
-    remove_stale_files(paths, [resolve_moved_path(path, moves) for path in inputs])
 
 
 def _prepare_models(
@@ -308,10 +264,6 @@ def _report_written(models: Sequence[PreparedModel], sidecars: Sequence[Prepared
         tuple(model.report._replace(status=_resolve_status(model)) for model in models),
         tuple(_resolve_sidecar_report(sidecar.report) for sidecar in sidecars),
     )
-
-
-def _list_data_paths(models: Sequence[PreparedModel]) -> list[Path]:
-    return [Path(os.path.abspath(path)) for model in models for path in model.data_paths]
 
 
 def _list_reports(models: Sequence[PreparedModel]) -> tuple[ModelReport, ...]:

@@ -52,6 +52,7 @@ class WriteTask(NamedTuple):
         in_place: Whether it replaces its source.
         force: Whether to overwrite an existing file, and to give up on keeping the owner.
         root: The directory below which no link may lead to the target; ``None`` for in place.
+        temp_name: Its name beside the target until it is placed.
     """
 
     model_index: int
@@ -61,6 +62,7 @@ class WriteTask(NamedTuple):
     in_place: bool
     force: bool
     root: Path | None = None
+    temp_name: str | None = None
 
     def find_source_error(self) -> KvRenameError | None:
         """Return the error of a source that is no longer in the state that was read."""
@@ -142,7 +144,7 @@ def write_temp_file(
     try:
         with (
             _open_source(task) as source,
-            TempFile(task.target, task.display_path, task.root) as file,
+            TempFile(task.target, task.display_path, task.root, task.temp_name) as file,
         ):
             if isinstance(task.source, SplicePlan):
                 write_pieces(source, task.source.pieces, file)

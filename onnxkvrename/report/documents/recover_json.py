@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import render_json_document, serialize_error
-from onnxkvrename.storage.recover import HalfDoneRun, TargetState
+from onnxkvrename.storage.record import TargetState
+from onnxkvrename.storage.recover import HalfDoneRun
 
 SCHEMA = "onnxkvrename.recover/1"
 
