@@ -17,8 +17,8 @@ from onnxkvrename.errors import WriteError
 from onnxkvrename.storage.read import close_quietly, resolve_path
 from onnxkvrename.storage.temp_file import LOCK_NAME, translate_write_errors
 
-_MAX_WAIT = 30.0
-"""Seconds to wait for another run. Most need a few to write their results."""
+_MAX_WAIT = 10.0
+"""Seconds to wait for another run. Most need less than one to write their results."""
 _WAIT_STEP = 0.05
 _NO_LOCK_ERRNOS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Errors of a file system without locks. There, only the check of each source is left, which
@@ -121,7 +121,7 @@ def _wait_for_lock(descriptor: int, directory: Path) -> bool:
             return True
         if time.monotonic() > end:
             raise WriteError(
-                "another run is writing here",
+                "is being processed by another run",
                 path=str(directory),
                 hint="wait for it to end, then run this again",
             )
