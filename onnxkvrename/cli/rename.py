@@ -265,11 +265,12 @@ def _rename_models(arguments: _Arguments, view: RenameView) -> Report:
     check_exclusive("--strip", change.strip, "--replace", change.replace)
     check_exclusive("--jobs", arguments.jobs, "--dask", arguments.dask is not None)
     models = arguments.models
-    if arguments.in_place:
-        from onnxkvrename.qefficient import seed_cache  # only for --seed-cache
+    if arguments.seed_cache:
+        from onnxkvrename.qefficient import seed_cache  # most renames need none
 
         if options.write:
             seed_cache.settle_stopped_moves(models)
+    if arguments.in_place:
         models = seed_cache.find_moved_paths(models, rules, change)
     jobs = find_jobs(models, arguments.output, arguments.directory)
     if arguments.seed_cache:

@@ -67,10 +67,12 @@ def find_data_files(
         directory), KV502 (cannot be read) or KV503 (too short).
 
     Raises:
-        ModelError: It cannot be determined where the model is, or more than
+        ModelError: The model is no longer where it was opened, or more than
             `MAX_UNUSABLE_LOCATIONS` lead to no file of their own.
     """
     folder = Folder(model_file.path.parent)
+    if not folder.has_file(model_file):
+        raise build_changed_error(model_file.path)
     checked: dict[str, DataFile | KvRenameError] = {}
     found: set[str] = set()
     paths: set[Path] = set()

@@ -31,6 +31,7 @@ from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, Report, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
+from onnxkvrename.storage.directories import is_left_empty
 from onnxkvrename.storage.read import is_directory, is_occupied, read_text_file, resolve_path
 from onnxkvrename.storage.record import resolve_moved_path
 from onnxkvrename.storage.recover import settle_stopped_runs
@@ -202,7 +203,7 @@ def plan_seeds(
 
 
 def settle_stopped_moves(paths: Iterable[Path]) -> None:
-    """Undo runs that were stopped before all exports had their new names.
+    """Undo runs that were stopped before all exports had their new names, or were all there.
 
     Args:
         paths: The models or directories of the run; they may have their new names.
@@ -212,8 +213,11 @@ def settle_stopped_moves(paths: Iterable[Path]) -> None:
     """
     directories = list[Path]()
     for path in map(Path.absolute, paths):
-        directories += (path, *path.parents[:2])
         directories += (Path(folder) for folder, _, _ in os.walk(path))
+        for directory in (path, *path.parents[:2]):
+            directories.append(directory)
+            if is_directory(directory):
+                directories += (directory / name for name in os.listdir(directory))
     settle_stopped_runs(directories)
 
 
@@ -324,6 +328,8 @@ def _plan_seed(directory: Path, rules: Rules, change: TokenChange, *, in_place: 
     new_entry = build_renamed_entry(entry, rules, change)
     target = directory.parent / new_entry.directory_name
     is_taken = target != directory and is_occupied(target)
+    if is_taken and not in_place:  # a run that was killed may have made it
+        is_taken = not is_left_empty(target)
     is_same = is_taken and _has_entry(target, new_entry)
     if is_taken and (in_place or not is_same):
         occupied = build_occupied_finding(str(target), same=is_same)

@@ -160,10 +160,7 @@ class BatchWriter:
         Models come last, so that none is ever in place without the files it needs. What
         someone else saves at a target meanwhile stays, and ends the run.
         """
-        tasks = [
-            task._replace(temp_name=transaction.build_temp_name(index))
-            for index, task in enumerate(self.tasks)
-        ]
+        tasks = [task._replace(run_key=transaction.key) for task in self.tasks]
         files = self._write_temp_files(tasks)
         for task in tasks:
             error = task.find_source_error()

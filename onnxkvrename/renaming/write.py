@@ -52,7 +52,7 @@ class WriteTask(NamedTuple):
         in_place: Whether it replaces its source.
         force: Whether to overwrite an existing file, and to give up on keeping the owner.
         root: The directory below which no link may lead to the target; ``None`` for in place.
-        temp_name: Its name beside the target until it is placed.
+        run_key: The key of the temporary names of the run.
     """
 
     model_index: int
@@ -62,7 +62,7 @@ class WriteTask(NamedTuple):
     in_place: bool
     force: bool
     root: Path | None = None
-    temp_name: str | None = None
+    run_key: str | None = None
 
     def find_source_error(self) -> KvRenameError | None:
         """Return the error of a source that is no longer in the state that was read."""
@@ -144,7 +144,7 @@ def write_temp_file(
     try:
         with (
             _open_source(task) as source,
-            TempFile(task.target, task.display_path, task.root, task.temp_name) as file,
+            TempFile(task.target, task.display_path, task.root, task.run_key) as file,
         ):
             if isinstance(task.source, SplicePlan):
                 write_pieces(source, task.source.pieces, file)

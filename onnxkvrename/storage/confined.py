@@ -59,6 +59,15 @@ class Folder:
         self.path = Path(resolve_path(path))
         self._repository = find_repository(self.path)
 
+    def has_file(self, file: OpenFile) -> bool:
+        """Return whether an open file is found in the directory by the last part of its path.
+
+        Raises:
+            ModelError: This cannot be determined.
+        """
+        with translate_read_errors(file.path):
+            return os.path.samestat(os.stat(self.path / file.path.name), file.status)
+
     @contextmanager
     def open_file(self, location: str) -> Iterator[OpenFile]:
         """Open a regular file for reading, until the context ends. Never waits, as for a pipe.

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onnxkvrename.storage.confined import open_parent
-from onnxkvrename.storage.read import is_occupied, read_status
+from onnxkvrename.storage.read import is_occupied, read_status, translate_read_errors
 from onnxkvrename.storage.temp_file import (
     ACCESS_LIST,
+    TEMP_NAME,
     cut_permissions,
     list_attributes,
     translate_write_errors,
@@ -25,6 +26,21 @@ def find_existing_directory(directory: Path) -> Path:
     # The root always exists, even if the system reports an error for it.
     candidates = (directory, *directory.parents)
     return next(filter(is_occupied, candidates), Path(directory.anchor))
+
+
+def is_left_empty(directory: Path) -> bool:
+    """Return whether there is nothing below a directory but what killed runs have left.
+
+    Raises:
+        ModelError: It cannot be searched.
+    """
+    with translate_read_errors(directory):
+        found = [names for _, _, names in os.walk(directory, onerror=_raise)]
+    return bool(found) and all(TEMP_NAME.fullmatch(name) for names in found for name in names)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def make_directories(target: Path, source: Path, root: Path | None) -> Iterator[Path]:

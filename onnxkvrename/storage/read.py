@@ -312,10 +312,7 @@ def resolve_path(path: str | Path) -> str:
     reason: object = os.strerror(errno.ENAMETOOLONG)
     if len(os.fspath(path)) < _MAX_PATH_LENGTH:
         try:
-            try:
-                return os.path.realpath(path, strict=True)
-            except (FileNotFoundError, NotADirectoryError):
-                return os.path.realpath(path)
+            return _resolve_path(os.fspath(path))
         except FileNotFoundError:
             reason = "the working directory no longer exists"
         except RecursionError:  # more links than any system follows
@@ -323,6 +320,25 @@ def resolve_path(path: str | Path) -> str:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
     raise ModelError(f"cannot be read: {reason}", path=str(path))
+
+
+def _resolve_path(path: str) -> str:
+    """Do as :func:`resolve_path`; all errors of the system but those of missing parts are raised.
+
+    ``os.path.realpath`` takes any error for a missing part, unless it is strict.
+    """
+    try:
+        return os.path.realpath(path, strict=True)
+    except (FileNotFoundError, NotADirectoryError):
+        head, name = os.path.split(path)
+        if not path or head == path:
+            raise
+    if is_link(path):
+        return _resolve_path(os.path.join(head, os.readlink(path)))
+    directory = _resolve_path(head or os.curdir)
+    if name == os.pardir:
+        return os.path.dirname(directory)
+    return directory if name in ("", os.curdir) else os.path.join(directory, name)
 
 
 def find_repository(path: Path, parts: Collection[str] = ("snapshots",)) -> Path | None:

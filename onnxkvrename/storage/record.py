@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from onnxkvrename.storage.temp_file import (
     TEMP_NAME,
     TEMP_PREFIX,
     ReadyFile,
+    build_file_key,
     build_temp_name,
     list_temp_paths,
     put_in_place,
@@ -72,13 +74,13 @@ class FileChange(NamedTuple):
 
     Attributes:
         target: Its path.
-        number: Its number in the run, which its temporary names have.
+        key: The key of its temporary names.
         old: The file that was there, ``None`` for nothing.
         new: The file that comes there.
     """
 
     target: Path
-    number: int
+    key: str
     old: Identity | None
     new: Identity
 
@@ -224,7 +226,7 @@ class Record(NamedTuple):
         return os.path.samestat(status, kept_status)
 
     def _can_link(self, target: Path) -> bool:
-        probe = target.parent / build_temp_name(self.key, 0, "probe")
+        probe = target.parent / build_temp_name(self.key, build_file_key(), "probe")
         try:
             os.link(target, probe, follow_symlinks=False)
         except OSError as error:
@@ -235,7 +237,7 @@ class Record(NamedTuple):
     def _build_kept_path(
         self, target: Path, change: FileChange, kind: Literal["new", "old"]
     ) -> Path:
-        return target.parent / build_temp_name(self.key, change.number, kind)
+        return target.parent / build_temp_name(self.key, change.key, kind)
 
 
 def build_record_path(directory: Path, key: str) -> Path:
@@ -282,8 +284,8 @@ def build_record(
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             target = places[file.target.parent] / file.target.name
             old = Identity.read(target) if file.overwrites_target else None
-            number = int(file.temp_path.name.split("-")[-2])
-            changes.append(FileChange(target, number, old, new))
+            key_of_file = file.temp_path.name.split("-")[-2]
+            changes.append(FileChange(target, key_of_file, old, new))
     renames = []
     for source, target in moves.items():
         with translate_write_errors(target):
@@ -325,7 +327,7 @@ def write_record(record: Record) -> None:
     for change in record.files:
         if change.old is None:
             continue
-        kept = change.target.parent / build_temp_name(record.key, change.number, "old")
+        kept = change.target.parent / build_temp_name(record.key, change.key, "old")
         with translate_write_errors(change.target):
             try:
                 os.link(change.target, kept, follow_symlinks=False)
@@ -489,7 +491,7 @@ def _serialize_record(record: Record) -> bytes:
     document = {
         "directories": [os.path.relpath(path, common) for path in record.directories],
         "files": [
-            [places[file.target.parent], file.target.name, file.number, file.old, file.new]
+            [places[file.target.parent], file.target.name, file.key, file.old, file.new]
             for file in record.files
         ],
         "moves": [
@@ -533,11 +535,11 @@ def _parse_record(key: str, content: bytes, found: Path) -> Iterator[Record]:
             tuple(
                 FileChange(
                     root.joinpath(*names[place], _check_name(name)),
-                    int(number),
+                    _check_key(file_key),
                     old and Identity(*map(int, old)),
                     Identity(*map(int, new)),
                 )
-                for place, name, number, old, new in document["files"]
+                for place, name, file_key, old, new in document["files"]
             ),
             tuple(
                 DirectoryMove(root.joinpath(*old), root.joinpath(*new), inode)
@@ -559,6 +561,13 @@ def _check_name(name: str) -> str:
         raise ValueError(name)
     os.fsencode(name)
     return name
+
+
+def _check_key(key: str) -> str:
+    """Return a key of a file, or raise :class:`ValueError`."""
+    if not re.fullmatch("[0-9a-f]{12}", key):
+        raise ValueError(key)
+    return key
 
 
 def _read_status(path: Path) -> os.stat_result | None:

@@ -150,7 +150,7 @@ def settle_stopped_runs(directories: Iterable[Path], inputs: Iterable[Path] = ()
             except ModelError:  # not to be trusted, or ended meanwhile: no reason to stop
                 with hold_locks([path.parent]):
                     _remove_useless_record(path, kept)
-        if paths and not records:
+        if not records and any(map(_is_second_name, paths)):
             with hold_locks([Path(directory)]):
                 remove_temp_files(Path(directory), kept=kept, links_only=True)
     return is_half_done
@@ -184,6 +184,12 @@ def _remove_useless_record(path: Path, kept: Collection[str]) -> None:
             remove_temp_files(path.parent, match and match["key"], kept)
             if path.name not in kept:
                 remove_file_of_run(path)
+
+
+def _is_second_name(path: Path) -> bool:
+    with suppress(OSError):  # a run that is alive may remove its own meanwhile
+        return os.lstat(path).st_nlink > 1
+    return False
 
 
 def _list_temp_paths(directory: Path) -> list[Path]:

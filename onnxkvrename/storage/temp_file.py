@@ -30,7 +30,7 @@ window's directory that does."""
 LOCK_NAME = f"{TEMP_PREFIX}lock"
 """The lock file of a directory that cannot be locked itself."""
 TEMP_NAME = re.compile(
-    rf"{re.escape(TEMP_PREFIX)}(?:(?P<key>[0-9a-f]{{24}})-(?:[0-9]{{1,8}}-[a-z]{{3,5}}|record)|lock)"
+    rf"{re.escape(TEMP_PREFIX)}(?:(?P<key>[0-9a-f]{{24}})-(?:[0-9a-f]{{12}}-[a-z]{{3,5}}|record)|lock)"
 )
 """Every name that this program gives to a temporary file, a copy, a record or a lock."""
 NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -60,16 +60,21 @@ def build_key() -> str:
     return os.urandom(12).hex()
 
 
-def build_temp_name(key: str, index: int, kind: Literal["new", "old", "move", "probe"]) -> str:
+def build_file_key() -> str:
+    """Return a new key of a file, by which it differs from others of its run."""
+    return os.urandom(6).hex()
+
+
+def build_temp_name(key: str, file_key: str, kind: Literal["new", "old", "move", "probe"]) -> str:
     """Return a temporary name.
 
     Args:
         key: The key of the run.
-        index: The position of the file in the run.
+        file_key: The key of the file.
         kind: ``new`` for what the run writes, ``old`` for what it replaces, ``move`` for a
             second name of either that is about to become the target, ``probe`` for an empty file.
     """
-    return f"{TEMP_PREFIX}{key}-{index}-{kind}"
+    return f"{TEMP_PREFIX}{key}-{file_key}-{kind}"
 
 
 def list_temp_paths(directory: Path, key: str | None = None) -> list[Path]:
@@ -227,7 +232,7 @@ class TempFile:
         target: Where the file belongs.
         display_path: The target in messages, by default the same path.
         root: A directory above the target, below which no link may lead to it.
-        temp_name: Its name when it is complete, by default that of a run of its own.
+        key: The key of the run, which its temporary name has; by default a new one.
 
     Raises:
         WriteError: No file can be written in the directory of the target. All methods raise
@@ -239,11 +244,13 @@ class TempFile:
         target: Path,
         display_path: Path | None = None,
         root: Path | None = None,
-        temp_name: str | None = None,
+        key: str | None = None,
     ) -> None:
         self.target, self.root = target, root
         self.display_path = display_path or target
-        self.temp_path = target.parent / (temp_name or build_temp_name(build_key(), 0, "new"))
+        self.temp_path = target.parent / build_temp_name(
+            key or build_key(), build_file_key(), "new"
+        )
         self.is_finished = False
         with translate_write_errors(self.display_path), open_parent(self.temp_path, root) as place:
             self.descriptor, self.has_name = _create_temp_file(*place, 0o600)
@@ -390,7 +397,7 @@ class TempFile:
         """
         if not hasattr(os, "fchmod"):
             return
-        path = self.temp_path.with_name(build_temp_name(build_key(), 0, "probe"))
+        path = self.temp_path.with_name(build_temp_name(build_key(), build_file_key(), "probe"))
         with translate_write_errors(self.display_path):
             descriptor, has_name = _create_temp_file(path, None, 0o666)
             try:

@@ -25,7 +25,6 @@ from onnxkvrename.storage.record import (
 from onnxkvrename.storage.temp_file import (
     ReadyFile,
     build_key,
-    build_temp_name,
     remove_temp_files,
     translate_write_errors,
 )
@@ -47,6 +46,7 @@ class Transaction:
         made: Directories that were made for the run, the outer ones first.
 
     Attributes:
+        key: The key of all temporary names of the run.
         is_complete: Whether all changes are made and stay.
 
     Raises:
@@ -82,15 +82,11 @@ class Transaction:
             self._clean_up()
             raise
 
-    def build_temp_name(self, index: int) -> str:
-        """Return the name under which a file of the run is ready."""
-        return build_temp_name(self.key, index, "new")
-
     def place(self, files: Sequence[ReadyFile], moves: Mapping[Path, Path]) -> None:
         """Move files to their targets, one after the other, and then rename directories.
 
         Args:
-            files: The files, with names by :meth:`build_temp_name`.
+            files: The files, with temporary names that have the key.
             moves: For each directory that is renamed in its parent its new path.
 
         Raises:

@@ -56,11 +56,9 @@ def write_files(
         overwritten = {path: status for path, status in statuses.items() if status is not None}
         with Transaction(directories, overwritten) as transaction:
             files = []
-            for index, output in enumerate(outputs):
+            for output in outputs:
                 target = targets[output]
-                with TempFile(
-                    target, output, temp_name=transaction.build_temp_name(index)
-                ) as temp_file:
+                with TempFile(target, output, key=transaction.key) as temp_file:
                     temp_file.write(contents[output])
                     _set_attributes(temp_file, target)
                     files.append(temp_file.finish(replace=force and target in overwritten))

@@ -23,7 +23,13 @@ from tiers import thin
 
 from onnxkvrename.cli.main import main
 from onnxkvrename.storage.record import build_record_path
-from onnxkvrename.storage.temp_file import LOCK_NAME, TEMP_PREFIX, build_key, build_temp_name
+from onnxkvrename.storage.temp_file import (
+    LOCK_NAME,
+    TEMP_PREFIX,
+    build_file_key,
+    build_key,
+    build_temp_name,
+)
 
 RENAME = ("--prefix", "VLLM")
 
@@ -314,7 +320,7 @@ def build_reserved_names(root: Path) -> tuple[Path, Path]:
     proto = models.decoder()
     weight = proto.graph.initializer.add(name="w", dims=[4], data_type=2)
     weight.data_location = onnx.TensorProto.EXTERNAL
-    data = root / build_temp_name(build_key(), 0, "new")
+    data = root / build_temp_name(build_key(), build_file_key(), "new")
     weight.external_data.add(key="location", value=data.name)
     data.write_bytes(b"data")
     return saved(proto, root / "m.onnx"), data
@@ -330,7 +336,9 @@ def test_weights_that_are_named_like_ours_are_read_and_stay(
 
 
 def test_a_model_that_is_named_like_ours_is_read_and_stays(tmp_path: Path) -> None:
-    model = saved(models.decoder(), tmp_path / build_temp_name(build_key(), 0, "new"))
+    model = saved(
+        models.decoder(), tmp_path / build_temp_name(build_key(), build_file_key(), "new")
+    )
     before = model.read_bytes()
     assert main([str(model), *RENAME, "-q", "-o", str(tmp_path / "o.onnx")]) == 0
     assert model.read_bytes() == before
@@ -342,7 +350,9 @@ def test_a_model_that_is_named_like_ours_is_read_and_stays(tmp_path: Path) -> No
 )
 def test_other_commands_that_write_leave_what_they_read(command: list[str], tmp_path: Path) -> None:
     output = tmp_path / "out.html"
-    model = saved(models.decoder(), tmp_path / build_temp_name(build_key(), 0, "new"))
+    model = saved(
+        models.decoder(), tmp_path / build_temp_name(build_key(), build_file_key(), "new")
+    )
     main([command[0], str(model), *command[1:], str(output)])
     assert output.exists()
     assert model.exists()
@@ -472,7 +482,7 @@ def test_locks_and_temporary_files_of_other_runs_are_counted(
     lock = tmp_path / "in" / LOCK_NAME
     lock.touch()
     assert "\n1 lock of runs that were killed" in run("recover", "in").err
-    copy = tmp_path / "in" / "sub" / build_temp_name(build_key(), 0, "new")
+    copy = tmp_path / "in" / "sub" / build_temp_name(build_key(), build_file_key(), "new")
     copy.write_bytes(b"half a copy")
     (tmp_path / "in" / f"{TEMP_PREFIX}of-someone-else").touch()
     outcome = run("recover", "in")
