@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onnxkvrename.storage.confined import open_parent
-from onnxkvrename.storage.read import is_occupied, read_status, translate_read_errors
+from onnxkvrename.storage.read import is_directory, is_occupied, read_status, translate_read_errors
 from onnxkvrename.storage.temp_file import (
     ACCESS_LIST,
     TEMP_NAME,
@@ -34,9 +34,11 @@ def is_left_empty(directory: Path) -> bool:
     Raises:
         ModelError: It cannot be searched.
     """
+    if not is_directory(directory):
+        return False
     with translate_read_errors(directory):
         found = [names for _, _, names in os.walk(directory, onerror=_raise)]
-    return bool(found) and all(TEMP_NAME.fullmatch(name) for names in found for name in names)
+    return all(TEMP_NAME.fullmatch(name) for names in found for name in names)
 
 
 def _raise(error: OSError) -> None:

@@ -13,6 +13,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 from onnxkvrename.errors import WriteError
 from onnxkvrename.storage.read import close_quietly, resolve_path
 from onnxkvrename.storage.temp_file import LOCK_NAME, translate_write_errors
@@ -56,16 +61,18 @@ def _hold_lock(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if lock_file is not None and os.name != "nt":
+        if descriptor is not None and fcntl is None:  # Windows removes no open file
+            close_quietly(descriptor)
+        if lock_file is not None:
             with suppress(OSError):
                 os.unlink(lock_file)
-        if descriptor is not None:
+        if descriptor is not None and fcntl is not None:
             close_quietly(descriptor)
 
 
 def _lock_directory(directory: Path) -> int | None:
     """Return the descriptor that holds a directory, ``None`` if it cannot be locked."""
-    if os.name == "nt":  # pragma: no cover - a directory cannot be opened there
+    if fcntl is None:  # Windows opens no directory
         return None
     try:
         descriptor = os.open(directory, _DIRECTORY_FLAGS)
@@ -129,13 +136,11 @@ def _wait_for_lock(descriptor: int, directory: Path) -> bool:
 
 
 def _try_lock(descriptor: int) -> None:
-    if os.name == "nt":  # pragma: no cover
+    if fcntl is None:
         import msvcrt
 
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         return
-    import fcntl  # not on Windows
-
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
