@@ -25,7 +25,7 @@ OPEN_FLAGS = (
 """Flags to open a file for reading without waiting, and without effects on what is not a file."""
 
 _REPOSITORY_PREFIX = "models--"
-_MAX_PATH_LENGTH = 1 << (15 if os.name == "nt" else 12)
+MAX_PATH_LENGTH = 1 << (15 if os.name == "nt" else 12)
 """Characters of a path, above which no system opens it and its parts are not looked at."""
 
 
@@ -310,7 +310,7 @@ def resolve_path(path: str | Path) -> str:
         ModelError: A part of the path cannot be read, or links lead in a circle.
     """
     reason: object = os.strerror(errno.ENAMETOOLONG)
-    if len(os.fspath(path)) < _MAX_PATH_LENGTH:
+    if len(os.fspath(path)) < MAX_PATH_LENGTH:
         try:
             return _resolve_path(os.fspath(path))
         except FileNotFoundError:

@@ -17,6 +17,7 @@ import errno
 import os
 import re
 import stat
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.storage.copy import write_all
-from onnxkvrename.storage.read import close_quietly, open_file, resolve_path
+from onnxkvrename.storage.read import MAX_PATH_LENGTH, close_quietly, open_file, resolve_path
 from onnxkvrename.storage.temp_file import (
     NO_LINK_ERRNOS,
     TEMP_NAME,
@@ -457,7 +458,7 @@ def read_record(path: Path) -> Record:
             paths = (build_record_path(place, record.key) for place in record.list_directories())
             if all(other == path or _read_content(other) == content for other in paths):
                 return record
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         raise ModelError("skipped: is not a record of a run", path=str(path)) from None
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}", path=str(path)) from None
@@ -507,7 +508,7 @@ def _parse_record(key: str, content: bytes, found: Path) -> Iterator[Record]:
     """Yield the record for each place of the tree that fits the directory it was found in.
 
     Raises:
-        ValueError, TypeError, KeyError: It is not a record.
+        ValueError, TypeError, LookupError, AttributeError, ArithmeticError: It is not a record.
     """
     import json
 
@@ -519,9 +520,12 @@ def _parse_record(key: str, content: bytes, found: Path) -> Iterator[Record]:
     ]
     moved = {old: new for old, new, _ in moves}
     made = [_split(path) for path in document["made"]]
-    above = {parts[:depth] for parts in names for depth in range(len(parts) + 1)}
-    if not (moved.keys() <= set(names) and above.issuperset(made)):
-        raise ValueError  # a directory without a record in it
+    ordered = sorted(names)
+    if len(set(names)) < len(names) or not moved.keys() <= set(names):
+        raise ValueError
+    for parts in made:  # above a record; the names that begin with these parts follow them
+        if ordered[bisect_left(ordered, parts)][: len(parts)] != parts:
+            raise ValueError
     roots = set[Path]()
     for parts in names:
         for end in (parts, moved.get(parts, parts)):
@@ -536,7 +540,7 @@ def _parse_record(key: str, content: bytes, found: Path) -> Iterator[Record]:
                 FileChange(
                     root.joinpath(*names[place], _check_name(name)),
                     _check_key(file_key),
-                    old and Identity(*map(int, old)),
+                    None if old is None else Identity(*map(int, old)),
                     Identity(*map(int, new)),
                 )
                 for place, name, file_key, old, new in document["files"]
@@ -550,7 +554,9 @@ def _parse_record(key: str, content: bytes, found: Path) -> Iterator[Record]:
 
 
 def _split(path: str) -> tuple[str, ...]:
-    """Return the parts of a relative path that leads down."""
+    """Return the parts of a relative path that leads down, or raise :class:`ValueError`."""
+    if len(path) > MAX_PATH_LENGTH:
+        raise ValueError(path[:100])
     return () if path == os.curdir else tuple(_check_name(part) for part in path.split(os.sep))
 
 
