@@ -36,8 +36,7 @@ from onnxkvrename.cli.requested_rules import (
 )
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code, format_list
-from onnxkvrename.layout.digest import compute_layout_digest
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.layout.layout import Layout, compute_layout_digest
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, format_list, promote_to_errors, suggest_similar
-from onnxkvrename.layout.digest import find_stamp_mismatches
-from onnxkvrename.layout.dims import format_size_option, list_symbols
 from onnxkvrename.layout.layout import (
     Layout,
     apply_dtypes,
@@ -20,14 +18,18 @@ from onnxkvrename.layout.layout import (
     apply_sizes,
     apply_updates,
     build_layout,
+    find_stamp_mismatches,
+    format_size_option,
+    list_symbols,
 )
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.layout.scales import BufferScales, ScaleTracer
 from onnxkvrename.layout.updates import BufferUpdate, UpdateTracer, find_mix_ups
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.weights import Weight, describe_weights, merge_weights
+from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.rules.kv_model import KvModel, check_models_together, scan_model
+from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, Rules
 from onnxkvrename.rules.results import ModelReport, report_model

@@ -11,10 +11,14 @@ from typing import Any, NamedTuple, get_args
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json, shorten_name
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, Severity, build_json_document, serialize_finding
-from onnxkvrename.layout.digest import compute_layout_digest
-from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.kinds import list_kinds
-from onnxkvrename.layout.layout import KvBuffer, Layout, find_axis_and_window
+from onnxkvrename.layout.layout import (
+    KvBuffer,
+    Layout,
+    Shape,
+    compute_layout_digest,
+    find_axis_and_window,
+)
 from onnxkvrename.layout.scales import BufferScales, Scale
 from onnxkvrename.layout.updates import UNTRACED_UPDATE, UPDATE_KINDS, BufferUpdate
 from onnxkvrename.model.signature import Value

@@ -9,6 +9,7 @@ The wire format: https://protobuf.dev/programming-guides/encoding/
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -34,6 +35,10 @@ _MAX_HEADER_SIZE = 32
 """Bytes that hold any tag and length."""
 _FEW_SMALL_FIELDS = 256
 """Fields that are read one by one in less time than a pattern for them is compiled."""
+_SMALL_PAYLOAD_SIZE = 16
+"""Bytes of a payload that are skipped by a pattern."""
+_SMALL_FIELDS_AT_ONCE = 1000
+"""Fields that are skipped at a time; the matcher needs some hundred bytes for each."""
 _NO_HIT = 1 << 62
 
 
@@ -271,8 +276,6 @@ def _read_record(source: ByteSource, pos: int, parent: Record) -> Record:
 
 def _find_group_end(source: ByteSource, group: Record) -> int:
     """Return the end of a group, its end tag included; nested groups are matched."""
-    from onnxkvrename.model.small_fields import skip_small_fields  # no exporter writes groups
-
     pos, open_groups = group.start, [group.number]
     while open_groups:
         if pos >= group.end or group.depth + len(open_groups) > MAX_DEPTH:
@@ -292,7 +295,7 @@ def _find_group_end(source: ByteSource, group: Record) -> int:
             pos = _read_record(source, pos, group).end
             block, base = source.read_block(pos)
             end = min(len(block), group.end - base)
-            pos = base + skip_small_fields(block, pos - base, end)
+            pos = base + _skip_small_fields(block, pos - base, end)
     return pos
 
 
@@ -391,9 +394,7 @@ def _skip_unrelated_fields(
             if needs_reading[block[index]]:
                 start = index
                 if source.small_field_count >= _FEW_SMALL_FIELDS:
-                    from onnxkvrename.model.small_fields import skip_small_fields  # rarely needed
-
-                    index = skip_small_fields(block, index, min(block_end, hit), always)
+                    index = _skip_small_fields(block, index, min(block_end, hit), always)
                 if index == start:
                     return base + index
                 continue
@@ -439,3 +440,57 @@ def _build_tag_table(always: frozenset[int]) -> bytes:
 def _build_needed_table(always: frozenset[int]) -> bytes:
     """Return for each first byte of a tag whether its field was asked for."""
     return bytes(tag < 0x80 and tag >> 3 in {0, *always} for tag in range(256))
+
+
+def _skip_small_fields(
+    block: bytes, index: int, end: int, excluded: frozenset[int] = frozenset()
+) -> int:
+    """Return where the first field from `index` on begins that is not small, or ends after `end`.
+
+    One by one small fields take a microsecond each, and a hostile file may be full of them, some
+    only two bytes long. Small is a field with a tag of one byte and a number, or with a tag of two
+    bytes and a number or few bytes of payload, whose length may be written longer than needed.
+
+    Args:
+        block: Bytes of a message.
+        index: Where a field begins in the block.
+        end: Where to stop in it.
+        excluded: Numbers of fields that are not skipped.
+    """
+    match = _build_small_pattern(excluded).match(block, index, max(index, end))
+    return index if match is None else match.end()
+
+
+@lru_cache
+def _build_small_pattern(excluded: frozenset[int]) -> re.Pattern[bytes]:
+    """Return a pattern for many small fields, none with one of some numbers.
+
+    All of them are well-formed, and there is only one way to divide them.
+    """
+    numbers = [number for number in range(1, 16) if number not in excluded]
+    varint = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
+    fields = []
+    for wire_type, payload in ((VARINT, varint), (FIXED64, b".{8}"), (FIXED32, b".{4}")):
+        tags = re.escape(bytes(number << 3 | wire_type for number in numbers))
+        fields.append(b"[%b]%b" % (tags, payload))
+    reserved = b"|".join(
+        re.escape(bytes([number << 3 & 0x78 | 0x80 | wire_type, number >> 4]))
+        for number in sorted(excluded)
+        for wire_type in (VARINT, FIXED64, LENGTH, FIXED32)
+        if number > 15
+    )
+    no_reserved = b"(?!%b)" % reserved if reserved else b""
+    short = b"|".join(
+        b"(?:%b|%b\x80{0,%d}\\x00).{%d}"
+        % (re.escape(bytes([size])), re.escape(bytes([size | 0x80])), MAX_PREFIX_SIZE - 2, size)
+        for size in range(_SMALL_PAYLOAD_SIZE + 1)
+    )
+    for wire_type, payload in (
+        (VARINT, varint),
+        (FIXED64, b".{8}"),
+        (LENGTH, b"(?:%b)" % short),
+        (FIXED32, b".{4}"),
+    ):
+        tags = re.escape(bytes(0x80 | low << 3 | wire_type for low in range(16)))
+        fields.append(b"%b[%b][\x01-\x7f]%b" % (no_reserved, tags, payload))
+    return re.compile(b"(?:%b){0,%d}" % (b"|".join(fields), _SMALL_FIELDS_AT_ONCE), re.DOTALL)

@@ -24,6 +24,7 @@ from onnxkvrename.findings import Finding, build_finding, format_list, quote_pat
 from onnxkvrename.qefficient.find_export import PARAMS_FILE
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.rewrite import rewrite_name
 
 ExportParams = Mapping[str, Any]
 """The parameters of an export as :func:`parse_export_params` returns them, in the file's order."""
@@ -328,7 +329,7 @@ def _rename_output(name: str, rules: Rules, change: TokenChange) -> str:
     match = rules.match("output", name)
     if match is None or not change.can_replace(match.token):
         return name
-    return rules.rewrite_name(match, change.final_token)
+    return rewrite_name(rules, match, change.final_token)
 
 
 def _collect_tokens(names: Sequence[str], rules: Rules) -> set[str]:

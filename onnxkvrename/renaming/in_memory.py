@@ -11,7 +11,8 @@ from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.renaming.output_path import check_result_size
 from onnxkvrename.renaming.run import check_token_change
-from onnxkvrename.rules.kv_model import check_models_together, scan_model, splice_model
+from onnxkvrename.rules.check_together import check_models_together
+from onnxkvrename.rules.kv_model import scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 

@@ -13,9 +13,10 @@ from onnxkvrename.model.file import (
     OpenModel,
     build_spliced_source,
     open_model,
+    read_stamp,
     sum_piece_sizes,
+    write_stamp,
 )
-from onnxkvrename.model.metadata import read_stamp, write_stamp
 from onnxkvrename.model.protobuf import ByteSource, Piece, Span
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.renaming.output_path import (

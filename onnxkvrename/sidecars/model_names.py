@@ -8,6 +8,7 @@ from typing import NamedTuple
 from onnxkvrename.documents import shorten_name
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.rewrite import rewrite_name
 
 _NO_NAMES: Mapping[str, str] = {}
 
@@ -154,7 +155,7 @@ class ModelNames(NamedTuple):
             match = self.rules.match(side, name)
             if match is not None:
                 token = self.token_change.final_token
-                new_name = self.rules.rewrite_name(match, token, normalize=normalize)
+                new_name = rewrite_name(self.rules, match, token, normalize=normalize)
                 if new_name in self.kv_names:
                     yield match.token, new_name
 

@@ -14,6 +14,7 @@ from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
 from onnxkvrename.rules.find_models import find_candidates
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.rewrite import rewrite_name
 
 if TYPE_CHECKING:
     from onnxkvrename.sidecars.search import FoundSidecar
@@ -125,7 +126,7 @@ def _find_stale_names(
             if match is None:
                 continue
             possible = (
-                rules.rewrite_name(match, token, normalize=normalize)
+                rewrite_name(rules, match, token, normalize=normalize)
                 for token in tokens
                 for normalize in (False, True)
             )

@@ -9,9 +9,9 @@ from onnxkvrename.findings import Finding, build_names_finding
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import format_shape
-from onnxkvrename.rules.language.conversion import find_counterpart
 from onnxkvrename.rules.plan import KvPair, RenamePlan
 from onnxkvrename.rules.profile import NameMatch, Rules
+from onnxkvrename.rules.rewrite import find_counterpart
 from onnxkvrename.verification import trace_buffer_updates
 
 _KEEPING_UPDATES = ("inplace", "shift", "once")

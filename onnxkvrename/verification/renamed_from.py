@@ -19,9 +19,10 @@ from onnxkvrename.model.file import (
     build_spliced_source,
     open_model,
     read_pieces,
+    read_stamp,
     sum_piece_sizes,
+    write_stamp,
 )
-from onnxkvrename.model.metadata import read_stamp, write_stamp
 from onnxkvrename.model.protobuf import ByteSource, Piece
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange

@@ -15,13 +15,14 @@ from onnxkvrename.findings import (
     format_list,
     promote_to_errors,
 )
-from onnxkvrename.layout.digest import check_stamp
+from onnxkvrename.layout.layout import check_stamp
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS
+from onnxkvrename.rules.check_together import check_models_together
+from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.kv_model import KvModel, check_models_together, read_kv_model, scan_model
+from onnxkvrename.rules.kv_model import KvModel, read_kv_model, scan_model
 from onnxkvrename.rules.patterns import Pattern
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import SIDES, Rules
@@ -454,6 +455,6 @@ def build_runnable_model(
 def _identify_part(pair: KvPair, *, by_role: bool) -> str:
     if not by_role:
         return pair.buffer
-    from onnxkvrename.rules.language.conversion import describe_part
+    from onnxkvrename.rules.rewrite import describe_part
 
     return describe_part(pair.cache or pair.kind, pair.buffer, pair.role)

@@ -22,7 +22,7 @@ from onnxkvrename import KvRenameError, load_rules, rename_bytes
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model import proto_reader
-from onnxkvrename.model.metadata import write_stamp
+from onnxkvrename.model.file import write_stamp
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource, Span
 from onnxkvrename.rules.kv_model import read_kv_model

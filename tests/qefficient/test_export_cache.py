@@ -26,7 +26,7 @@ from onnxkvrename.qefficient.export_cache import (
     split_directory_name,
 )
 from onnxkvrename.qefficient.find_export import PARAMS_FILE
-from onnxkvrename.rules.load import parse_rules as rules_of
+from onnxkvrename.rules.parse import parse_rules as rules_of
 from onnxkvrename.rules.plan import TokenChange
 
 QEFF = load_rules()

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import RulesError
-from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS
+from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.profile import find_token_error
 
 _MAX_WORDS = 4

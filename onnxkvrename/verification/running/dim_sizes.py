@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.rules.language.dims import find_terms
+from onnxkvrename.rules.profile import find_terms
 from onnxkvrename.sidecars.compiles import parse_specializations
 from onnxkvrename.storage.read import read_text_file
 

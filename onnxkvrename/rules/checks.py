@@ -55,8 +55,8 @@ _MAX_SIMILAR_CHARS = 256
 """Characters of a name that may be a missing side."""
 
 
-def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
-    """Check the pairs of one model, before and after the rename.
+def check_model(signature: Signature, plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
+    """Check the pairs of one model, as it is and as it will be after the rename.
 
     Args:
         signature: The model's graph inputs and outputs.
