@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from onnxkvrename import __version__
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.limits import MAX_LISTED
 
 Severity = Literal["error", "warning"]
 
@@ -123,9 +124,6 @@ CODES: dict[str, tuple[Severity, str]] = {
 """Severity and meaning of every code; `docs/findings.md` explains each."""
 
 
-_MAX_LISTED = 5
-
-
 class Finding(NamedTuple):
     """Something that is, or may be, wrong with a model.
 
@@ -230,7 +228,7 @@ def decide_exit_code(
     return 2 if not_done else int(failed)
 
 
-def format_list(names: Sequence[str], separator: str = ", ", limit: int = _MAX_LISTED) -> str:
+def format_list(names: Sequence[str], separator: str = ", ", limit: int = MAX_LISTED) -> str:
     """Join the first `limit` names, and count the rest."""
     suffix = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return separator.join(names[:limit]) + suffix

@@ -25,6 +25,7 @@ from onnxkvrename.layout.kinds import (
 )
 from onnxkvrename.layout.scales import BufferScales
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, BufferUpdate
+from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.model.proto_reader import get_dtype_bits
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight
@@ -39,8 +40,6 @@ Shape = tuple[Dim, ...]
 Sizes = Mapping[str, int]
 """The sizes of symbols."""
 
-ELEMENT_COUNT_LIMIT = 1 << 63
-"""The first number of elements that ONNX's int64 cannot hold."""
 _ONE_BYTE_DTYPES = ("BOOL", "INT8", "MXINT8", "UINT8")
 _STAMP_HINT = (
     "the graph changed, or it was stamped with another set: put the stamped file back, or, if "
@@ -461,7 +460,7 @@ def count_elements(shape: Shape) -> int | None:
     """Return the number of elements.
 
     Returns:
-        ``None`` if a size is not known, or if there are `ELEMENT_COUNT_LIMIT` or more.
+        ``None`` if a size is not known, or if there are more than `MAX_INT64`.
     """
     numbers = sorted(dim for dim in shape if isinstance(dim, int) and dim >= 0)
     if len(numbers) < len(shape):
@@ -469,7 +468,7 @@ def count_elements(shape: Shape) -> int | None:
     count = 1
     for number in numbers:  # a 0 comes first
         count *= number
-        if count >= ELEMENT_COUNT_LIMIT:
+        if count > MAX_INT64:
             return None
     return count
 

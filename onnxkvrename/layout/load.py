@@ -25,6 +25,7 @@ from onnxkvrename.layout.layout import (
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.layout.scales import BufferScales, ScaleTracer
 from onnxkvrename.layout.updates import BufferUpdate, UpdateTracer, find_mix_ups
+from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.weights import Weight, describe_weights, merge_weights
 from onnxkvrename.rules.check_together import check_models_together
@@ -40,8 +41,6 @@ from onnxkvrename.storage.read import FileIdentity, open_file, read_status, read
 
 _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
 """The stages of an export, the last one first: its models replace those of earlier ones."""
-_MAX_MANIFEST_BYTES = 1 << 26
-"""The largest manifest that is read, in bytes; real ones are far smaller."""
 
 
 class CompileInfo(NamedTuple):
@@ -246,7 +245,7 @@ def load_model_or_manifest(
             trace_scales=trace_scales,
             with_weights=with_weights,
         )
-    manifest = parse_manifest(read_text_file(path, _MAX_MANIFEST_BYTES), str(path))
+    manifest = parse_manifest(read_text_file(path, MAX_TEXT_BYTES), str(path))
     findings = promote_to_errors(manifest.findings) if strict else manifest.findings
     report = ModelReport(str(path), str(path), "unchanged", findings=findings)
     layout = apply_compile_info(manifest.layout, compile_info or CompileInfo())

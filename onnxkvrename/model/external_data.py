@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_word
+from onnxkvrename.limits import MAX_FILES, shorten_text
 from onnxkvrename.model.proto_reader import ExternalReference
 from onnxkvrename.storage.copy import has_same_bytes, measure_data
 from onnxkvrename.storage.read import (
@@ -24,13 +25,6 @@ from onnxkvrename.storage.read import (
 
 if TYPE_CHECKING:
     from onnxkvrename.storage.open_beneath import OpenDirectory
-
-
-MAX_UNUSABLE_LOCATIONS = 1 << 10
-"""Locations of a model that lead to no data file, or to one that another location leads to.
-
-To look at each takes as long as to read a kilobyte of the model, and a location may be two bytes.
-There is no limit on those that lead to files of their own, as weights of experts may."""
 
 
 class DataFile(NamedTuple):
@@ -75,7 +69,7 @@ def find_data_files(
 
     Raises:
         ModelError: The directory of the model cannot be opened, the model is no longer there,
-            or more than `MAX_UNUSABLE_LOCATIONS` lead to no file of their own.
+            or more than `MAX_FILES` lead to no file of their own.
     """
     from onnxkvrename.storage.open_beneath import open_directory  # many models have no data files
 
@@ -94,7 +88,8 @@ def find_data_files(
                 checked[location] = file = _check_data_file(location, directory, model_file)
                 if isinstance(file, DataFile):
                     paths.add(file.path)
-                if len(checked) - len(paths) > MAX_UNUSABLE_LOCATIONS:
+                # Not those that lead to files of their own, as weights of experts may.
+                if len(checked) - len(paths) > MAX_FILES:
                     raise _build_limit_error(location, model_file)
             result = _judge_reference(reference, checked[location], directory.path)
             if isinstance(result, Finding):
@@ -106,8 +101,8 @@ def find_data_files(
 
 def _build_limit_error(location: str, model_file: OpenFile) -> ModelError:
     return ModelError(
-        f"names more than {MAX_UNUSABLE_LOCATIONS:,} data files that are missing, cannot be used "
-        f"or are named in several ways (the last is {location[:80]!r})",
+        f"names more than {MAX_FILES:,} data files that are missing, cannot be used "
+        f"or are named in several ways (the last is {shorten_text(location)!r})",
         path=str(model_file.path),
         hint="put all data files beside the model, or export the model again",
     )

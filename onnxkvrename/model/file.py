@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.limits import MAX_MODEL_BYTES
 from onnxkvrename.model.proto_reader import METADATA_PROPS, read_metadata_props, read_signature
 from onnxkvrename.model.protobuf import (
     BLOCK_SIZE,
-    MAX_PREFIX_SIZE,
+    PREFIX_SIZE,
     ByteSource,
     Piece,
     Record,
@@ -28,7 +29,7 @@ from onnxkvrename.model.protobuf import (
     encode_varint,
 )
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.storage.read import MAX_MODEL_SIZE, OpenFile, open_file, read_chunks
+from onnxkvrename.storage.read import OpenFile, open_file, read_chunks
 from onnxkvrename.storage.temp_file import TempFile
 
 STAMP_KEY = "onnxkvrename.kv_layout_sha256"
@@ -90,9 +91,9 @@ def read_model_signature(source: ByteSource) -> Signature:
     """
     if source.size == 0:
         raise source.build_error("is empty", hint="export or copy it again")
-    if source.size > MAX_MODEL_SIZE:
+    if source.size > MAX_MODEL_BYTES:
         raise source.build_error(
-            f"is {source.size:,} bytes, more than the {MAX_MODEL_SIZE:,} that ONNX readers accept"
+            f"is {source.size:,} bytes, more than the {MAX_MODEL_BYTES:,} that ONNX readers accept"
         )
     try:
         return read_signature(source)
@@ -200,7 +201,7 @@ def _encode_length(source: ByteSource, record: Record, size: int) -> bytes:
         spare, step = width - needed, 1 if needed < target else -1
         if spare <= 1:
             width += step
-        if (step == 1 and spare == 2) or width > MAX_PREFIX_SIZE:
+        if (step == 1 and spare == 2) or width > PREFIX_SIZE:
             raise source.build_error(
                 f"the length at byte {record.length_start:,} is {spare} bytes longer than needed: "
                 "a new name there could not be removed again",

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.documents import shorten_name
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import CODES, Finding, build_finding, promote_to_errors, quote_path
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.renaming.batch_checks import set_failed
 from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
@@ -169,8 +169,8 @@ def _leave(
     if result.renamed:
         old, new = result.renamed[0]
         names = (
-            f"{len(result.renamed)} old names (first: {shorten_name(old)}, "
-            f"now {shorten_name(new)} in the result)"
+            f"{len(result.renamed)} old names (first: {shorten_text(old)}, "
+            f"now {shorten_text(new)} in the result)"
         )
     finding = build_finding(
         STALE_CODE, path, f"keeps {names}{clause}; with the result, {effect}", hint

@@ -9,17 +9,13 @@ from pathlib import Path
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
+from onnxkvrename.limits import MAX_ALTERNATIVES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import find_profiles, is_built_in
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import is_directory
-
-_MAX_FOLDERS = 16
-"""Directories beside that of a model; with more, they are not those of one export."""
-_MAX_CANDIDATES = 32
-"""Models that are opened in the search for a decoder."""
 
 
 def check_models_together(
@@ -117,7 +113,7 @@ def _find_decoders(path: Path, outputs: Collection[str], rules: Rules | None) ->
     parent = folder / os.pardir if folder.name in ("", os.pardir) else folder.parent
     own_name = os.path.basename(os.path.abspath(folder))
     folders = [each for each in _list_directory(parent) if _is_directory(each)]
-    if len(folders) > _MAX_FOLDERS:
+    if len(folders) > MAX_ALTERNATIVES:
         return []
     others = (each for each in folders if each.name != own_name)
     models = (model for each in others for model in _list_models(each))
@@ -127,7 +123,7 @@ def _find_decoders(path: Path, outputs: Collection[str], rules: Rules | None) ->
 def _select_decoders(
     models: Iterable[Path], outputs: Collection[str], rules: Rules | None
 ) -> list[Path]:
-    candidates = islice(models, _MAX_CANDIDATES)
+    candidates = islice(models, MAX_ALTERNATIVES)
     return [model for model in candidates if _is_decoder(model, outputs, rules)]
 
 

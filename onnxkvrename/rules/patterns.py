@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-MAX_MATCHED_LENGTH = 4096
-"""Characters of a name that a pattern is tried on. Exporters write names of a few hundred; the
-patterns of the built-in profiles take linear time, but those of a user need not."""
+from onnxkvrename.limits import MAX_MATCHED_CHARS
 
 
 class NamePattern(NamedTuple):
@@ -35,7 +33,7 @@ class NamePattern(NamedTuple):
         return None if match is None else match.groupdict("")
 
     def _match(self, name: str) -> re.Match[str] | None:
-        if len(name) > MAX_MATCHED_LENGTH:
+        if len(name) > MAX_MATCHED_CHARS:
             return None
         return self.expression.fullmatch(name)
 

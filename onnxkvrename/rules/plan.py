@@ -6,15 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError
+from onnxkvrename.limits import MAX_BUFFERS, MAX_MATCHED_CHARS, build_limit_error, shorten_text
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules.load import is_built_in
-from onnxkvrename.rules.patterns import MAX_MATCHED_LENGTH
 from onnxkvrename.rules.profile import DIM_WORDS, NameMatch, Rules, find_terms
 from onnxkvrename.rules.rewrite import normalize_suffix, rewrite_name
 
-MAX_BUFFERS = 1 << 12
-"""KV buffers of a model, and names that claim one that another name has."""
 REASON_UNKNOWN = "unknown"
 """The reason for keeping a retained output that matches no rule."""
 REASON_TOO_LONG = "too long"
@@ -239,10 +236,8 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
             else:
                 pair_sides[side] = _build_pair_side(value, match, rules, change)
             if max(len(matches), len(duplicates)) > MAX_BUFFERS:
-                raise ModelError(
-                    f"has more than {MAX_BUFFERS:,} KV buffers (the last is {value.name[:80]})",
-                    hint="no known exporter makes so many; if yours does, please report it",
-                )
+                last = shorten_text(value.name)
+                raise build_limit_error(f"{MAX_BUFFERS:,} KV buffers (the last is {last})")
     part_order = rules.part_order
     order = {name: index for index, name in enumerate(part_order)}
     numbers = _number_rules(rules)
@@ -382,7 +377,7 @@ def _find_feeds(
 
 
 def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
-    if side == "output" and len(name) > MAX_MATCHED_LENGTH:
+    if side == "output" and len(name) > MAX_MATCHED_CHARS:
         return REASON_TOO_LONG
     reason = rules.find_reason_to_keep(name)
     if reason is None and side == "output":

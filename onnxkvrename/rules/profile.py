@@ -18,7 +18,8 @@ _NOTHING: Mapping[str, Any] = {}  # rules travel between processes, which a mapp
 SIDES = ("input", "output")
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}|([{}\[\]])")
 OPTIONAL_PART = re.compile(r"\[([^\[\]]*)\]")
-MAX_TOKEN_LENGTH = 64
+TOKEN_LENGTH = 64
+"""The most characters of a token."""
 WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
 """The stages of a set's parts: as exported, prepared for the merge, merged."""
 UPDATES = ("inplace", "append", "delta", "once")
@@ -398,8 +399,8 @@ def find_token_error(token: str) -> str | None:
         return "may contain only ASCII letters and digits"
     if "RetainedState" in token:
         return "may not contain RetainedState"
-    if len(token) > MAX_TOKEN_LENGTH:
-        return f"is longer than {MAX_TOKEN_LENGTH} characters"
+    if len(token) > TOKEN_LENGTH:
+        return f"is longer than {TOKEN_LENGTH} characters"
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from onnxkvrename.errors import RulesError
-from onnxkvrename.model.protobuf import MAX_NAME_SIZE
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.patterns import NameTable
 from onnxkvrename.rules.profile import KvRule, NameMatch, Rules, fill_template
 
@@ -50,10 +50,6 @@ def rewrite_name(rules: Rules, match: NameMatch, token: str, *, normalize: bool 
     if normalize and "suffix" in parts:
         parts["suffix"] = normalize_suffix(rules, match)
     name = fill_template(match.rule.templates[match.side], parts, token)
-    if len(name) > MAX_NAME_SIZE:
-        hint = f"correct {match.side}_name or {match.side} in the rules"
-        problem = f"makes a name of more than {MAX_NAME_SIZE:,} characters"
-        raise RulesError(f"{match.side}_name {problem}", path=rules.name, hint=hint)
     reread = match.rule.match(match.side, name)
     if reread is None or (reread.pair_key, reread.token) != (match.pair_key, token):
         raise _build_unread_error(match, parts, name, rules.name)
@@ -82,7 +78,7 @@ def _build_unread_error(
     token = parts["token"]
     other = next((other for other in _COMMON_TOKENS if _is_read_back(match, parts, other)), None)
     return RulesError(
-        f"{match.side}_name writes {name!r}, which cannot be parsed back by "
+        f"{match.side}_name writes {shorten_text(name)!r}, which cannot be parsed back by "
         f"`{match.side}` as {match.buffer}, layer {match.layer}, token {token or 'none'}",
         path=source,
         hint=f"choose another token, for example {other}"

@@ -20,6 +20,7 @@ from onnxkvrename.findings import (
     format_list,
     quote_word,
 )
+from onnxkvrename.limits import MAX_SHOWN_CHARS
 from onnxkvrename.model.signature import (
     ExportInfo,
     Value,
@@ -35,8 +36,6 @@ from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, PartName, Rules
 _MERGE_HINT = "give all windows that were merged, or merge them again"
 _EXPORT_AGAIN_HINT = "export all of them again, together"
 
-_MAX_PLACES_LENGTH = 160
-"""Characters of the paths that KV303 lists; of more the tokens are counted first."""
 Traits = Mapping[tuple[str, ...], frozenset[str]]
 """Properties that all parts of one export should share, with their values in one part."""
 
@@ -391,7 +390,7 @@ def _check_same_token(
         f"{label} in {format_list(paths)}" for label, paths in zip(labels, groups, strict=True)
     ]
     listed = format_list(places, "; ")
-    if len(listed) > _MAX_PLACES_LENGTH:  # what is printed is shortened after the tokens
+    if len(listed) > 2 * MAX_SHOWN_CHARS:  # what is printed is shortened after the tokens
         counts = [
             f"{label} in {len(paths):,} file{'s' * (len(paths) != 1)}"
             for label, paths in zip(labels, groups, strict=True)

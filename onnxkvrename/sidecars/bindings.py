@@ -12,8 +12,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.documents import UnreadableTextError, shorten_name
+from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.findings import format_list
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.sidecars.format import SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.sections import Section, drop_unread_templates, list_sections
@@ -247,7 +248,7 @@ class _Planner:
         if template is None:
             first, second = list(new_by_old.items())[:2] if len(new_by_old) > 1 else [("", "")] * 2
             self._refuse(
-                f"{shorten_name(text)} can no longer match all of its names: {first[0]} becomes "
+                f"{shorten_text(text)} can no longer match all of its names: {first[0]} becomes "
                 f"{first[1]}, but {second[0]} becomes {second[1]}",
                 "use rules that rename all layers in the same way",
             )
@@ -257,11 +258,11 @@ class _Planner:
 
     def _refuse_partial(self, text: str, new_by_old: Mapping[str, str], kept: str) -> None:
         if is_template(text):
-            problem = f"{shorten_name(text)} matches {len(new_by_old)} names, and"
+            problem = f"{shorten_text(text)} matches {len(new_by_old)} names, and"
         else:
-            problem = f"{shorten_name(text)} changes in one model, and in another"
+            problem = f"{shorten_text(text)} changes in one model, and in another"
         self._refuse(
-            f"{problem} {shorten_name(kept)} stays",
+            f"{problem} {shorten_text(kept)} stays",
             "rename all of them: pass all models of the folder, with rules for all layers",
         )
 
@@ -270,7 +271,7 @@ class _Planner:
         longest = max(names, key=lambda name: len(name.encode("utf-8", "surrogateescape")))
         if limit is not None and len(longest.encode("utf-8", "surrogateescape")) > limit:
             self._refuse(
-                f"{shorten_name(text)} would make {shorten_name(longest)}, longer than the "
+                f"{shorten_text(text)} would make {shorten_text(longest)}, longer than the "
                 f"{limit} bytes that {self.format.reader} accepts",
                 "choose a shorter token",
             )
@@ -322,9 +323,9 @@ class _Planner:
         return find_printed_names(text, sorted_names)
 
     def _refuse_rest(self, text: str, name: str) -> None:
-        has = "is" if text == name else f"makes {shorten_name(name)},"
+        has = "is" if text == name else f"makes {shorten_text(name)},"
         self._refuse(
-            f"{shorten_name(text)} {has} a name that changes in a model here, but this entry "
+            f"{shorten_text(text)} {has} a name that changes in a model here, but this entry "
             "would keep the old name",
             "set its filename to that model, and write templates with %d",
         )
@@ -334,7 +335,7 @@ class _Planner:
         shared = next((scalar for scalar in self.changes if scalar.is_shared), None)
         if shared is not None:
             self._refuse(
-                f"{shorten_name(shared.value)} is below a YAML anchor, and its alias may belong to "
+                f"{shorten_text(shared.value)} is below a YAML anchor, and its alias may belong to "
                 "another model",
                 "replace the alias with the full text",
             )
@@ -348,7 +349,7 @@ class _Planner:
             for place, texts in entries.items()
         ]
         self._refuse(
-            f"{len(missing)} names that change are not in it (first: {shorten_name(missing[0])}), "
+            f"{len(missing)} names that change are not in it (first: {shorten_text(missing[0])}), "
             f"so {self.format.reader} would keep looking for the old ones",
             f"first add {'; '.join(additions)}",
         )
@@ -385,7 +386,7 @@ def _check_distinct(new_texts: Mapping[str, str | None]) -> None:
     for old, new in new_texts.items():
         if new is not None and sources.setdefault(new, old) != old:
             raise UnreadableTextError(
-                f"names both {shorten_name(sources[new])} and {shorten_name(old)}, "
+                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
                 "which are the same buffer",
                 "keep one of the two",
             )

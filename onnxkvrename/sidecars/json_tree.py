@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 
-from onnxkvrename.documents import MAX_DEPTH, UnreadableTextError, build_depth_error
+from onnxkvrename.documents import UnreadableTextError, build_depth_error
+from onnxkvrename.limits import MAX_DEPTH
 from onnxkvrename.sidecars.tree import Node, OpaqueNode, ScalarNode, TreeBuilder
 
 MAX_JSON_CHARS = 1 << 23

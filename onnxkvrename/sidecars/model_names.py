@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.documents import shorten_name
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.rewrite import rewrite_name
@@ -168,7 +168,7 @@ class ModelNames(NamedTuple):
         token = self.token_change.token
         than = f" than {token}" if token else ""
         count = f"{len(conflicting)} names" if len(conflicting) > 1 else "a name"
-        problem = f"{count} with a different token{than} (first: {shorten_name(conflicting[0])})"
+        problem = f"{count} with a different token{than} (first: {shorten_text(conflicting[0])})"
         if self.token_change.strip:
             return problem, "`--strip` removes any token"
         return problem, "`--replace` replaces it with the new token"

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from onnxkvrename.documents import UnreadableTextError, shorten_name
+from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.sidecars.bindings import (
     BindingPlan,
     BoundModels,
@@ -210,7 +211,7 @@ def _check_distinct(new_names: _NewNames) -> None:
     for old, new in new_names.items():
         if new is not None and sources.setdefault(new, old) != old:
             raise UnreadableTextError(
-                f"names both {shorten_name(sources[new])} and {shorten_name(old)}, "
+                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
                 "which are the same buffer",
                 "keep one of the two",
             )
@@ -246,7 +247,7 @@ def _check_names(
         return
     present = {new for new in new_names.values() if new is not None}
     unmatched = [
-        shorten_name(old)
+        shorten_text(old)
         for old, new in new_names.items()
         if new is None and old not in names.neighbour_names
     ]
@@ -298,8 +299,8 @@ def _check_both_sides(path: str, new_names: _NewNames, names: ModelNames) -> Ite
     old_in_sidecar = {new: old for old, new in new_names.items() if new is not None}
     old_in_model = {new: old for old, new in names.name_map.items()}
     halves = [
-        f"{shorten_name(old_in_sidecar[side])} "
-        f"without {shorten_name(old_in_model.get(other_side, other_side))}"
+        f"{shorten_text(old_in_sidecar[side])} "
+        f"without {shorten_text(old_in_model.get(other_side, other_side))}"
         for pair in names.pairs
         for side, other_side in (pair, pair[::-1])
         if side in old_in_sidecar and other_side not in old_in_sidecar

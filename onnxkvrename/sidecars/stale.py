@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.documents import shorten_name
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.find_models import find_candidates
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
@@ -144,8 +144,8 @@ def _build_stale_finding(
     return build_finding(
         STALE_CODE,
         path,
-        f"has {len(stale)} old names from before a rename (first: {shorten_name(old)}, now "
-        f"{shorten_name(new)}); {effect}",
+        f"has {len(stale)} old names from before a rename (first: {shorten_text(old)}, now "
+        f"{shorten_text(new)}); {effect}",
         command,
     )
 

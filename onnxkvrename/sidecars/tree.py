@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from onnxkvrename.documents import UnreadableTextError, shorten_name
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.limits import shorten_text
 
 
 class ScalarNode(NamedTuple):
@@ -140,6 +141,6 @@ class TreeBuilder:
         for key in nodes[::2]:
             if isinstance(key, ScalarNode):
                 if key.value in keys:
-                    raise UnreadableTextError(f"has the key {shorten_name(key.value)} twice")
+                    raise UnreadableTextError(f"has the key {shorten_text(key.value)} twice")
                 keys.add(key.value)
         self.add_node(MappingNode(tuple(zip(nodes[::2], nodes[1::2], strict=True))))

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from onnxkvrename.documents import MAX_DEPTH, UnreadableTextError, build_depth_error
+from onnxkvrename.documents import UnreadableTextError, build_depth_error
+from onnxkvrename.limits import MAX_DEPTH
 from onnxkvrename.sidecars.tree import Node, OpaqueNode, ScalarNode, TreeBuilder
 
 MAX_YAML_CHARS = 1 << 18

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from onnxkvrename.documents import UnreadableTextError, shorten_name
+from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import suggest_similar
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.sidecars.format import SidecarFormat
 from onnxkvrename.sidecars.tree import (
     MappingNode,
@@ -88,7 +89,7 @@ def find_custom_io_dtypes(tree: Node) -> Iterator[tuple[str, str]]:
         precision = entry.get("Precision")
         if not isinstance(precision, ScalarNode) or not precision.value:
             raise UnreadableTextError(
-                f"has {shorten_name(name.value)} with {describe_node(precision)} as a Precision"
+                f"has {shorten_text(name.value)} with {describe_node(precision)} as a Precision"
             )
         yield name.value, precision.value.upper()
 
@@ -144,7 +145,7 @@ def check_precision(precision: str) -> str:
     else:
         similar = suggest_similar(precision, PRECISIONS)
         hint = similar or f"there are: {', '.join(PRECISIONS)}"
-    raise KvRenameError(f"unknown precision {shorten_name(precision)}", hint=hint)
+    raise KvRenameError(f"unknown precision {shorten_text(precision)}", hint=hint)
 
 
 def _format_name(name: str) -> str:
@@ -152,7 +153,7 @@ def _format_name(name: str) -> str:
         return name
     if any("\ud800" <= char <= "\udfff" for char in name):
         raise ModelError(
-            f"has a name that is not UTF-8, and YAML cannot hold any other: {shorten_name(name)}",
+            f"has a name that is not UTF-8, and YAML cannot hold any other: {shorten_text(name)}",
             hint="rename that value first",
         )
     return f'"{"".join(map(_escape_char, name))}"'
