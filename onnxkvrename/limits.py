@@ -23,6 +23,8 @@ MAX_BUFFERS = 1 << 12
 """KV buffers: checks and reports hold several kilobytes for each."""
 MAX_FILES = 1 << 10
 """Files that one file or folder leads to: each costs as much as to read a kilobyte."""
+MAX_TEMPLATES = 1 << 8
+"""Templates of a configuration, and groups of its models: each is held against every name."""
 MAX_NAME_BYTES = 1 << 16
 """Bytes of a name in a model: names are shown, compared and written often."""
 MAX_MATCHED_CHARS = 1 << 12
@@ -33,6 +35,8 @@ MAX_INT64 = (1 << 63) - 1
 """Elements, bytes and numbers: ONNX's own integers hold no more."""
 MAX_CONSTANT_BYTES = 1 << 20
 """Bytes of a constant whose values are read: what decides on shapes is far shorter."""
+MAX_FEED_BYTES = 1 << 30
+"""Bytes that one step of a run is fed: they are held twice, beside the model."""
 STEPS_PER_NODE = 16
 """Steps of a walk for each node of a graph; what takes more is not known."""
 MAX_ALTERNATIVES = 16

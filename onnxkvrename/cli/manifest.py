@@ -45,6 +45,7 @@ from onnxkvrename.layout.load import (
     load_model_or_manifest,
 )
 from onnxkvrename.layout.manifest import manifest_to_json
+from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.renaming.run import remove_links_of_killed_runs, stamp_models
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
@@ -71,7 +72,6 @@ from onnxkvrename.vllm.projection import (
     projection_to_json,
 )
 from onnxkvrename.vllm.specs import (
-    MAX_GPU_MEMORY,
     VLLM_VERSIONS,
     ProjectionRequest,
 )
@@ -315,7 +315,7 @@ def _build_projection(layout: Layout, arguments: _Arguments, rules: Rules) -> Pr
         arguments.tokens,
         layout.kv_cache_dtype,
         arguments.pp or 1,
-        None if memory is None else parse_memory_size("--gpu-memory", memory, MAX_GPU_MEMORY),
+        None if memory is None else parse_memory_size("--gpu-memory", memory, MAX_INT64),
     )
     return project_layout(layout, request, _load_draft(arguments, rules))
 

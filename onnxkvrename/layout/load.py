@@ -36,7 +36,7 @@ from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, Rules
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
 from onnxkvrename.sidecars.compiles import parse_specializations, read_compiles
-from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
+from onnxkvrename.sidecars.custom_io import parse_custom_io_dtypes
 from onnxkvrename.storage.read import FileIdentity, open_file, read_status, read_text_file
 
 _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PARAMS_FILE = "hashed_export_params.json"
 """The file in which QEfficient saves the parameters of an export."""
-_MAX_LEVELS = 3
+_LEVELS = 3
 """The number of directories above a model that may be the directory of its export."""
 
 
@@ -30,7 +30,7 @@ def find_exports(model: Path) -> Iterator[Path]:
     Raises:
         ModelError: It cannot be determined if one does.
     """
-    for directory in list(Path(os.path.abspath(model)).parents)[:_MAX_LEVELS]:
+    for directory in list(Path(os.path.abspath(model)).parents)[:_LEVELS]:
         status = read_status(directory / PARAMS_FILE)
         if status is not None and stat.S_ISREG(status.st_mode):
             yield directory

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import Finding, promote_to_errors, quote_path
+from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.qefficient.export_cache import (
     CacheEntry,
     ExportParams,
@@ -26,7 +27,7 @@ from onnxkvrename.qefficient.export_cache import (
 )
 from onnxkvrename.qefficient.find_export import PARAMS_FILE, find_exports
 from onnxkvrename.qefficient.seed_refusals import report_refused_models, report_unfed_models
-from onnxkvrename.renaming.prepare_sidecars import MAX_READ_BYTES, Sidecar
+from onnxkvrename.renaming.prepare_sidecars import Sidecar
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
@@ -156,7 +157,7 @@ def read_export_params(directory: Path) -> ExportParams:
         ModelError: The file cannot be read, or QEfficient does not write such a file.
     """
     path = directory / PARAMS_FILE
-    return parse_export_params(read_text_file(path, MAX_READ_BYTES), str(path))
+    return parse_export_params(read_text_file(path, MAX_TEXT_BYTES), str(path))
 
 
 def plan_seeds(

@@ -15,16 +15,11 @@ from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import Options, RenameJob, SidecarSearch
 from onnxkvrename.sidecars.bindings import BoundModels
-from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames
-from onnxkvrename.sidecars.rewrite import RewrittenSidecar, rewrite_sidecar
+from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
 from onnxkvrename.sidecars.search import LEAVE_HINT, FoundSidecar, Neighbours, read_neighbours
-from onnxkvrename.sidecars.stale import (
-    MODEL_SUFFIX,
-    STALE_CODE,
-    build_unknown_finding,
-    find_stale_sidecars,
-)
+from onnxkvrename.sidecars.stale import build_unknown_finding, find_stale_sidecars
 
 if TYPE_CHECKING:
     from onnxkvrename.renaming.prepare import PreparedModel

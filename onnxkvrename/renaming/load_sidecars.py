@@ -21,17 +21,15 @@ from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, SidecarSearch
 from onnxkvrename.sidecars.bindings import BoundModels
-from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.formats import SidecarFormat, load_sidecar_formats
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
-from onnxkvrename.sidecars.registry import load_sidecar_formats
-from onnxkvrename.sidecars.rewrite import RewrittenSidecar, rewrite_sidecar
+from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
 from onnxkvrename.sidecars.search import (
     FoundSidecar,
     detect_sidecars,
     read_sidecar_head,
     read_value_names,
 )
-from onnxkvrename.sidecars.stale import STALE_CODE
 from onnxkvrename.storage.read import resolve_path
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, promote_to_errors
+from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.renaming.batch_checks import set_failed
 from onnxkvrename.renaming.output_path import (
     check_in_place_write,
@@ -31,9 +32,6 @@ from onnxkvrename.storage.read import (
     open_file,
     resolve_path,
 )
-
-MAX_READ_BYTES = 1 << 26
-"""The largest sidecar that is read, in bytes; a format may have a lower limit."""
 
 
 class Sidecar(NamedTuple):
@@ -157,9 +155,9 @@ def _prepare_sidecar(
 ) -> PreparedSidecar:
     path, output, job = item.sidecar.path, item.sidecar.output, item.sidecar.job
     with _open_sidecar(item.sidecar) as file:
-        if file.size > MAX_READ_BYTES:
+        if file.size > MAX_TEXT_BYTES:
             raise ModelError(
-                f"is {file.size:,} bytes, more than {MAX_READ_BYTES:,}", path=str(path)
+                f"is {file.size:,} bytes, more than {MAX_TEXT_BYTES:,}", path=str(path)
             )
         identity, old_content, status = file.identity, file.read(0, file.size), file.status
     rewritten = item.sidecar.rewrite(old_content, models)

@@ -18,7 +18,7 @@ from onnxkvrename.documents import UnreadableTextError, parse_json
 from onnxkvrename.errors import ModelError
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.find_models import list_compile_files
-from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
+from onnxkvrename.sidecars.custom_io import parse_custom_io_dtypes
 from onnxkvrename.storage.read import read_text_file
 
 _NON_SYMBOL_KEYS = {"name", "_graph_name"}

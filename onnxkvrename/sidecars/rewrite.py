@@ -16,15 +16,13 @@ from onnxkvrename.sidecars.bindings import (
     list_bound_names,
     plan_bindings,
 )
-from onnxkvrename.sidecars.format import SidecarFormat
-from onnxkvrename.sidecars.json_tree import MAX_JSON_CHARS
+from onnxkvrename.sidecars.formats import SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames
-from onnxkvrename.sidecars.stale import STALE_CODE
 from onnxkvrename.sidecars.text_edit import splice_values
 from onnxkvrename.sidecars.tree import Node, ScalarNode, flatten_tree
 
-MAX_SIDECAR_BYTES = MAX_JSON_CHARS
-"""The largest sidecar that is rewritten, in bytes. A caller may stop reading a file there."""
+STALE_CODE = "KV406"
+"""The code of a sidecar with names from before a rename, or that cannot get the new ones."""
 
 _NewNames = Mapping[str, "str | None"]
 """The new name of each name in a sidecar; ``None`` if it matches nothing in the model."""
@@ -188,8 +186,6 @@ def _build_form_error(
 
 
 def _decode_text(data: bytes) -> str:
-    if len(data) > MAX_SIDECAR_BYTES:
-        raise UnreadableTextError(f"is {len(data):,} bytes, more than {MAX_SIDECAR_BYTES:,}")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:

@@ -12,12 +12,12 @@ from functools import lru_cache
 from google.protobuf.descriptor import Descriptor
 from onnx import ModelProto
 
+from onnxkvrename.limits import MAX_ENTRIES
 from onnxkvrename.model.protobuf import LENGTH
 
-MAX_PARTS = 16_384
-"""The nodes, attributes, tensors and the like that any model may have,"""
 BYTES_PER_PART = 16
-"""and one more for so many bytes. Exporters write one in 30 to 150 bytes, and a model whose values
+"""A model may have one part (a node, an attribute, a tensor) more than `MAX_ENTRIES` for so many
+bytes. Exporters write one in 30 to 150 bytes, and a model whose values
 have numbers for names, and its nodes none, one in 16. Other messages take less memory, and count
 as half of one; repeated texts count as a quarter. A model of a megabyte that is just below the
 limit takes up to 35 megabytes."""
@@ -44,7 +44,7 @@ def has_too_many_parts(data: bytes) -> bool:
         data: The model without its weights. Where it is damaged, what comes after does not
             count; the parser refuses it.
     """
-    limit = _PART_WEIGHT * (MAX_PARTS + len(data) // BYTES_PER_PART)
+    limit = _PART_WEIGHT * (MAX_ENTRIES + len(data) // BYTES_PER_PART)
     try:
         return _exceeds(data, limit)
     except IndexError:  # cut short

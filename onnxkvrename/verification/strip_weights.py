@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.limits import MAX_ENTRIES
 from onnxkvrename.model.file import splice_payloads
 from onnxkvrename.model.protobuf import (
     LENGTH,
@@ -25,9 +26,9 @@ from onnxkvrename.model.protobuf import (
     encode_varint,
     read_fields,
 )
-from onnxkvrename.verification.parse_cost import BYTES_PER_PART, MAX_PARTS, has_too_many_parts
+from onnxkvrename.verification.parse_cost import BYTES_PER_PART, has_too_many_parts
 
-MAX_KEPT_BYTES = 1 << 10
+KEPT_BYTES = 1 << 10
 """Tensors and attributes up to this size keep their data: shapes, axes, small constants."""
 _CHUNK_SIZE = 1 << 20
 _REMOVED_DATA_KEY = b"onnxkvrename.taken"
@@ -86,9 +87,7 @@ class RemovedData(NamedTuple):
     size: int
 
 
-def read_model_without_weights(
-    source: ByteSource, max_kept_bytes: int = MAX_KEPT_BYTES
-) -> ModelProto:
+def read_model_without_weights(source: ByteSource, max_kept_bytes: int = KEPT_BYTES) -> ModelProto:
     """Read everything of a model but the data of large tensors.
 
     A tensor without its data keeps name, dtype and dims; its field holds zeros for
@@ -143,7 +142,7 @@ def _find_edits(source: ByteSource, limit: int) -> Iterator[tuple[Record, bytes]
         numbers = frozenset(_LARGE_FIELDS[kind])
         for record in read_fields(source, message, stems=(), always=numbers):
             part_count, part_bytes = part_count + 1, part_bytes + record.end - record.start
-            if part_count > MAX_PARTS + part_bytes // BYTES_PER_PART:
+            if part_count > MAX_ENTRIES + part_bytes // BYTES_PER_PART:
                 raise _build_parts_error(source)
             if _is_large(record, limit):
                 large_fields.append((record, _LARGE_FIELDS[kind][record.number]))
@@ -160,7 +159,7 @@ def _find_edits(source: ByteSource, limit: int) -> Iterator[tuple[Record, bytes]
 
 def _build_parts_error(source: ByteSource) -> ModelError:
     return source.build_error(
-        f"has more than {MAX_PARTS:,} parts and one for each {BYTES_PER_PART} bytes: "
+        f"has more than {MAX_ENTRIES:,} parts and one for each {BYTES_PER_PART} bytes: "
         "parsing it could take all memory",
         hint="no exporter writes so many; if one does, please report it",
     )

@@ -16,6 +16,7 @@ from onnxkvrename.findings import (
     promote_to_errors,
 )
 from onnxkvrename.layout.layout import check_stamp
+from onnxkvrename.limits import MAX_LISTED
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
@@ -41,7 +42,6 @@ from onnxkvrename.verification.running.retention_loop import (
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 _DATA_CODES = ("KV501", "KV502", "KV503")
-_MAX_SHOWN_NAMES = 5
 
 
 class VerifyRequest(NamedTuple):
@@ -331,7 +331,7 @@ def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> I
                 f"contain {expected}, but are not KV buffers; a consumer would select them",
             ),
             "choose another token",
-            shown=_MAX_SHOWN_NAMES,
+            shown=MAX_LISTED,
         )
 
 
@@ -377,7 +377,7 @@ def _check_selection(signature: Signature, plan: RenamePlan, select: Pattern) ->
                 [name for name in names if name in wrong],
                 messages,
                 "an expression must match whole names, as in .*vllmKvCache.*",
-                shown=_MAX_SHOWN_NAMES,
+                shown=MAX_LISTED,
             )
 
 

@@ -189,7 +189,7 @@ def test_two_values_of_one_name_are_no_pair() -> None:
 def test_more_inputs_than_a_model_may_have_buffers_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(find_pairs, "MAX_CANDIDATES", 1)
+    monkeypatch.setattr(find_pairs, "MAX_BUFFERS", 1)
     model = build_model("float[a,4] k, float[a,4] v", "float[a,4] y", "y = Neg(k)")
     with pytest.raises(ModelError, match="more than 1"):
         find(model)

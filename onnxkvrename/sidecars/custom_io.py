@@ -14,19 +14,20 @@ from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import suggest_similar
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.sidecars.format import SidecarFormat
 from onnxkvrename.sidecars.tree import (
     MappingNode,
     Node,
     ScalarNode,
     SequenceNode,
     describe_node,
+    parse_yaml_tree,
 )
-from onnxkvrename.sidecars.yaml_tree import parse_yaml_tree
 
 PRECISIONS = ("float16", "mxint8", "float")
 """Precisions that need no further parameters: QEfficient's two, and the SDK's."""
 
+CAPTION = "custom I/O"
+EXPECTED_FORM = "a list of entries with IOName and Precision, as QEfficient writes it"
 _PLAIN_SCALAR = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _YAML_KEYWORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
@@ -39,20 +40,6 @@ def find_custom_io_names(tree: Node) -> Iterator[ScalarNode]:
     """
     for name, _ in _find_entries(tree):
         yield name
-
-
-FORMAT = SidecarFormat(
-    caption="custom I/O",
-    priority=10,
-    expected_form="a list of entries with IOName and Precision, as QEfficient writes it",
-    parse=parse_yaml_tree,
-    find_names=find_custom_io_names,
-    file_name_pattern=re.compile(r"custom_io.*\.ya?ml"),
-    markers=(b"IOName",),
-    search_pattern=re.compile(r"[^.].*\.ya?ml"),
-    only_graph_values=True,
-    requires_pairs=True,
-)
 
 
 def parse_custom_io_dtypes(text: str, path: str) -> Mapping[str, str]:
@@ -73,9 +60,9 @@ def parse_custom_io_dtypes(text: str, path: str) -> Mapping[str, str]:
         return dict(find_custom_io_dtypes(tree)) if tree is not None else {}
     except UnreadableTextError as error:
         raise ModelError(
-            f"cannot be read as {FORMAT.caption}: it {error}",
+            f"cannot be read as {CAPTION}: it {error}",
             path=path,
-            hint=error.hint or f"expected: {FORMAT.expected_form}",
+            hint=error.hint or f"expected: {EXPECTED_FORM}",
         ) from None
 
 
