@@ -30,6 +30,7 @@ from onnxkvrename.model.statistics import ModelStats, collect_model_stats
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
 from onnxkvrename.rules.profile import MERGED, PartPath, Rules
+from onnxkvrename.rules.windows import check_parts
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 
 NameStatus = Literal["plain", "token", "half", "missing", "broken"]
@@ -192,8 +193,6 @@ def inspect_models(
             windows[len(summaries)] = model
         summaries.append(summary)
     if len(windows) > 1:
-        from onnxkvrename.rules.windows import check_parts  # most models are not windows
-
         indexes, parts = list(windows), list(windows.values())
         found = check_parts(parts, rules, TokenChange(None), check_current_tokens=True)
         for number, finding in found:

@@ -11,21 +11,21 @@ from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import Finding, promote_to_errors, quote_path
-from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.qefficient.export_cache import (
+    PARAMS_FILE,
     CacheEntry,
     ExportParams,
     build_occupied_finding,
     build_renamed_entry,
     build_unrecognized_finding,
     explain_token_refusal,
+    find_exports,
     identify_export,
-    parse_export_params,
+    read_export_params,
     rename_export_params,
     render_export_params,
     split_directory_name,
 )
-from onnxkvrename.qefficient.find_export import PARAMS_FILE, find_exports
 from onnxkvrename.qefficient.seed_refusals import report_refused_models, report_unfed_models
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
 from onnxkvrename.rules.find_models import build_job, find_jobs
@@ -36,7 +36,7 @@ from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.storage.clean_up import remove_stale_temp_files
 from onnxkvrename.storage.intent import clear_intent, find_intents
 from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.read import is_directory, is_occupied, read_text_file, resolve_path
+from onnxkvrename.storage.read import is_directory, is_occupied, resolve_path
 from onnxkvrename.storage.temp_file import find_stale_temp_files, resolve_moved_path
 
 
@@ -148,16 +148,6 @@ class SeedPlan:
     def _resolve_directory(self, seed: Seed) -> Path:
         """Return the directory that the results of an export are written to."""
         return seed.directory if self._stays(seed) else seed.target
-
-
-def read_export_params(directory: Path) -> ExportParams:
-    """Return the parameters of the export in a directory.
-
-    Raises:
-        ModelError: The file cannot be read, or QEfficient does not write such a file.
-    """
-    path = directory / PARAMS_FILE
-    return parse_export_params(read_text_file(path, MAX_TEXT_BYTES), str(path))
 
 
 def plan_seeds(

@@ -12,8 +12,8 @@ from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
 from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming.output_path import find_outermost_missing_directory
 from onnxkvrename.renaming.parallel import SAME_FILES_HINT, map_ordered
-from onnxkvrename.renaming.prepare import SplicePlan
-from onnxkvrename.renaming.write import SidecarPlan, WriteTask, write_temp_file
+from onnxkvrename.renaming.prepare import SidecarPlan, SplicePlan
+from onnxkvrename.renaming.write import WriteTask, write_temp_file
 from onnxkvrename.storage.lock import find_lock_path, hold_locks
 from onnxkvrename.storage.read import (
     FileIdentity,

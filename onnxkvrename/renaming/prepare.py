@@ -56,6 +56,20 @@ class SplicePlan(NamedTuple):
         return sum_piece_sizes(self.pieces)
 
 
+class SidecarPlan(NamedTuple):
+    """The new content of a text file.
+
+    Attributes:
+        path: The file that it was made from.
+        identity: The state of that file when it was read.
+        content: All bytes of the result.
+    """
+
+    path: Path
+    identity: FileIdentity
+    content: bytes
+
+
 class PreparedModel(NamedTuple):
     """A model that was read, planned and checked for a rename; it travels between processes.
 

@@ -17,8 +17,7 @@ from onnxkvrename.renaming.output_path import (
     check_output_place,
     find_blocking_file,
 )
-from onnxkvrename.renaming.prepare import PreparedModel
-from onnxkvrename.renaming.write import SidecarPlan
+from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.results import ModelReport, Options, RenameJob, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar

@@ -11,6 +11,7 @@ import pytest
 
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.qefficient.export_cache import (
+    PARAMS_FILE,
     CacheEntry,
     ExportParams,
     build_occupied_finding,
@@ -25,7 +26,6 @@ from onnxkvrename.qefficient.export_cache import (
     render_export_params,
     split_directory_name,
 )
-from onnxkvrename.qefficient.find_export import PARAMS_FILE
 from onnxkvrename.rules.parse import parse_rules as rules_of
 from onnxkvrename.rules.plan import TokenChange
 
