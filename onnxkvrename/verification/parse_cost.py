@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from onnx import ModelProto
 
 from onnxkvrename.limits import MAX_ENTRIES
@@ -92,6 +92,14 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     return value, position + 1
 
 
+def is_repeated(field: FieldDescriptor) -> bool:
+    """Return whether a field may occur several times."""
+    # protobuf has `is_repeated` from 6.31 on, and warns of `label` since then.
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == FieldDescriptor.LABEL_REPEATED)
+
+
 @lru_cache(1)
 def _list_fields() -> _Fields:
     """Return the fields of a model that count, read off onnx's own description."""
@@ -104,7 +112,7 @@ def _list_fields() -> _Fields:
             for field in descriptor.fields:
                 if field.message_type is not None:
                     kind.by_number[field.number] = visit(field.message_type)
-                elif field.is_repeated and field.cpp_type == field.CPPTYPE_STRING:
+                elif is_repeated(field) and field.cpp_type == field.CPPTYPE_STRING:
                     kind.by_number[field.number] = None
         return kinds[descriptor.full_name]
 
