@@ -121,12 +121,8 @@ def read_metadata_props(source: ByteSource) -> Iterator[tuple[Span, str, str]]:
     """
     for record in list_root_fields(source):
         if record.number == METADATA_PROPS and record.wire_type == LENGTH:
-            fields = list_fields(source, record, _STRING_ENTRY)
-            yield (
-                Span(record.tag_start, record.end - record.tag_start),
-                read_optional_string(source, find_string(fields, 1)),
-                read_optional_string(source, find_string(fields, 2)),
-            )
+            span = Span(record.tag_start, record.end - record.tag_start)
+            yield span, *_read_string_entry(source, record)
 
 
 def list_root_fields(source: ByteSource) -> list[Record]:

@@ -27,6 +27,7 @@ from onnxkvrename.model.protobuf import (
     encode_varint,
     read_fields,
 )
+from onnxkvrename.model.statistics import NESTED_FIELDS
 from onnxkvrename.verification.parse_cost import BYTES_PER_PART, has_too_many_parts
 
 KEPT_BYTES = 1 << 10
@@ -58,23 +59,6 @@ _BYTES_VALUE = 4
 _TEXT_FIELDS = (_STRING_DATA, _RAW_DATA)
 """Fields whose ends count, also `strings` of an attribute."""
 
-_LARGE_FIELDS = {
-    "model": {7: "graph", 20: "training", 25: "function"},
-    "training": {1: "graph", 2: "graph"},
-    "function": {7: "node", 11: "attribute"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-    "node": {5: "attribute"},
-    "attribute": {
-        5: "tensor",
-        10: "tensor",
-        22: "sparse",
-        23: "sparse",
-        6: "graph",
-        11: "graph",
-    },
-}
-"""For each kind of message the fields that may be large, and the kind of each."""
 _ATTRIBUTE_PLACEHOLDERS = {4: b"", 7: bytes(4), 8: bytes(1), 9: b""}
 """The fields of an attribute that hold values of its own, with one value for many."""
 
@@ -149,13 +133,13 @@ def _find_edits(source: ByteSource, limit: int, *, digests: bool) -> Iterator[tu
     while pending:
         message, kind = pending.pop()
         large_fields, part_count, part_bytes = [], 0, 0
-        numbers = frozenset(_LARGE_FIELDS[kind])
+        numbers = frozenset(NESTED_FIELDS[kind])
         for record in read_fields(source, message, stems=(), always=numbers):
             part_count, part_bytes = part_count + 1, part_bytes + record.end - record.start
             if part_count > MAX_ENTRIES + part_bytes // BYTES_PER_PART:
                 raise _build_parts_error(source)
             if _is_large(record, limit):
-                large_fields.append((record, _LARGE_FIELDS[kind][record.number]))
+                large_fields.append((record, NESTED_FIELDS[kind][record.number]))
         if kind == "attribute" and not large_fields:
             payload = _strip_values(source, message, limit, digests=digests)
             if payload is not None:
