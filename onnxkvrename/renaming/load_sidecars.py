@@ -146,8 +146,7 @@ def _build_named_sidecar(
         output = _resolve_output(path, job) if jobs_beside else job.output.parent / path.name
     is_package = run.search.takes_folders and sidecar_format.is_package
     root = _find_root(output, job)
-    is_binding = sidecar_format.is_binding
-    return Sidecar(path, output, rewrite, directory, False, root, is_package, is_binding)
+    return Sidecar(path, output, rewrite, directory, False, root, is_package)
 
 
 def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
@@ -178,7 +177,6 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
         is_found=True,
         root=root,
         is_package=is_package,
-        is_binding=found.format.is_binding,
         is_left=run.search.policy == "leave",
     )
 

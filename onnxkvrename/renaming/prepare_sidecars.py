@@ -45,7 +45,6 @@ class Sidecar(NamedTuple):
         is_found: True if the user did not name it, and may want it left as it is.
         root: The directory that the user gave for results, if the output is below it.
         is_package: True if all files of its directory go where the output goes.
-        is_binding: True if it names its models, which may also lie below its directory.
         is_left: True if the user wants it left as it is.
     """
 
@@ -56,18 +55,7 @@ class Sidecar(NamedTuple):
     is_found: bool = False
     root: Path | None = None
     is_package: bool = False
-    is_binding: bool = False
     is_left: bool = False
-
-    def find_models(self, jobs: Sequence[RenameJob]) -> list[int]:
-        """Return the indexes of the models that it may refer to: all, if none is near it."""
-        directory = resolve_path(self.directory or self.path.parent)
-        folders = [resolve_path(job.model.parent) for job in jobs]
-        beside = [index for index, folder in enumerate(folders) if folder == directory]
-        if beside and not self.is_binding:
-            return beside
-        below = [index for index, folder in enumerate(folders) if _is_below(folder, directory)]
-        return below or list(range(len(jobs)))
 
     @property
     def job(self) -> RenameJob:

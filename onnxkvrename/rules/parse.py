@@ -381,7 +381,11 @@ def _parse_names(table: ObjectReader) -> tuple[dict[str, Pattern], dict[str, str
             entries[side][name + suffix] = ListedName(name, suffix, *part)
         row.reject_unread_keys()
     tables: dict[str, Pattern] = {
-        side: NameTable(names, tuple({entry.suffix for entry in names.values()}))
+        side: NameTable(
+            names,
+            {(entry.buffer, entry.layer): entry for entry in names.values()},
+            tuple({entry.suffix for entry in names.values()}),
+        )
         for side, names in entries.items()
     }
     templates = {"input": "{name}[_{token}]", "output": "{name}[_{token}]{suffix}"}

@@ -14,7 +14,7 @@ An input with which the model computes needs more (:mod:`hidden_states`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnx import ModelProto
@@ -265,8 +265,3 @@ def _build_delta(source: Value, output: Value) -> BufferUpdate:
     changes: Sequence[str] = compare_dims(source.shape, output.shape) or ()
     different = [axis for axis, change in enumerate(changes) if change != "same"]
     return BufferUpdate("delta", different[0] if len(different) == 1 else None)
-
-
-def map_pairs(pairs: Iterable[StatePair]) -> Mapping[str, str]:
-    """Return the names of pairs, input to output."""
-    return {pair.input.name: pair.output.name for pair in pairs}
