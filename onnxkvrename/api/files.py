@@ -20,7 +20,7 @@ from onnxkvrename.api.arguments import (
     list_rules_files,
     load_rules_for,
 )
-from onnxkvrename.qefficient.find_export import check_cache_reuse, restate_cache_reuse
+from onnxkvrename.qefficient.export_cache import check_cache_reuse, restate_cache_reuse
 from onnxkvrename.renaming.run import find_sidecars, rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.results import ModelReport, Options, Report, SidecarSearch

@@ -22,7 +22,7 @@ from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.kv_model import KvModel, read_kv_model
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.sidecars.formats.custom_io import PRECISIONS, render_custom_io
+from onnxkvrename.sidecars.custom_io import PRECISIONS, render_custom_io
 from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import write_files
 

@@ -28,8 +28,7 @@ from onnxkvrename.cli.requested_rules import (
 )
 from onnxkvrename.errors import KvRenameError, UndoError, WriteError
 from onnxkvrename.findings import decide_exit_code
-from onnxkvrename.layout.inspect import ModelSummary, inspect_models
-from onnxkvrename.layout.window_sets import fold_windows
+from onnxkvrename.layout.inspect import ModelSummary, fold_windows, inspect_models
 from onnxkvrename.report.documents.inspect_json import summaries_to_json
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
 from onnxkvrename.report.formats.text import build_error_line

@@ -36,8 +36,7 @@ from onnxkvrename.cli.requested_rules import (
 )
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code, format_list
-from onnxkvrename.layout.digest import compute_layout_digest
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.layout.layout import Layout, compute_layout_digest
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
@@ -46,6 +45,7 @@ from onnxkvrename.layout.load import (
     load_model_or_manifest,
 )
 from onnxkvrename.layout.manifest import manifest_to_json
+from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
@@ -73,7 +73,6 @@ from onnxkvrename.vllm.projection import (
     projection_to_json,
 )
 from onnxkvrename.vllm.specs import (
-    MAX_GPU_MEMORY,
     VLLM_VERSIONS,
     ProjectionRequest,
 )
@@ -318,7 +317,7 @@ def _build_projection(layout: Layout, arguments: _Arguments, rules: Rules) -> Pr
         arguments.tokens,
         layout.kv_cache_dtype,
         arguments.pp or 1,
-        None if memory is None else parse_memory_size("--gpu-memory", memory, MAX_GPU_MEMORY),
+        None if memory is None else parse_memory_size("--gpu-memory", memory, MAX_INT64),
     )
     return project_layout(layout, request, _load_draft(arguments, rules))
 

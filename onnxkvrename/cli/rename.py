@@ -35,7 +35,7 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_answer, show_progress
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.qefficient.find_export import (
+from onnxkvrename.qefficient.export_cache import (
     check_cache_reuse,
     check_cache_state,
     restate_cache_reuse,

@@ -31,7 +31,7 @@ from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.qefficient.find_export import check_cache_state
+from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.parallel import map_ordered, open_executor
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json

@@ -8,15 +8,20 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
-from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json, shorten_name
+from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, Severity, build_json_document, serialize_finding
-from onnxkvrename.layout.digest import compute_layout_digest
-from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.kinds import list_kinds
-from onnxkvrename.layout.layout import KvBuffer, Layout, find_axis_and_window
+from onnxkvrename.layout.layout import (
+    KvBuffer,
+    Layout,
+    Shape,
+    compute_layout_digest,
+    find_axis_and_window,
+)
 from onnxkvrename.layout.scales import BufferScales, Scale
 from onnxkvrename.layout.updates import UNTRACED_UPDATE, UPDATE_KINDS, BufferUpdate
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.model.signature import Value
 from onnxkvrename.model.weights import Weight
 from onnxkvrename.rules.plan import UnchangedName
@@ -252,7 +257,7 @@ def _parse_sealed_document(text: str, path: str) -> dict[str, Any]:
         raise ModelError(str(error), path=path) from None
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(data, dict) or schema != SCHEMA:
-        claim = f"is {shorten_name(schema)}" if isinstance(schema, str) else "has no schema"
+        claim = f"is {shorten_text(schema)}" if isinstance(schema, str) else "has no schema"
         raise ModelError(
             f"is not a manifest: it {claim}, not {SCHEMA}", path=path, hint=_REWRITE_HINT
         )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_word
+from onnxkvrename.limits import MAX_FILES, shorten_text
 from onnxkvrename.model.proto_reader import ExternalReference
 from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.copy import has_same_bytes
@@ -21,12 +22,6 @@ from onnxkvrename.storage.read import (
     is_occupied,
     open_file,
 )
-
-MAX_UNUSABLE_LOCATIONS = 1 << 10
-"""Locations of a model that lead to no data file, or to one that another location leads to.
-
-To look at each takes as long as to read a kilobyte of the model, and a location may be two bytes.
-There is no limit on those that lead to files of their own, as weights of experts may."""
 
 
 class DataFile(NamedTuple):
@@ -68,7 +63,7 @@ def find_data_files(
 
     Raises:
         ModelError: The model is no longer where it was opened, or more than
-            `MAX_UNUSABLE_LOCATIONS` lead to no file of their own.
+            `MAX_FILES` lead to no file of their own.
     """
     folder = Folder(model_file.path.parent)
     if not folder.has_file(model_file):
@@ -85,7 +80,8 @@ def find_data_files(
             checked[location] = file = _check_data_file(location, folder, model_file)
             if isinstance(file, DataFile):
                 paths.add(file.path)
-            if len(checked) - len(paths) > MAX_UNUSABLE_LOCATIONS:
+            # Not those that lead to files of their own, as weights of experts may.
+            if len(checked) - len(paths) > MAX_FILES:
                 raise _build_limit_error(location, model_file)
         result = _judge_reference(reference, checked[location], folder.path)
         if isinstance(result, Finding):
@@ -97,8 +93,8 @@ def find_data_files(
 
 def _build_limit_error(location: str, model_file: OpenFile) -> ModelError:
     return ModelError(
-        f"names more than {MAX_UNUSABLE_LOCATIONS:,} data files that are missing, cannot be used "
-        f"or are named in several ways (the last is {location[:80]!r})",
+        f"names more than {MAX_FILES:,} data files that are missing, cannot be used "
+        f"or are named in several ways (the last is {shorten_text(location)!r})",
         path=str(model_file.path),
         hint="put all data files beside the model, or export the model again",
     )

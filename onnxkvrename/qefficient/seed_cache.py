@@ -11,28 +11,29 @@ from typing import NamedTuple, TypeVar
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, promote_to_errors, quote_path
 from onnxkvrename.qefficient.export_cache import (
+    PARAMS_FILE,
     CacheEntry,
     ExportParams,
     build_occupied_finding,
     build_renamed_entry,
     build_unrecognized_finding,
     explain_token_refusal,
+    find_exports,
     identify_export,
-    parse_export_params,
+    read_export_params,
     rename_export_params,
     render_export_params,
     split_directory_name,
 )
-from onnxkvrename.qefficient.find_export import PARAMS_FILE, find_exports
 from onnxkvrename.qefficient.seed_refusals import report_refused_models, report_unfed_models
-from onnxkvrename.renaming.prepare_sidecars import MAX_READ_BYTES, Sidecar
+from onnxkvrename.renaming.prepare_sidecars import Sidecar
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, Report, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.storage.directories import is_left_empty
-from onnxkvrename.storage.read import is_directory, is_occupied, read_text_file, resolve_path
+from onnxkvrename.storage.read import is_directory, is_occupied, resolve_path
 from onnxkvrename.storage.record import resolve_moved_path
 from onnxkvrename.storage.recover import settle_stopped_runs
 
@@ -134,16 +135,6 @@ class SeedPlan:
     def _resolve_directory(self, seed: Seed) -> Path:
         """Return the directory that the results of an export are written to."""
         return seed.directory if self._stays(seed) else seed.target
-
-
-def read_export_params(directory: Path) -> ExportParams:
-    """Return the parameters of the export in a directory.
-
-    Raises:
-        ModelError: The file cannot be read, or QEfficient does not write such a file.
-    """
-    path = directory / PARAMS_FILE
-    return parse_export_params(read_text_file(path, MAX_READ_BYTES), str(path))
 
 
 def plan_seeds(

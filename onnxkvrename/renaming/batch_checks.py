@@ -12,7 +12,8 @@ from onnxkvrename.findings import Finding, promote_to_errors
 from onnxkvrename.model.file import open_model
 from onnxkvrename.renaming.output_path import find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
-from onnxkvrename.rules.kv_model import KvModel, check_models_together
+from onnxkvrename.rules.check_together import check_models_together
+from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import TokenChange, build_minimal_plan
 from onnxkvrename.rules.profile import MERGED, Rules
 from onnxkvrename.rules.results import ModelReport, Options

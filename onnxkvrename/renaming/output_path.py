@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
+from onnxkvrename.limits import MAX_MODEL_BYTES
 from onnxkvrename.model.file import read_pieces, sum_piece_sizes
 from onnxkvrename.model.protobuf import Piece
 from onnxkvrename.rules.results import Options, RenameJob
@@ -17,7 +18,6 @@ from onnxkvrename.storage.confined import check_no_link
 from onnxkvrename.storage.directories import find_existing_directory
 from onnxkvrename.storage.read import (
     CACHE_FAULT,
-    MAX_MODEL_SIZE,
     OpenFile,
     find_cache,
     has_content,
@@ -39,9 +39,9 @@ def check_result_size(size: int, path: str | None = None) -> None:
         size: Bytes of the result.
         path: The model, for the error; ``None`` for one in memory.
     """
-    if size > MAX_MODEL_SIZE:
+    if size > MAX_MODEL_BYTES:
         raise ModelError(
-            f"would have {size:,} bytes, more than the {MAX_MODEL_SIZE:,} that ONNX readers accept",
+            f"would have {size:,} bytes, more than the {MAX_MODEL_BYTES:,} of ONNX readers",
             path=path,
             hint="choose a shorter token, or move weights to external data",
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, promote_to_errors
+from onnxkvrename.limits import MAX_FILES
 from onnxkvrename.model.external_data import DataFile, plan_data_copies
 from onnxkvrename.renaming.batch_checks import set_failed
 from onnxkvrename.renaming.output_path import check_output_place, find_writable_directory
@@ -26,9 +27,6 @@ from onnxkvrename.storage.read import (
     translate_read_errors,
 )
 from onnxkvrename.storage.temp_file import check_free_space
-
-MAX_FILES = 1 << 10
-"""The files that a folder may have which is copied as a whole."""
 
 
 def add_package_files(

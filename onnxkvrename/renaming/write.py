@@ -12,10 +12,9 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.model.external_data import DataFile, open_data_file
 from onnxkvrename.model.file import check_written_model, write_pieces
 from onnxkvrename.renaming.parallel import name_worker
-from onnxkvrename.renaming.prepare import PreparedModel, SplicePlan
+from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan, SplicePlan
 from onnxkvrename.rules.results import Options, RenameJob
 from onnxkvrename.storage.read import (
-    FileIdentity,
     OpenFile,
     build_changed_error,
     is_file_unchanged,
@@ -25,20 +24,6 @@ from onnxkvrename.storage.temp_file import ProgressCallback, ReadyFile, TempFile
 
 if TYPE_CHECKING:
     from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
-
-
-class SidecarPlan(NamedTuple):
-    """The new content of a text file.
-
-    Attributes:
-        path: The file that it was made from.
-        identity: The state of that file when it was read.
-        content: All bytes of the result.
-    """
-
-    path: Path
-    identity: FileIdentity
-    content: bytes
 
 
 class WriteTask(NamedTuple):

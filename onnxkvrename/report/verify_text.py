@@ -11,6 +11,7 @@ from typing import Any
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import (
+    format_layer_ranges,
     format_list,
     render_json_document,
     serialize_error,
@@ -37,7 +38,6 @@ from onnxkvrename.report.formats.text import (
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.rename_text import describe_no_pairs
 from onnxkvrename.report.wrapping import wrap_sentences
-from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import ProfileChoice, serialize_choice
 from onnxkvrename.rules.results import Report

@@ -12,9 +12,6 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, ReadError
 
-MAX_MODEL_SIZE = (1 << 31) - 1
-"""Bytes that every protobuf parser can read in one message."""
-
 OPEN_FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_NONBLOCK", 0)

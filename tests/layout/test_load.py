@@ -15,7 +15,7 @@ from models import saved
 
 from onnxkvrename import KvRenameError, ModelError, load_rules, rename
 from onnxkvrename.findings import build_finding
-from onnxkvrename.layout.digest import compute_layout_digest
+from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout, load_model_or_manifest
 from onnxkvrename.layout.manifest import manifest_to_json
 from onnxkvrename.renaming.run import stamp_models

@@ -166,11 +166,11 @@ def test_a_result_that_no_reader_takes_is_refused_before_work_starts(
     decoder: Path, renamed: bytes, snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = snapshot(decoder.parent)
-    monkeypatch.setattr(destination, "MAX_MODEL_SIZE", len(renamed) - 1)
+    monkeypatch.setattr(destination, "MAX_MODEL_BYTES", len(renamed) - 1)
     with pytest.raises(ModelError, match=f"would have {len(renamed):,} bytes.*external data"):
         attempt(decoder)
     assert snapshot(decoder.parent) == before
-    monkeypatch.setattr(destination, "MAX_MODEL_SIZE", len(renamed))
+    monkeypatch.setattr(destination, "MAX_MODEL_BYTES", len(renamed))
     assert attempt(decoder).status == "renamed"
 
 
@@ -178,12 +178,12 @@ def test_a_result_that_no_reader_takes_is_refused_before_work_starts(
 def test_no_option_promises_a_result_that_no_reader_takes(
     option: str, decoder: Path, renamed: bytes, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(destination, "MAX_MODEL_SIZE", len(renamed) - 1)
+    monkeypatch.setattr(destination, "MAX_MODEL_BYTES", len(renamed) - 1)
     outcome = run(decoder, "--prefix", "VLLM", option)
     assert outcome.code == 2
     assert f"would have {len(renamed):,} bytes" in outcome.err
     assert "would change" not in outcome.out
-    monkeypatch.setattr(destination, "MAX_MODEL_SIZE", len(renamed))
+    monkeypatch.setattr(destination, "MAX_MODEL_BYTES", len(renamed))
     assert run(decoder, "--prefix", "VLLM", option).code == (0 if option == "--dry-run" else 1)
 
 

@@ -10,22 +10,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from onnxkvrename.documents import UnreadableTextError, shorten_name
+from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import suggest_similar
-from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.sidecars.tree import (
     MappingNode,
     Node,
     ScalarNode,
     SequenceNode,
     describe_node,
+    parse_yaml_tree,
 )
-from onnxkvrename.sidecars.yaml_tree import parse_yaml_tree
 
 PRECISIONS = ("float16", "mxint8", "float")
 """Precisions that need no further parameters: QEfficient's two, and the SDK's."""
 
+CAPTION = "custom I/O"
+EXPECTED_FORM = "a list of entries with IOName and Precision, as QEfficient writes it"
 _PLAIN_SCALAR = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _YAML_KEYWORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
@@ -38,20 +40,6 @@ def find_custom_io_names(tree: Node) -> Iterator[ScalarNode]:
     """
     for name, _ in _find_entries(tree):
         yield name
-
-
-FORMAT = SidecarFormat(
-    caption="custom I/O",
-    priority=10,
-    expected_form="a list of entries with IOName and Precision, as QEfficient writes it",
-    parse=parse_yaml_tree,
-    find_names=find_custom_io_names,
-    file_name_pattern=re.compile(r"custom_io.*\.ya?ml"),
-    markers=(b"IOName",),
-    search_pattern=re.compile(r"[^.].*\.ya?ml"),
-    only_graph_values=True,
-    requires_pairs=True,
-)
 
 
 def parse_custom_io_dtypes(text: str, path: str) -> Mapping[str, str]:
@@ -72,9 +60,9 @@ def parse_custom_io_dtypes(text: str, path: str) -> Mapping[str, str]:
         return dict(find_custom_io_dtypes(tree)) if tree is not None else {}
     except UnreadableTextError as error:
         raise ModelError(
-            f"cannot be read as {FORMAT.caption}: it {error}",
+            f"cannot be read as {CAPTION}: it {error}",
             path=path,
-            hint=error.hint or f"expected: {FORMAT.expected_form}",
+            hint=error.hint or f"expected: {EXPECTED_FORM}",
         ) from None
 
 
@@ -88,7 +76,7 @@ def find_custom_io_dtypes(tree: Node) -> Iterator[tuple[str, str]]:
         precision = entry.get("Precision")
         if not isinstance(precision, ScalarNode) or not precision.value:
             raise UnreadableTextError(
-                f"has {shorten_name(name.value)} with {describe_node(precision)} as a Precision"
+                f"has {shorten_text(name.value)} with {describe_node(precision)} as a Precision"
             )
         yield name.value, precision.value.upper()
 
@@ -144,7 +132,7 @@ def check_precision(precision: str) -> str:
     else:
         similar = suggest_similar(precision, PRECISIONS)
         hint = similar or f"there are: {', '.join(PRECISIONS)}"
-    raise KvRenameError(f"unknown precision {shorten_name(precision)}", hint=hint)
+    raise KvRenameError(f"unknown precision {shorten_text(precision)}", hint=hint)
 
 
 def _format_name(name: str) -> str:
@@ -152,7 +140,7 @@ def _format_name(name: str) -> str:
         return name
     if any("\ud800" <= char <= "\udfff" for char in name):
         raise ModelError(
-            f"has a name that is not UTF-8, and YAML cannot hold any other: {shorten_name(name)}",
+            f"has a name that is not UTF-8, and YAML cannot hold any other: {shorten_text(name)}",
             hint="rename that value first",
         )
     return f'"{"".join(map(_escape_char, name))}"'

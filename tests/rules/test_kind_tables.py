@@ -12,9 +12,11 @@ from models import saved
 from onnxkvrename import RulesError, load_layout
 from onnxkvrename.layout.kinds import KINDS
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.rules.load import load_rules, parse_rules
+from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import CACHE_KINDS
+from onnxkvrename.rules.rewrite import rewrite_name
 
 RULES = r"""
 update = "append"
@@ -227,7 +229,7 @@ def test_every_built_in_profile_can_be_loaded_and_sent_to_a_worker() -> None:
 def test_the_examples_of_the_page_are_rules() -> None:
     import re
 
-    page = Path(__file__).parents[3] / "docs" / "rules.md"
+    page = Path(__file__).parents[2] / "docs" / "rules.md"
     examples = re.findall(r"```toml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     first, second = (parse_rules(text, "rules.md") for text in examples)
     assert first.updates_by_kind == {"attention": "append"}
@@ -235,5 +237,5 @@ def test_the_examples_of_the_page_are_rules() -> None:
     assert match is not None
     rule = match.rule.get_kind_rule(match.kind)
     assert (rule.roles["k"], rule.beside, rule.alone) == ("key", {"k_scale": "k"}, ("output",))
-    assert second.rewrite_name(match, "") == "past.3.k_scale"
+    assert rewrite_name(second, match, "") == "past.3.k_scale"
     assert (second.dims["total"], second.branches[0].first) == ("past + new", False)

@@ -1,14 +1,16 @@
-"""Convert names from one profile to another, by the content of buffers."""
+"""Write the names of buffers: with another token, or as another profile calls them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from onnxkvrename.errors import RulesError
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.patterns import NameTable
 from onnxkvrename.rules.profile import KvRule, NameMatch, Rules, fill_template
 
+_COMMON_TOKENS = ("VLLM", "vllmKvCache")
 _ROLES_BY_PART = {
     **{f"{role}{end}": role for role in ("key", "value") for end in ("", "_self", "_cross")},
     "compressed_kv": "latent",
@@ -27,6 +29,68 @@ _FAMILIES = {
     "mamba": "linear",
 }
 """One word for kinds that differ only in how much of the context they hold."""
+
+
+def rewrite_name(rules: Rules, match: NameMatch, token: str, *, normalize: bool = False) -> str:
+    """Return a name with a different token.
+
+    Args:
+        rules: The rules that match the name.
+        match: The name.
+        token: The token to write; empty for none.
+        normalize: Also change the suffix to one that consumers match with an input.
+
+    Raises:
+        RulesError: The new name does not match as the same buffer, layer and token, so the
+            rename could not be undone.
+    """
+    if rules.target is not None:
+        return convert_name(match, token, rules, rules.target)
+    parts = {**match.groups, "token": token}
+    if normalize and "suffix" in parts:
+        parts["suffix"] = normalize_suffix(rules, match)
+    name = fill_template(match.rule.templates[match.side], parts, token)
+    reread = match.rule.match(match.side, name)
+    if reread is None or (reread.pair_key, reread.token) != (match.pair_key, token):
+        raise _build_unread_error(match, parts, name, rules.name)
+    return name
+
+
+def normalize_suffix(rules: Rules, match: NameMatch) -> str:
+    """Return the suffix of an output, changed to one that consumers match with an input."""
+    suffix = match.groups.get("suffix", "")
+    return rules.normal_suffixes.get(suffix, suffix)
+
+
+def _build_unread_error(
+    match: NameMatch, parts: Mapping[str, str], name: str, source: str
+) -> RulesError:
+    """Return the error for a name with a token that is not read back.
+
+    The hint is about the token if the rules read another one back, else about the rules.
+
+    Args:
+        match: The name before.
+        parts: The parts of the new name, with its token.
+        name: The new name.
+        source: What the rules are called.
+    """
+    token = parts["token"]
+    other = next((other for other in _COMMON_TOKENS if _is_read_back(match, parts, other)), None)
+    return RulesError(
+        f"{match.side}_name writes {shorten_text(name)!r}, which cannot be parsed back by "
+        f"`{match.side}` as {match.buffer}, layer {match.layer}, token {token or 'none'}",
+        path=source,
+        hint=f"choose another token, for example {other}"
+        if other is not None and token
+        else f"correct {match.side}_name or {match.side} in the rules",
+    )
+
+
+def _is_read_back(match: NameMatch, parts: Mapping[str, str], token: str) -> bool:
+    name = fill_template(match.rule.templates[match.side], {**parts, "token": token}, token)
+    reread = match.rule.match(match.side, name)
+    return reread is not None and (reread.pair_key, reread.token) == (match.pair_key, token)
 
 
 def describe_part(kind: str, buffer: str, role: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from onnxkvrename.errors import RulesError
-from onnxkvrename.rules.load import parse_rules
+from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.rewrite import rewrite_name
 
 ROW = 'layer = 3, buffer = "key", input = "a", output = "cat_7"'
 
@@ -24,8 +25,8 @@ def test_a_listed_name_is_read_with_and_without_a_token() -> None:
         match = rules.match("input", name)
         assert match is not None
         assert (match.buffer, match.layer, match.token) == ("key", 3, token)
-        assert rules.rewrite_name(match, "T") == "a_T"
-        assert rules.rewrite_name(match, "") == "a"
+        assert rewrite_name(rules, match, "T") == "a_T"
+        assert rewrite_name(rules, match, "") == "a"
     assert rules.is_retained_name("cat_7_VLLM")
 
 
@@ -40,7 +41,7 @@ def test_a_token_comes_before_the_suffix_of_an_output() -> None:
     for name in ("cat_7_out", "cat_7_VLLM_out"):
         match = rules.match("output", name)
         assert match is not None
-        assert rules.rewrite_name(match, "T") == "cat_7_T_out"
+        assert rewrite_name(rules, match, "T") == "cat_7_T_out"
     for name in ("cat_7", "cat_7_VLLM", "cat_8_V_out"):
         assert rules.match("output", name) is None
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxkvrename.rules.layer_ranges import (
+from onnxkvrename.findings import (
     format_layer_numbers,
     format_layer_ranges,
     format_layer_runs,

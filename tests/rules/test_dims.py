@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from onnxkvrename import RulesError
-from onnxkvrename.rules.language.dims import find_terms, name_axes
-from onnxkvrename.rules.load import load_rules, parse_rules
+from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.parse import parse_rules
+from onnxkvrename.rules.plan import _name_axes
+from onnxkvrename.rules.profile import find_terms
 
 RULES = r"""
 [[kv]]
@@ -46,7 +48,7 @@ def test_axes_have_the_words_of_rules_and_symbols(
     shape: tuple[int | str | None, ...] | None, declared: tuple[str, ...], axes: object
 ) -> None:
     expected = tuple(axes.split()) if isinstance(axes, str) else axes
-    assert name_axes(shape, declared, DIMS) == expected
+    assert _name_axes(shape, declared, DIMS) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,8 +67,8 @@ def test_a_sum_is_that_of_the_rules_or_of_the_symbol_itself(symbol: str, terms: 
 def test_the_symbols_of_optimum_and_genai_are_known() -> None:
     dims = load_rules("huggingface").dims
     shape = ("batch_size", 2, "past_sequence_length + sequence_length", "kv_cache_dim")
-    assert name_axes(shape, (), dims) == ("batch", "", "sequence", "head")
-    assert name_axes(("num_blocks", "block_size", 2, 16), (), dims) == ("blocks", "block", "", "")
+    assert _name_axes(shape, (), dims) == ("batch", "", "sequence", "head")
+    assert _name_axes(("num_blocks", "block_size", 2, 16), (), dims) == ("blocks", "block", "", "")
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from onnxkvrename.findings import (
     format_list,
     quote_word,
 )
+from onnxkvrename.limits import MAX_ALTERNATIVES, MAX_MATCHED_CHARS
 from onnxkvrename.model.signature import (
     NameUses,
     Signature,
     format_shape,
     is_shape_compatible,
 )
-from onnxkvrename.rules.patterns import MAX_MATCHED_LENGTH
 from onnxkvrename.rules.plan import (
     REASON_NOT_RETAINED,
     REASON_TOO_LONG,
@@ -49,14 +49,9 @@ _MIN_RANK = 3
 _UNMATCHED_REASONS = (REASON_UNKNOWN, REASON_NOT_RETAINED)
 """Why names are not renamed that no rule excludes."""
 
-_MAX_SIMILAR = 16
-"""Values of one layer, dtype and rank among which a missing side is looked for."""
-_MAX_SIMILAR_CHARS = 256
-"""Characters of a name that may be a missing side."""
 
-
-def check_pairs(signature: Signature, plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
-    """Check the pairs of one model, before and after the rename.
+def check_model(signature: Signature, plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
+    """Check the pairs of one model, as it is and as it will be after the rename.
 
     Args:
         signature: The model's graph inputs and outputs.
@@ -151,11 +146,11 @@ class _UnmatchedValues:
         index: dict[tuple[str, str, int], list[str]] = {}
         for value in self._values[side]:
             name = value.name
-            if len(name) > _MAX_SIMILAR_CHARS or name in self._plan.old_names or name in kept:
+            if len(name) > MAX_MATCHED_CHARS or name in self._plan.old_names or name in kept:
                 continue
             for number in dict.fromkeys(re.findall("[0-9]+", name)):
                 names = index.setdefault((number, value.dtype, len(value.shape or ())), [])
-                if len(names) < _MAX_SIMILAR:
+                if len(names) < MAX_ALTERNATIVES:
                     names.append(name)
         return index
 
@@ -369,7 +364,7 @@ def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
             yield build_finding(
                 "KV111",
                 unchanged.name,
-                f"has more than {MAX_MATCHED_LENGTH:,} characters: no rule is tried on it, and it "
+                f"has more than {MAX_MATCHED_CHARS:,} characters: no rule is tried on it, and it "
                 "is not renamed",
                 "export the model again with shorter names, if it is a KV buffer",
             )

@@ -1,8 +1,8 @@
-"""Sidecar formats: a file in a folder."""
+"""Sidecar formats: rows of a table."""
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,38 +11,29 @@ from conftest import Outcome, Run
 
 import onnxkvrename
 from onnxkvrename.sidecars import formats
-from onnxkvrename.sidecars.registry import load_sidecar_formats
+from onnxkvrename.sidecars.formats import SidecarFormat
+from onnxkvrename.sidecars.tree import ScalarNode, SequenceNode
 
 Rename = Callable[..., Outcome]
 WITH_SIDECAR = ("--sidecar", "kv_map.txt")
 NAMES = "past_key.0 -> past_key.0_RetainedState\n"
 RENAMED = "past_key.0_VLLM -> past_key.0_VLLM_RetainedState\n"
-FORMAT = """
-import re
-from onnxkvrename.sidecars.format import SidecarFormat
-from onnxkvrename.sidecars.tree import ScalarNode, SequenceNode
 
 
-def parse(text):
-    matches = re.finditer(r"[\\w.]+", text)
+def parse(text: str) -> SequenceNode:
+    matches = re.finditer(r"[\w.]+", text)
     return SequenceNode(tuple(ScalarNode(m[0], m.start(), m.end(), "") for m in matches))
 
 
-def find_names(tree):
-    yield from tree.items
-
-
-FORMAT = SidecarFormat(
+ARROWS = SidecarFormat(
     caption="arrows",
-    priority=60,
     expected_form="INPUT -> OUTPUT",
     parse=parse,
-    find_names=find_names,
-    file_name_pattern=re.compile(r"kv_.*\\.txt"),
+    find_names=lambda tree: iter(tree.items),
+    file_name_pattern=re.compile(r"kv_.*\.txt"),
     only_graph_values=True,
     requires_pairs=True,
 )
-"""
 
 
 @pytest.fixture
@@ -64,13 +55,6 @@ def sidecar(decoder: Path) -> Path:
     return path
 
 
-def test_built_in_formats_are_tried_in_the_order_of_their_priority() -> None:
-    built_in = load_sidecar_formats().formats
-    captions = ["custom I/O", "compile parameters", "batch I/O", "node precision"]
-    assert [known.caption for known in built_in[:4]] == captions
-    assert len({known.priority for known in built_in}) == len(built_in)
-
-
 @pytest.mark.usefixtures("sidecar")
 def test_without_its_format_a_file_is_refused(rename: Rename) -> None:
     outcome = rename(*WITH_SIDECAR)
@@ -78,13 +62,10 @@ def test_without_its_format_a_file_is_refused(rename: Rename) -> None:
     assert "kv_map.txt: is not a sidecar of a known format (known formats: " in outcome.err
 
 
-def test_a_format_is_one_file_in_a_folder(
-    rename: Rename, sidecar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_format_is_one_row(
+    rename: Rename, sidecar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "formats").mkdir()
-    (tmp_path / "formats" / "kv_arrows.py").write_text(FORMAT, "utf-8")
-    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path / "formats")])
-    monkeypatch.delitem(sys.modules, f"{formats.__name__}.kv_arrows", raising=False)
+    monkeypatch.setattr(formats, "BUILT_IN", (*formats.BUILT_IN, ARROWS))
     outcome = rename(*WITH_SIDECAR)
     assert (outcome.code, sidecar.read_text("utf-8")) == (0, RENAMED)
     assert outcome.err.endswith("kv_map.txt: 2 names changed\n")

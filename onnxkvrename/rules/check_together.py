@@ -1,23 +1,70 @@
-"""Say what is known of a model without KV buffers: another profile, or a model beside it."""
+"""Check all models of a command together, and say what is known of those without KV buffers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
+from onnxkvrename.limits import MAX_ALTERNATIVES
 from onnxkvrename.model.file import open_model
+from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import find_profiles, is_built_in
+from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import is_directory
 
-_MAX_FOLDERS = 16
-"""Directories beside that of a model; with more, they are not those of one export."""
-_MAX_CANDIDATES = 32
-"""Models that are opened in the search for a decoder."""
+
+def check_models_together(
+    models: Sequence[KvModel],
+    rules: Rules,
+    change: TokenChange,
+    *,
+    check_current_tokens: bool,
+    is_complete: bool = True,
+) -> list[list[Finding]]:
+    """Return the findings that only all models together show, for each of them.
+
+    Args:
+        models: All models of a command. Those with a ``part`` are checked as sets.
+        rules: The rules that recognize KV names and the parts of sets.
+        change: The token to add or remove.
+        check_current_tokens: Whether tokens are checked as they are, not as they will be.
+        is_complete: Whether all models of the command could be read. Another one may be the
+            missing window, or the only one with buffers.
+    """
+    findings: list[list[Finding]] = [[] for _ in models]
+    connected = [m for m in models if (m.plan.feeds or m.needs) and not m.is_apart]
+    without = [
+        index
+        for index, model in enumerate(models)
+        if not (model.pairs or model.plan.name_map or model in connected)
+    ]
+    if without:
+        for index in without:
+            outputs, path = models[index].output_names, Path(models[index].path)
+            if len(without) == len(models) and is_complete:
+                findings[index].append(build_no_buffers_finding(outputs, rules, path))
+            else:
+                findings[index] += _check_other_profiles(outputs, rules)
+    if connected and is_complete:
+        from onnxkvrename.rules.feeds import check_feeds  # most models stand alone
+
+        for index, finding in check_feeds(models):
+            findings[index].append(finding)
+    indexes = [index for index, model in enumerate(models) if model.part is not None]
+    if indexes and is_complete:
+        from onnxkvrename.rules.windows import check_parts  # most models are not windows
+
+        parts = [models[index] for index in indexes]
+        for part_index, finding in check_parts(
+            parts, rules, change, check_current_tokens=check_current_tokens
+        ):
+            findings[indexes[part_index]].append(finding)
+    return findings
 
 
 def build_no_buffers_finding(
@@ -66,7 +113,7 @@ def _find_decoders(path: Path, outputs: Collection[str], rules: Rules | None) ->
     parent = folder / os.pardir if folder.name in ("", os.pardir) else folder.parent
     own_name = os.path.basename(os.path.abspath(folder))
     folders = [each for each in _list_directory(parent) if _is_directory(each)]
-    if len(folders) > _MAX_FOLDERS:
+    if len(folders) > MAX_ALTERNATIVES:
         return []
     others = (each for each in folders if each.name != own_name)
     models = (model for each in others for model in _list_models(each))
@@ -76,7 +123,7 @@ def _find_decoders(path: Path, outputs: Collection[str], rules: Rules | None) ->
 def _select_decoders(
     models: Iterable[Path], outputs: Collection[str], rules: Rules | None
 ) -> list[Path]:
-    candidates = islice(models, _MAX_CANDIDATES)
+    candidates = islice(models, MAX_ALTERNATIVES)
     return [model for model in candidates if _is_decoder(model, outputs, rules)]
 
 
@@ -113,7 +160,7 @@ def _list_directory(folder: Path) -> list[Path]:
         return []
 
 
-def check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Finding]:
+def _check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Finding]:
     """Yield KV001 for a model without buffers, beside others, that another profile knows.
 
     It is an error where the rules were picked for the user, who may not know that they leave

@@ -10,8 +10,8 @@ from exporter_models import build_decoder
 from models import saved
 from onnx import TensorProto, helper
 
+from onnxkvrename.rules.check_together import build_no_buffers_finding
 from onnxkvrename.rules.load import load_rules
-from onnxkvrename.rules.no_buffers import build_no_buffers_finding
 
 
 def build_encoder(output: str = "vision_embeds"):

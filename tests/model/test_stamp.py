@@ -8,8 +8,7 @@ from models import FORMS, decoder, field, saved
 from onnx import ModelProto
 
 from onnxkvrename import ModelReport, load_rules, rename
-from onnxkvrename.model.file import open_model, read_pieces
-from onnxkvrename.model.metadata import STAMP_KEY, read_stamp, write_stamp
+from onnxkvrename.model.file import STAMP_KEY, open_model, read_pieces, read_stamp, write_stamp
 from onnxkvrename.model.protobuf import ByteSource, Span
 from onnxkvrename.renaming.run import rename_batch, stamp_models
 from onnxkvrename.rules.find_models import build_job

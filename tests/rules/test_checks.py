@@ -13,9 +13,9 @@ from onnxkvrename import Finding, load_rules, rename
 from onnxkvrename.findings import CODES
 from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
 from onnxkvrename.model.signature import Dim, NameUses, Signature, Value
-from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS, check_pairs
-from onnxkvrename.rules.load import parse_rules
-from onnxkvrename.rules.no_buffers import build_no_buffers_finding
+from onnxkvrename.rules.check_together import build_no_buffers_finding
+from onnxkvrename.rules.checks import CONSUMER_TOKENS, check_model
+from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 
 QEFF = load_rules()
@@ -52,7 +52,7 @@ def found(
     )
     signature = Signature(into, out)
     planned = build_rename_plan(signature, QEFF, TokenChange("VLLM", **wish))
-    findings = check_pairs(signature, planned, uses)
+    findings = check_model(signature, planned, uses)
     return [f"{f.code} {f.name}".replace("_RetainedState", "~").strip() for f in findings]
 
 
@@ -102,7 +102,7 @@ def tell(
     if uses is None:
         names = {item.name for side in signature for item in side}
         uses = NameUses(dict.fromkeys(names, "Concat"), frozenset(names))
-    return {item.code: (item.message, item.hint) for item in check_pairs(signature, plan, uses)}
+    return {item.code: (item.message, item.hint) for item in check_model(signature, plan, uses)}
 
 
 PAIR = "past_key.0 past_value.0"
@@ -185,7 +185,7 @@ def test_a_wrong_pattern_is_told_from_a_lost_output(outputs: str, hint: str) -> 
     plan = build_rename_plan(signature, rules, TokenChange("VLLM"))
     names = frozenset(item.name for side in signature for item in side)
     uses = NameUses(dict.fromkeys(names, "Concat"), names)
-    (finding,) = [item for item in check_pairs(signature, plan, uses) if item.code == "KV102"]
+    (finding,) = [item for item in check_model(signature, plan, uses) if item.code == "KV102"]
     assert finding.name == "in_0_v"
     assert hint in finding.hint
     assert ("pattern" in finding.hint) == ("the output out_0_v" in finding.message) == bool(hint)
@@ -239,7 +239,7 @@ def test_few_axes_are_no_error_under_rules_of_ones_own() -> None:
     for name in ("qeff", "mine.toml"):
         signature = Signature(values, outputs)
         plan = build_rename_plan(signature, QEFF._replace(name=name), TokenChange("VLLM"))
-        codes[name] = {f.code for f in check_pairs(signature, plan, NameUses())}
+        codes[name] = {f.code for f in check_model(signature, plan, NameUses())}
     assert "KV125" in codes["qeff"] - codes["mine.toml"]
 
 
@@ -273,7 +273,7 @@ def test_the_layers_missing_are_listed() -> None:
     outputs = " ".join(f"past_key.{n}~ past_value.{n}~" for n in layers)
     values = [tuple(map(value, text.split())) for text in (inputs, outputs)]
     planned = build_rename_plan(Signature(*values), QEFF, TokenChange("VLLM"))
-    messages = [f.message for f in check_pairs(Signature(*values), planned, NameUses())]
+    messages = [f.message for f in check_model(Signature(*values), planned, NameUses())]
     assert any("but not 1, 3 to 4" in message for message in messages)
 
 
@@ -304,7 +304,7 @@ def test_symbols_may_change_places() -> None:
     ends = {v.name for side in signature for v in side}
     uses = NameUses(dict.fromkeys(ends, "Neg"), frozenset(ends), frozenset({"a", "b"}))
     planned = build_rename_plan(signature, QEFF, TokenChange("VLLM"))
-    assert list(check_pairs(signature, planned, uses)) == []
+    assert list(check_model(signature, planned, uses)) == []
 
 
 def test_templates_may_not_give_two_values_one_name() -> None:
@@ -323,7 +323,7 @@ def test_templates_may_not_give_two_values_one_name() -> None:
     )
     signature = Signature((value("k0"),), (value("k0_out"),))
     uses = NameUses({"k0_out": "Add"}, frozenset({"k0"}))
-    (clash,) = check_pairs(signature, build_rename_plan(signature, rules, TokenChange("T")), uses)
+    (clash,) = check_model(signature, build_rename_plan(signature, rules, TokenChange("T")), uses)
     assert (clash.code, clash.name) == ("KV201", "k0_T")
     assert "k0, k0_out" in clash.message
     assert clash.hint == "correct the templates"
@@ -352,7 +352,7 @@ def test_a_name_that_passes_for_another_with_a_token_is_told_with_the_rule_that_
 
     def check(text: str) -> list[Finding]:
         plan = build_rename_plan(signature, parse_rules(text, "mine"), TokenChange("T"))
-        return list(check_pairs(signature, plan, NameUses()))
+        return list(check_model(signature, plan, NameUses()))
 
     findings = [finding for finding in check(AMBIGUOUS_RULES) if finding.code == "KV106"]
     assert {finding.name for finding in findings} == {
