@@ -130,8 +130,9 @@ class Finding(NamedTuple):
     """Something that is, or may be, wrong with a model.
 
     Attributes:
-        code: One of `CODES`.
-        severity: That of the code, or ``error`` under ``--strict``.
+        code: The code, one of `CODES`, such as KV101.
+        severity: That of the code, or ``error`` under ``--strict``. An error makes the exit
+            code 1.
         name: The value or the file that it is about, the first of several; empty for the model
             itself.
         message: A sentence without its subject, which is `name`. About several names it is a

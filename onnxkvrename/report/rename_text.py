@@ -120,7 +120,7 @@ def build_rename_answer(report: Report, view: RenameView) -> Answer:
 def _render_json(report: Report, code: int) -> str:
     from onnxkvrename.report.documents.rename_json import report_to_json  # not for text
 
-    return report_to_json(report, "rename", code)
+    return report_to_json(report, code)
 
 
 def _list_files(report: Report, view: RenameView) -> Iterator[FileResult]:

@@ -11,21 +11,16 @@ from typing import Any
 import onnx
 import pytest
 from models import info, node
-from schemas import validate
+from schemas import load_schema, validate
 from tiers import thin
 from window_sets import build_window, write_windows
 
-import onnxkvrename
 from onnxkvrename.layout.manifest import compute_document_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "fixtures"
 EXPORTS = ROOT.parent / "shared" / "exports"
-SCHEMA = json.loads(
-    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "check-consumer-1.json").read_text(
-        "utf-8"
-    )
-)
+SCHEMA = load_schema("check-consumer-1")
 
 RESTS = (
     "; rests on names, shapes, dtypes and dataflow, read as qualcomm/vllm-qaic at dc7351f reads "

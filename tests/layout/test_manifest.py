@@ -16,9 +16,9 @@ import onnx.helper
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from schemas import load_schema
 from tiers import thin
 
-import onnxkvrename
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.findings import CODES, Finding, build_finding
 from onnxkvrename.layout import kinds, manifest
@@ -33,11 +33,7 @@ from onnxkvrename.rules.results import ModelReport
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = json.loads(
-    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "manifest-1.json").read_text(
-        "utf-8"
-    )
-)
+SCHEMA = load_schema("manifest-1")
 VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 RULES = load_rules()
 

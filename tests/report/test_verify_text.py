@@ -25,7 +25,7 @@ from onnxkvrename.verification.provenance import NodeLocation
 from onnxkvrename.verification.running.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest, verify_model
 
-SCHEMA = load_schema("verify-1.json")
+SCHEMA = load_schema("verify-1")
 VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 FAULT = Finding("KV110", "error", "past_key.0_RetainedState", "is wrong", "mend it")
 DOUBT = Finding("KV113", "warning", "past_key.0_RetainedState", "is in doubt", "look at it")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -15,8 +14,8 @@ from build_layouts import (
     build_mla,
     build_sliding,
 )
+from schemas import load_schema
 
-import onnxkvrename
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.projection import (
@@ -27,11 +26,7 @@ from onnxkvrename.vllm.projection import (
 )
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
-SCHEMA = json.loads(
-    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "projection-1.json").read_text(
-        "utf-8"
-    )
-)
+SCHEMA = load_schema("projection-1")
 LAYOUTS = {
     "nothing": build_layers(),
     "plain": build_layers(build_attention(0), build_attention(1)),

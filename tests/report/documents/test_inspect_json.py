@@ -19,7 +19,7 @@ from onnxkvrename.report.documents.inspect_json import summaries_to_json
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[4] / "shared" / "exports"
-SCHEMA = load_schema("inspect-1.json")
+SCHEMA = load_schema("inspect-1")
 VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 QEFF = load_rules()
 
