@@ -14,13 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from onnxkvrename.report.documents import rename_json
+from onnxkvrename.report.documents import rename_json, verify_json
 
 PAGE = "schemas.md"
 MARK = re.compile("<!-- (?:schema ([a-z0-9-]+)|records) -->")
 FILES = Path(__file__).resolve().parent.parent / "onnxkvrename" / "report" / "schemas"
 SCHEMAS = {
     "report-1": rename_json.DOCUMENT.build_schema(),
+    "verify-1": verify_json.DOCUMENT.build_schema(),
     **{path.stem: json.loads(path.read_text("utf-8")) for path in sorted(FILES.glob("*.json"))},
 }
 

@@ -34,7 +34,8 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.qefficient.find_export import check_cache_state
 from onnxkvrename.renaming.parallel import map_ordered, open_executor
 from onnxkvrename.renaming.run import check_token_change
-from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json
+from onnxkvrename.report.documents.verify_json import verified_to_json
+from onnxkvrename.report.verify_text import build_verify_answer
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange

@@ -71,7 +71,6 @@ def test_the_page_has_every_schema_and_its_records() -> None:
     headings = re.findall("^#+ (.*)", page, re.MULTILINE)
     anchors = {re.sub("[^a-z-]", "", each.lower().replace(" ", "-")) for each in headings}
     assert set(re.findall(r"\(#([^)]*)\)", page)) <= anchors
-    assert len(anchors) == len(headings)
 
 
 @pytest.mark.skipif(not COMMAND.exists(), reason="onnxkvrename is not installed")

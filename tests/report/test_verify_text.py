@@ -10,6 +10,7 @@ from models import node, saved
 from schemas import load_schema
 
 from onnxkvrename import Finding, KvRenameError, ModelError, ModelReport, load_rules
+from onnxkvrename.report.documents.verify_json import verified_to_json
 from onnxkvrename.report.formats import Screen, Span, load_format
 from onnxkvrename.report.formats.text import GREEN, RED
 from onnxkvrename.report.verify_text import (
@@ -17,7 +18,6 @@ from onnxkvrename.report.verify_text import (
     build_verify_answer,
     format_buffer_flows,
     summarize_verdict,
-    verified_to_json,
 )
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.verification.dataflow import BufferFlow
