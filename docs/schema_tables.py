@@ -14,7 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from onnxkvrename.report.documents import rename_json, verify_json
+from onnxkvrename.report.documents import (
+    check_consumer_json,
+    inspect_json,
+    pairs_json,
+    recover_json,
+    rename_json,
+    verify_json,
+)
 
 PAGE = "schemas.md"
 MARK = re.compile("<!-- (?:schema ([a-z0-9-]+)|records) -->")
@@ -22,6 +29,10 @@ FILES = Path(__file__).resolve().parent.parent / "onnxkvrename" / "report" / "sc
 SCHEMAS = {
     "report-1": rename_json.DOCUMENT.build_schema(),
     "verify-1": verify_json.DOCUMENT.build_schema(),
+    "inspect-1": inspect_json.DOCUMENT.build_schema(),
+    "check-consumer-1": check_consumer_json.DOCUMENT.build_schema(),
+    "pairs-1": pairs_json.DOCUMENT.build_schema(),
+    "recover-1": recover_json.DOCUMENT.build_schema(),
     **{path.stem: json.loads(path.read_text("utf-8")) for path in sorted(FILES.glob("*.json"))},
 }
 

@@ -186,7 +186,7 @@ def build_schema(name: str, record: type, parts: Sequence[type]) -> dict[str, An
     import msgspec
 
     fields = [field for part in parts for field in _list_fields(part)]
-    struct = msgspec.defstruct(record.__name__, fields, module=record.__module__)
+    struct = msgspec.defstruct(record.__name__, fields, module=record.__module__, kw_only=True)
     (reference,), parts_by_name = msgspec.json.schema_components([struct])
     for part in parts_by_name.values():
         if "properties" in part:
