@@ -16,6 +16,7 @@ from typing import Any
 
 from onnxkvrename.report.documents import (
     check_consumer_json,
+    compare_json,
     inspect_json,
     pairs_json,
     recover_json,
@@ -31,6 +32,7 @@ SCHEMAS = {
     "verify-1": verify_json.DOCUMENT.build_schema(),
     "inspect-1": inspect_json.DOCUMENT.build_schema(),
     "check-consumer-1": check_consumer_json.DOCUMENT.build_schema(),
+    "compare-1": compare_json.DOCUMENT.build_schema(),
     "pairs-1": pairs_json.DOCUMENT.build_schema(),
     "recover-1": recover_json.DOCUMENT.build_schema(),
     **{path.stem: json.loads(path.read_text("utf-8")) for path in sorted(FILES.glob("*.json"))},

@@ -11,7 +11,12 @@ from onnxkvrename.rules.layer_ranges import format_layers
 
 
 class TensorParallelSizes(NamedTuple):
-    """The number of tensor parallel ranks on each side."""
+    """The number of tensor parallel ranks on each side.
+
+    Attributes:
+        prefill: Ranks of prefill.
+        decode: Ranks of decode.
+    """
 
     prefill: int
     decode: int
