@@ -14,11 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from onnxkvrename.records import build_schema
 from onnxkvrename.report.documents import (
     check_consumer_json,
     compare_json,
     inspect_json,
     pairs_json,
+    projection_json,
     recover_json,
     rename_json,
     verify_json,
@@ -33,6 +35,11 @@ SCHEMAS = {
     "inspect-1": inspect_json.DOCUMENT.build_schema(),
     "check-consumer-1": check_consumer_json.DOCUMENT.build_schema(),
     "compare-1": compare_json.DOCUMENT.build_schema(),
+    "projection-1": build_schema(
+        projection_json.SCHEMA,
+        projection_json.ProjectionContent,
+        (projection_json.ProjectionContent,),
+    ),
     "pairs-1": pairs_json.DOCUMENT.build_schema(),
     "recover-1": recover_json.DOCUMENT.build_schema(),
     **{path.stem: json.loads(path.read_text("utf-8")) for path in sorted(FILES.glob("*.json"))},

@@ -109,7 +109,7 @@ class Document(NamedTuple):
 
     def build_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the document."""
-        schema = build_schema(self.schema, self.content, (Head, self.content, Tail, *self.seal))
+        schema = build_schema(self.schema, self.content, (Head,), (Tail, *self.seal))
         for name, value in {"schema": self.schema, "command": self.command}.items():
             schema["properties"][name]["const"] = value
         return schema
@@ -175,17 +175,20 @@ def _restore(value: Any) -> Any:
     return tuple(map(_restore, value)) if isinstance(value, tuple) else value
 
 
-def build_schema(name: str, record: type, parts: Sequence[type]) -> dict[str, Any]:
+def build_schema(
+    name: str, record: type, before: Sequence[type] = (), after: Sequence[type] = ()
+) -> dict[str, Any]:
     """Return the JSON Schema of an object, which has every member and no others.
 
     Args:
         name: Name and version of the schema.
-        record: The record whose docstring is the title.
-        parts: The records whose fields are the members.
+        record: The record with its members; the first line of its docstring is the title.
+        before: Records with members that precede them.
+        after: Records with members that follow them.
     """
     import msgspec
 
-    fields = [field for part in parts for field in _list_fields(part)]
+    fields = [field for part in (*before, record, *after) for field in _list_fields(part)]
     struct = msgspec.defstruct(record.__name__, fields, module=record.__module__, kw_only=True)
     (reference,), parts_by_name = msgspec.json.schema_components([struct])
     for part in parts_by_name.values():

@@ -47,6 +47,7 @@ from onnxkvrename.layout.load import (
 )
 from onnxkvrename.layout.manifest import manifest_to_json
 from onnxkvrename.renaming.run import remove_links_of_killed_runs, stamp_models
+from onnxkvrename.report.documents.projection_json import projection_to_json
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.manifest_text import (
@@ -69,7 +70,6 @@ from onnxkvrename.vllm.projection import (
     check_nixl,
     check_projection,
     project_layout,
-    projection_to_json,
 )
 from onnxkvrename.vllm.specs import (
     MAX_GPU_MEMORY,

@@ -18,11 +18,11 @@ from schemas import load_schema
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.report.documents.projection_json import projection_to_json
 from onnxkvrename.vllm.projection import (
     check_nixl,
     check_projection,
     project_layout,
-    projection_to_json,
 )
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
