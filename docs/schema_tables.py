@@ -11,9 +11,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from onnxkvrename.layout import manifest
 from onnxkvrename.records import build_schema
 from onnxkvrename.report.documents import (
     check_consumer_json,
@@ -28,21 +28,16 @@ from onnxkvrename.report.documents import (
 
 PAGE = "schemas.md"
 MARK = re.compile("<!-- (?:schema ([a-z0-9-]+)|records) -->")
-FILES = Path(__file__).resolve().parent.parent / "onnxkvrename" / "report" / "schemas"
 SCHEMAS = {
     "report-1": rename_json.DOCUMENT.build_schema(),
     "verify-1": verify_json.DOCUMENT.build_schema(),
     "inspect-1": inspect_json.DOCUMENT.build_schema(),
     "check-consumer-1": check_consumer_json.DOCUMENT.build_schema(),
     "compare-1": compare_json.DOCUMENT.build_schema(),
-    "projection-1": build_schema(
-        projection_json.SCHEMA,
-        projection_json.ProjectionContent,
-        (projection_json.ProjectionContent,),
-    ),
+    "manifest-1": manifest.DOCUMENT.build_schema(),
+    "projection-1": build_schema(projection_json.SCHEMA, projection_json.ProjectionContent),
     "pairs-1": pairs_json.DOCUMENT.build_schema(),
     "recover-1": recover_json.DOCUMENT.build_schema(),
-    **{path.stem: json.loads(path.read_text("utf-8")) for path in sorted(FILES.glob("*.json"))},
 }
 
 
@@ -75,14 +70,14 @@ def _list_sections(name: str | None) -> Iterator[str]:
     title = name.removesuffix("-1")
     yield f"[JSON Schema](schemas/{name}.json)"
     yield _render_fields(SCHEMAS[name], title)
-    records = SCHEMAS[name].get("$defs", {})
+    records = SCHEMAS[name]["$defs"]
     yield from _render_records({key: records[key] for key in records if key not in shared}, title)
 
 
 def _render_records(records: dict[str, Any], title: str) -> Iterator[str]:
     for name, record in records.items():
         yield f"### {title}: {name}" if title else f"### {name}"
-        yield record.get("description", "")
+        yield record["description"]
         yield _render_fields(record, title)
 
 
@@ -92,20 +87,15 @@ def list_shared_records() -> dict[str, Any]:
     texts = [
         (record, json.dumps(definition))
         for schema in SCHEMAS.values()
-        for record, definition in schema.get("$defs", {}).items()
+        for record, definition in schema["$defs"].items()
     ]
     return {record: json.loads(text) for (record, text), n in Counter(texts).items() if n > 1}
 
 
-def list_fields(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the fields of a record."""
-    yield from schema.get("properties", {}).items()
-
-
 def _render_fields(schema: dict[str, Any], title: str) -> str:
     rows = [
-        f"| `{name}` | {_format_type(value, title)} | {value.get('description', '')} |"
-        for name, value in list_fields(schema)
+        f"| `{name}` | {_format_type(value, title)} | {value['description']} |"
+        for name, value in schema["properties"].items()
     ]
     return "\n".join(["| field | type | meaning |", "|---|---|---|", *rows])
 
@@ -127,16 +117,15 @@ def _format_type(value: dict[str, Any], title: str) -> str:
         return f"list of {_format_type(items, title)}"
     if values:
         return f"object of {_format_type(values, title)}"
-    kind = value.get("type", "any")
-    return {"array": "list", "boolean": "true or false"}.get(str(kind), str(kind))
+    return {"array": "list", "boolean": "true or false"}.get(value["type"], value["type"])
 
 
 def find_undescribed(schema: dict[str, Any]) -> list[str]:
     """Return the fields of a schema that have no description."""
     return [
         name
-        for part in (schema, *schema.get("$defs", {}).values())
-        for name, field in list_fields(part)
+        for part in (schema, *schema["$defs"].values())
+        for name, field in part["properties"].items()
         if not field.get("description")
     ]
 

@@ -415,13 +415,6 @@ class Rules(NamedTuple):
         return name
 
 
-def serialize_choice(choice: ProfileChoice | None) -> dict[str, object] | None:
-    """Return the JSON form of a choice."""
-    if choice is None:
-        return None
-    return {"name": choice.name, "picked": choice.picked, "also": list(choice.also)}
-
-
 def find_token_error(token: str) -> str | None:
     """Return why a token cannot be used, or ``None`` if it can.
 
