@@ -13,32 +13,16 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from onnxkvrename.layout import manifest
 from onnxkvrename.records import build_schema
-from onnxkvrename.report.documents import (
-    check_consumer_json,
-    compare_json,
-    inspect_json,
-    pairs_json,
-    projection_json,
-    recover_json,
-    rename_json,
-    verify_json,
-)
+from onnxkvrename.report.documents import MODULES, load_document, projection_json
 
 PAGE = "schemas.md"
 MARK = re.compile("<!-- (?:schema ([a-z0-9-]+)|records) -->")
 SCHEMAS = {
-    "report-1": rename_json.DOCUMENT.build_schema(),
-    "verify-1": verify_json.DOCUMENT.build_schema(),
-    "inspect-1": inspect_json.DOCUMENT.build_schema(),
-    "check-consumer-1": check_consumer_json.DOCUMENT.build_schema(),
-    "compare-1": compare_json.DOCUMENT.build_schema(),
-    "manifest-1": manifest.DOCUMENT.build_schema(),
-    "projection-1": build_schema(projection_json.SCHEMA, projection_json.ProjectionContent),
-    "pairs-1": pairs_json.DOCUMENT.build_schema(),
-    "recover-1": recover_json.DOCUMENT.build_schema(),
+    document.schema.partition(".")[2].replace("/", "-"): document.build_schema()
+    for document in map(load_document, MODULES)
 }
+SCHEMAS["projection-1"] = build_schema(projection_json.SCHEMA, projection_json.ProjectionContent)
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from hashlib import sha256
 from inspect import cleandoc
 from pathlib import Path
 from types import UnionType
@@ -72,47 +73,68 @@ class Error(NamedTuple):
     hint: str | None
 
 
+class Seal(NamedTuple):
+    """What shows a later change of a document.
+
+    Attributes:
+        sha256: SHA-256 over the rest of the document as JSON with the keys of each object sorted,
+            without blanks and in ASCII. A document that it does not fit was changed after it was
+            written, and does not describe its model.
+    """
+
+    sha256: str
+
+
 class Document(NamedTuple):
     """The JSON document of a command.
 
     Attributes:
         schema: Name and version of its schema.
         command: The command.
-        content: The record with the command's own members.
-        seal: A record with members that follow all others, for a command that has them.
+        empty: Its content for a job that could not be done: a record of the command's own members.
+        is_sealed: Whether it ends with a `Seal`.
     """
 
     schema: str
     command: str
-    content: type
-    seal: tuple[type, ...] = ()
-
-    def build(
-        self, content: tuple[Any, ...], code: int, fault: KvRenameError | None = None
-    ) -> dict[str, Any]:
-        """Return the document, without its seal, as JSON values.
-
-        Args:
-            content: The command's own members.
-            code: The exit code of the command.
-            fault: Why the job could not be done; `None` if it was done.
-        """
-        head = Head(self.schema, __version__, self.command)
-        tail = Tail(fault, cast(Any, code))
-        return {**serialize(head), **serialize(content), **serialize(tail)}
+    empty: tuple[Any, ...]
+    is_sealed: bool = False
 
     def render(
-        self, content: tuple[Any, ...], code: int, fault: KvRenameError | None = None
+        self, content: tuple[Any, ...], code: int, error: KvRenameError | None = None
     ) -> str:
-        """Return the document as text, with the arguments of :meth:`build`."""
-        return json.dumps(self.build(content, code, fault), indent=2)
+        """Return the document as text.
+
+        Args:
+            content: The command's own members, a record like `empty`.
+            code: The exit code of the command.
+            error: Why the job could not be done; `None` if it was done.
+        """
+        head, tail = Head(self.schema, __version__, self.command), Tail(error, cast(Any, code))
+        values = {**serialize(head), **serialize(content), **serialize(tail)}
+        if self.is_sealed:
+            values |= serialize(Seal(compute_document_digest(values)))
+        return json.dumps(values, indent=2)
 
     def build_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the document."""
-        schema = build_schema(self.schema, self.content, (Head,), (Tail, *self.seal))
+        after = (Tail, Seal) if self.is_sealed else (Tail,)
+        schema = build_schema(self.schema, type(self.empty), (Head,), after)
         for name, value in {"schema": self.schema, "command": self.command}.items():
             schema["properties"][name]["const"] = value
         return schema
+
+
+def compute_document_digest(values: Mapping[str, Any]) -> str:
+    """Return the digest of a whole document, which shows any later change.
+
+    Returns:
+        SHA-256, in hexadecimal, of the document without its ``sha256``, as JSON with the keys
+        of each object sorted, without blanks and in ASCII.
+    """
+    content = {key: value for key, value in values.items() if key != "sha256"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode("ascii")).hexdigest()
 
 
 def fill_record(record: type[_Record], source: object, **values: Any) -> _Record:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, parse_json, shorten_name
-from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, Severity
 from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.dims import Shape
@@ -19,7 +17,7 @@ from onnxkvrename.layout.scales import BufferScales
 from onnxkvrename.layout.updates import BufferUpdate, UpdateKind
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight
-from onnxkvrename.records import Document, fill_record, read_record
+from onnxkvrename.records import Document, compute_document_digest, fill_record, read_record
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport
@@ -198,21 +196,6 @@ class ManifestContent(NamedTuple):
     vllm: Mapping[str, Any] | None
 
 
-class Seal(NamedTuple):
-    """What shows a later change of a document.
-
-    Attributes:
-        sha256: SHA-256 over the rest of the document as JSON with the keys of each object sorted,
-            without blanks and in ASCII. A document that it does not fit was changed after it was
-            written, and does not describe its model.
-    """
-
-    sha256: str
-
-
-DOCUMENT = Document("onnxkvrename.manifest/1", "manifest", ManifestContent, (Seal,))
-
-
 def compute_byte_totals(layout: Layout) -> ByteTotals:
     """Return the bytes of all buffers together."""
     growing: dict[str, list[int | None]] = {"context": [], "window": [], "encoder": []}
@@ -250,28 +233,24 @@ def compute_kv_layout_sha256(layout: Layout) -> str | None:
     return compute_layout_digest(layout) if layout.buffers else None
 
 
-def manifest_to_json(
+def describe_layout(
     layout: Layout,
-    reports: Sequence[ModelReport],
-    code: int,
-    fault: KvRenameError | None = None,
+    reports: Sequence[ModelReport] = (),
     *,
     stamp: str | None = None,
     vllm: Mapping[str, Any] | None = None,
     profile: ProfileChoice | None = None,
-) -> str:
-    """Return the document.
+) -> ManifestContent:
+    """Return the content of a manifest.
 
     Args:
         layout: The layout of the models.
         reports: The reports of the models, with their findings.
-        code: The exit code of the command.
-        fault: Why the command failed, ``None`` if it did not.
         stamp: The digest in the metadata of the models.
         vllm: A projection, as JSON.
         profile: The profile that recognized KV names.
     """
-    content = fill_record(
+    return fill_record(
         ManifestContent,
         layout,
         profile=profile,
@@ -288,20 +267,14 @@ def manifest_to_json(
         ),
         vllm=vllm,
     )
-    values = DOCUMENT.build(content, code, fault)
-    return json.dumps({**values, "sha256": compute_document_digest(values)}, indent=2)
 
 
-def compute_document_digest(values: Mapping[str, Any]) -> str:
-    """Return the digest of a whole document, which shows any later change.
-
-    Returns:
-        SHA-256, in hexadecimal, of the document without its ``sha256``, as JSON with the keys
-        of each object sorted, without blanks and in ASCII.
-    """
-    content = {key: value for key, value in values.items() if key != "sha256"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return sha256(text.encode("ascii")).hexdigest()
+DOCUMENT = Document(
+    "onnxkvrename.manifest/1",
+    "manifest",
+    describe_layout(Layout((), (), (), (), ())),
+    is_sealed=True,
+)
 
 
 def _describe_buffer(layout: Layout, buffer: KvBuffer) -> ManifestBuffer:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from onnxkvrename.findings import format_list
-from onnxkvrename.report.documents.verify_json import verified_to_json
+from onnxkvrename.report.documents.verify_json import describe_verified
 from onnxkvrename.report.formats import (
     Answer,
     FileResult,
@@ -62,7 +62,7 @@ def build_verify_answer(
     return Answer(
         "verify",
         code,
-        render_json=partial(verified_to_json, models, code, profile=profile),
+        build_content=partial(describe_verified, models, profile),
         render_text=partial(_render_text, models, quiet, verbose),
         files=tuple(_build_file(model, quiet=quiet) for model in models),
         notes=(Note("total", _format_total(models)),) if has_total else (),

@@ -38,10 +38,14 @@ VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 RULES = load_rules()
 
 
+def render(layout: Layout, *reports: ModelReport, stamp: str | None = None) -> str:
+    return manifest.DOCUMENT.render(manifest.describe_layout(layout, reports, stamp=stamp), 0)
+
+
 def document(layout: Layout, *findings: Finding) -> dict[str, Any]:
     """The document of a layout, held against its schema."""
     report = ModelReport("m.onnx", "m.onnx", "unchanged", findings=findings)
-    found: dict[str, Any] = json.loads(manifest.manifest_to_json(layout, (report,), 0))
+    found: dict[str, Any] = json.loads(render(layout, report))
     VALIDATOR.validate(found)
     return found
 
@@ -107,7 +111,7 @@ def any_layouts(draw: st.DrawFn) -> Layout:
 
 @given(any_layouts())
 def test_a_manifest_gives_back_its_layout_whatever_the_names(layout: Layout) -> None:
-    text = manifest.manifest_to_json(layout, (), 0)
+    text = render(layout)
     assert text.isascii()
     VALIDATOR.validate(json.loads(text))
     assert manifest.parse_manifest(text, "m.json").layout == layout
@@ -127,7 +131,7 @@ def test_findings_and_the_stamp_come_back() -> None:
     )
     report = ModelReport("m.onnx", "m.onnx", "failed", findings=wrong)
     layout = gathered(FIXTURES / "plain" / "decoder.onnx")
-    text = manifest.manifest_to_json(layout, (report,), 1, stamp="0" * 64)
+    text = render(layout, report, stamp="0" * 64)
     VALIDATOR.validate(json.loads(text))
     found = manifest.parse_manifest(text, "m.json")
     assert (found.findings, found.stamp) == (wrong, "0" * 64)
@@ -135,7 +139,7 @@ def test_findings_and_the_stamp_come_back() -> None:
 
 def test_a_job_that_could_not_be_done_has_every_key_and_is_no_manifest() -> None:
     fault = ModelError("no such file", path="m.onnx")
-    text = manifest.manifest_to_json(Layout((), (), (), (), ()), (), 2, fault)
+    text = manifest.DOCUMENT.render(manifest.DOCUMENT.empty, 2, fault)
     said = json.loads(text)
     VALIDATOR.validate(said)
     assert (said["error"]["path"], said["exit_code"]) == ("m.onnx", 2)
@@ -284,14 +288,9 @@ def test_the_whole_document_is_sealed() -> None:
     assert said["sha256"] == sha256(text.encode("ascii")).hexdigest()
 
 
-WRITTEN = manifest.manifest_to_json(
+WRITTEN = render(
     gathered(FIXTURES / "VLLM" / "hybrid.onnx", ctx_len=64),
-    (
-        ModelReport(
-            "m.onnx", "m.onnx", "unchanged", findings=(build_finding("KV109", "", "a", "b"),)
-        ),
-    ),
-    0,
+    ModelReport("m.onnx", "m.onnx", "unchanged", findings=(build_finding("KV109", "", "a", "b"),)),
     stamp="0" * 64,
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.selection import find_distinct_types
 from onnxkvrename.model.signature import Dim
@@ -64,32 +63,23 @@ class CheckContent(NamedTuple):
             position or by name.
     """
 
-    profile: ProfileChoice | None = None
-    target: str | None = None
-    models: tuple[Model, ...] = ()
-    ordered: bool = False
-    hybrid: bool = False
-    slots: tuple[Slot, ...] = ()
+    profile: ProfileChoice | None
+    target: str | None
+    models: tuple[Model, ...]
+    ordered: bool
+    hybrid: bool
+    slots: tuple[Slot, ...]
 
 
-DOCUMENT = Document("onnxkvrename.check-consumer/1", "check-consumer", CheckContent)
+DOCUMENT = Document(
+    "onnxkvrename.check-consumer/1",
+    "check-consumer",
+    CheckContent(None, None, (), ordered=False, hybrid=False, slots=()),
+)
 
 
-def consumer_check_to_json(
-    check: ConsumerCheck | None, code: int, error: KvRenameError | None = None
-) -> str:
-    """Return the JSON document of a consumer check.
-
-    Args:
-        check: The check, or ``None`` for a job that could not be done.
-        code: The exit code.
-        error: What kept the job from being done.
-    """
-    content = CheckContent() if check is None else _describe_check(check)
-    return DOCUMENT.render(content, code, error)
-
-
-def _describe_check(check: ConsumerCheck) -> CheckContent:
+def describe_check(check: ConsumerCheck) -> CheckContent:
+    """Return whether a consumer can use buffers, with each slot."""
     return CheckContent(
         check.profile,
         check.consumer.name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.compare import Handoff, PairResult, SimulatedPrompt
 from onnxkvrename.handoff.simulate import PromptRanges, merge_ranges
@@ -221,28 +220,22 @@ class CompareContent(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-DOCUMENT = Document("onnxkvrename.compare/1", "compare", CompareContent)
+DOCUMENT = Document("onnxkvrename.compare/1", "compare", CompareContent())
 
 
-def handoff_to_json(
-    handoff: Handoff | None,
-    code: int,
-    fault: KvRenameError | None = None,
-    reports: tuple[ModelReports, ModelReports] = ((), ()),
-    profile: ProfileChoice | None = None,
-) -> str:
-    """Return the JSON document of the command.
+def describe_handoff(
+    handoff: Handoff,
+    reports: tuple[ModelReports, ModelReports],
+    profile: ProfileChoice,
+) -> CompareContent:
+    """Return whether a hand-off works.
 
     Args:
-        handoff: The result, `None` if the job could not be done.
-        code: The exit code.
-        fault: Why the job could not be done.
+        handoff: The result of the comparison.
         reports: The reports on the models of prefill, and of decode.
         profile: The profile that recognizes KV names.
     """
-    if handoff is None:
-        return DOCUMENT.render(CompareContent(profile), code, fault)
-    content = fill_record(
+    return fill_record(
         CompareContent,
         handoff,
         profile=profile,
@@ -254,7 +247,6 @@ def handoff_to_json(
         pairs=tuple(_describe_pair(handoff, result) for result in handoff.pair_results),
         transfers=tuple(_describe_prompt(handoff, each) for each in handoff.simulated_prompts),
     )
-    return DOCUMENT.render(content, code, fault)
 
 
 def _describe_side(side: HandoffSide, reports: ModelReports) -> Side:

@@ -133,25 +133,12 @@ class InspectContent(NamedTuple):
     models: tuple[Model, ...]
 
 
-DOCUMENT = Document("onnxkvrename.inspect/1", "inspect", InspectContent)
+DOCUMENT = Document("onnxkvrename.inspect/1", "inspect", InspectContent(None, ()))
 
 
-def summaries_to_json(
-    summaries: Iterable[ModelSummary],
-    code: int,
-    error: KvRenameError | None = None,
-    profile: ProfileChoice | None = None,
-) -> str:
-    """Return one JSON document.
-
-    Args:
-        summaries: The models, in the order given.
-        code: The exit code of the command.
-        error: What kept the command as a whole from its work.
-        profile: The profile that recognizes KV names.
-    """
-    content = InspectContent(profile, tuple(map(_describe_model, summaries)))
-    return DOCUMENT.render(content, code, error)
+def describe_summaries(summaries: Iterable[ModelSummary], profile: ProfileChoice) -> InspectContent:
+    """Return what is in models, whose KV names a profile recognizes."""
+    return InspectContent(profile, tuple(map(_describe_model, summaries)))
 
 
 def _describe_model(summary: ModelSummary) -> Model:

@@ -62,22 +62,12 @@ class PairsContent(NamedTuple):
     models: tuple[Model, ...]
 
 
-DOCUMENT = Document("onnxkvrename.pairs/1", "pairs", PairsContent)
+DOCUMENT = Document("onnxkvrename.pairs/1", "pairs", PairsContent(()))
 
 
-def pairs_to_json(
-    models: Iterable[TracedModel | ModelError],
-    code: int,
-    error: KvRenameError | None = None,
-) -> str:
-    """Return one JSON document.
-
-    Args:
-        models: The models with their pairs; of one that cannot be read the error.
-        code: The exit code of the command.
-        error: What kept the command as a whole from its work.
-    """
-    return DOCUMENT.render(PairsContent(tuple(map(_describe_model, models))), code, error)
+def describe_pairs(models: Iterable[TracedModel | ModelError]) -> PairsContent:
+    """Return the pairs of models, or why one cannot be read."""
+    return PairsContent(tuple(map(_describe_model, models)))
 
 
 def _describe_model(model: TracedModel | ModelError) -> Model:

@@ -53,28 +53,15 @@ class RecoverContent(NamedTuple):
     """
 
     action: Action | None
-    runs: tuple[Run, ...] = ()
-    skipped: tuple[KvRenameError, ...] = ()
-    leftovers: tuple[Path, ...] = ()
+    runs: tuple[Run, ...]
+    skipped: tuple[KvRenameError, ...]
+    leftovers: tuple[Path, ...]
 
 
-DOCUMENT = Document("onnxkvrename.recover/1", "recover", RecoverContent)
+DOCUMENT = Document("onnxkvrename.recover/1", "recover", RecoverContent(None, (), (), ()))
 
 
-def recovery_to_json(
-    recovery: Recovery | None, code: int, error: KvRenameError | None = None
-) -> str:
-    """Return the JSON document of a recovery.
-
-    Args:
-        recovery: The recovery, or ``None`` for a job that could not be done.
-        code: The exit code.
-        error: What kept the job from being done.
-    """
-    if recovery is None:
-        return DOCUMENT.render(RecoverContent(None), code, error)
+def describe_recovery(recovery: Recovery) -> RecoverContent:
+    """Return what was found, and what became of it."""
     runs = tuple(Run(run.path, tuple(targets)) for run, targets in recovery.runs)
-    content = RecoverContent(
-        recovery.action, runs, tuple(recovery.skipped), tuple(recovery.leftovers)
-    )
-    return DOCUMENT.render(content, code, error)
+    return RecoverContent(recovery.action, runs, tuple(recovery.skipped), tuple(recovery.leftovers))

@@ -92,25 +92,22 @@ class RenameContent(NamedTuple):
     summary: Mapping[Status, int]
 
 
-DOCUMENT = Document("onnxkvrename.report/1", "rename", RenameContent)
+DOCUMENT = Document(
+    "onnxkvrename.report/1",
+    "rename",
+    RenameContent(None, (), (), dict.fromkeys(get_args(Status), 0)),
+)
 
 
-def report_to_json(report: Report, code: int, error: KvRenameError | None = None) -> str:
-    """Return the JSON document of a rename.
-
-    Args:
-        report: What became of the models and sidecars.
-        code: The exit code of the command.
-        error: What kept the whole job from being done.
-    """
+def describe_report(report: Report) -> RenameContent:
+    """Return what became of models and sidecars."""
     counts = Counter(model.status for model in report.models)
-    content = RenameContent(
+    return RenameContent(
         report.profile,
         tuple(map(_describe_model, report.models)),
         report.sidecars,
         {status: counts[status] for status in get_args(Status)},
     )
-    return DOCUMENT.render(content, code, error)
 
 
 def _describe_model(model: ModelReport) -> Model:

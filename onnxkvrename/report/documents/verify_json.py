@@ -97,25 +97,12 @@ class VerifyContent(NamedTuple):
     models: tuple[Model, ...]
 
 
-DOCUMENT = Document("onnxkvrename.verify/1", "verify", VerifyContent)
+DOCUMENT = Document("onnxkvrename.verify/1", "verify", VerifyContent(None, ()))
 
 
-def verified_to_json(
-    models: Iterable[VerifiedModel],
-    code: int,
-    error: KvRenameError | None = None,
-    profile: ProfileChoice | None = None,
-) -> str:
-    """Return the JSON document of a run of `verify`.
-
-    Args:
-        models: The verified models.
-        code: The exit code of the command.
-        error: What kept the whole command from being done, if anything.
-        profile: The profile that recognizes KV names.
-    """
-    content = VerifyContent(profile, tuple(map(_describe_model, models)))
-    return DOCUMENT.render(content, code, error)
+def describe_verified(models: Iterable[VerifiedModel], profile: ProfileChoice) -> VerifyContent:
+    """Return what was proved about models by a profile."""
+    return VerifyContent(profile, tuple(map(_describe_model, models)))
 
 
 def _describe_model(verified: VerifiedModel) -> Model:
