@@ -32,7 +32,10 @@ ORDER = tuple(
 """The packages from the bottom to the top, as ARCHITECTURE.md lists them."""
 APART = {"vllm", "verification", "handoff"}
 """Packages that do not know each other."""
-HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "numpy", "rich", "google.protobuf", "ruamel"}
+HEAVY = {
+    *("onnx", "onnx_graphsurgeon", "onnxruntime", "numpy", "rich", "google.protobuf", "ruamel"),
+    "msgspec",
+}
 UNUSED = ("layout", "vllm", "verification", "handoff", "sidecars")
 """Packages that a plain rename has no use for."""
 

@@ -26,7 +26,6 @@ from onnxkvrename.cli.options import (
 from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.cli.requested_rules import pick_requested_rules
-from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
@@ -98,15 +97,6 @@ def command(**values: Any) -> int:
     code = decide_exit_code(failed=check.failed)
     answer = build_consumer_answer(check, code, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
-
-
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    from onnxkvrename.report.documents.check_consumer_json import (
-        consumer_check_to_json,
-    )  # only here
-
-    return consumer_check_to_json(None, code, error)
 
 
 def _check_models(arguments: _Arguments) -> ConsumerCheck:

@@ -26,10 +26,10 @@ from onnxkvrename.cli.requested_rules import (
     check_pairs_token,
     pick_requested_rules,
 )
-from onnxkvrename.errors import KvRenameError, UndoError, WriteError
+from onnxkvrename.errors import UndoError, WriteError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.layout.inspect import ModelSummary, fold_windows, inspect_models
-from onnxkvrename.report.documents.inspect_json import summaries_to_json
+from onnxkvrename.report.documents.inspect_json import describe_summaries
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
 from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.rules.find_models import find_jobs
@@ -93,11 +93,6 @@ def _complete_hints(summary: ModelSummary) -> ModelSummary:
     return summary._replace(findings=findings, error=complete_error(summary.error))
 
 
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return summaries_to_json((), code, error)
-
-
 def _build_answer(
     summaries: Sequence[ModelSummary], profile: ProfileChoice, written: Sequence[str]
 ) -> Answer:
@@ -108,7 +103,7 @@ def _build_answer(
     return Answer(
         "inspect",
         code,
-        render_json=partial(summaries_to_json, summaries, code, profile=profile),
+        build_content=partial(describe_summaries, summaries, profile),
         render_text=partial(_render_text, summaries, written),
         files=tuple(
             FileResult(summary.path, summary.findings, summary.error) for summary in summaries

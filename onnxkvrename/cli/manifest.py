@@ -44,9 +44,10 @@ from onnxkvrename.layout.load import (
     load_layout,
     load_model_or_manifest,
 )
-from onnxkvrename.layout.manifest import manifest_to_json
+from onnxkvrename.layout.manifest import ManifestContent, describe_layout
 from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.renaming.run import stamp_models
+from onnxkvrename.report.documents.projection_json import projection_to_json
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.manifest_text import (
@@ -70,7 +71,6 @@ from onnxkvrename.vllm.projection import (
     check_nixl,
     check_projection,
     project_layout,
-    projection_to_json,
 )
 from onnxkvrename.vllm.specs import (
     VLLM_VERSIONS,
@@ -192,11 +192,6 @@ def command(**values: Any) -> int:
         _write_stamps(stamped, rules, force=arguments.force, quiet=arguments.quiet)
     write_files(files, force=arguments.force, inputs=inputs)
     return _print_answer(answer, loaded, arguments)
-
-
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return manifest_to_json(Layout((), (), (), (), ()), (), code, error)
 
 
 def _check_projection_options(arguments: _Arguments) -> None:
@@ -407,7 +402,7 @@ def _build_answer(result: _ManifestResult) -> Answer:
     return Answer(
         "manifest",
         code,
-        render_json=partial(_render_json, result, code),
+        build_content=partial(_describe, result),
         render_text=partial(_render_text, result),
         files=tuple(map(build_file_result, result.loaded.reports)),
     )
@@ -431,11 +426,11 @@ def _print_answer(answer: Answer, loaded: LoadedLayout, arguments: _Arguments) -
     return print_answer(answer, output_format)
 
 
-def _render_json(result: _ManifestResult, code: int) -> str:
+def _describe(result: _ManifestResult) -> ManifestContent:
     loaded, projection, profile = result
     vllm = None if projection is None else projection_to_json(projection)
-    return manifest_to_json(
-        loaded.layout, loaded.reports, code, stamp=loaded.stamp, vllm=vllm, profile=profile
+    return describe_layout(
+        loaded.layout, loaded.reports, stamp=loaded.stamp, vllm=vllm, profile=profile
     )
 
 

@@ -21,7 +21,7 @@ from onnxkvrename.cli.options import (
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, quote_path
-from onnxkvrename.report.documents.recover_json import Recovery, recovery_to_json
+from onnxkvrename.report.documents.recover_json import Recovery, describe_recovery
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen
 from onnxkvrename.report.formats.text import build_error_line, format_count, format_files
 from onnxkvrename.storage.read import is_directory, resolve_path
@@ -85,11 +85,6 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: st
     is_left = bool(_list_changed(recovery)) if undo or finish else bool(runs)
     code = decide_exit_code(failed=bool(skipped) or is_left)
     return print_answer(_build_answer(recovery, code, show), output_format)
-
-
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return recovery_to_json(None, code, error)
 
 
 def mention_unfinished_runs(answer: Answer) -> Answer:
@@ -159,7 +154,7 @@ def _build_answer(recovery: Recovery, code: int, show: _PathNames) -> Answer:
     return Answer(
         "recover",
         code,
-        render_json=partial(recovery_to_json, recovery, code),
+        build_content=partial(describe_recovery, recovery),
         render_text=partial(_render_text, recovery, show),
         files=tuple(FileResult(error.path or "", error=error) for error in recovery.skipped),
         notes=(*notes, *(Note("recover", outcome) for outcome in outcomes)),

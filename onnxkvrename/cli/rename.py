@@ -230,13 +230,6 @@ def command(**values: Any) -> int:
         return print_answer(answer, arguments.output_format)
 
 
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    from onnxkvrename.report.documents.rename_json import report_to_json  # only for JSON
-
-    return report_to_json(Report(()), "rename", code, error)
-
-
 def _build_view(arguments: _Arguments) -> RenameView:
     check_only = arguments.check or arguments.diff
     return RenameView(

@@ -34,7 +34,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.parallel import map_ordered, open_executor
 from onnxkvrename.renaming.run import check_token_change
-from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json
+from onnxkvrename.report.verify_text import build_verify_answer
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange
@@ -138,11 +138,6 @@ def command(**values: Any) -> int:
     )
     answer = build_verify_answer(models, profile, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
-
-
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return verified_to_json((), code, error)
 
 
 def _verify_models(arguments: _Arguments) -> tuple[tuple[VerifiedModel, ...], ProfileChoice]:

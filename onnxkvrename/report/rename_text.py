@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import FlushError, UndoError
 from onnxkvrename.report.formats import (
@@ -110,17 +110,17 @@ def build_rename_answer(report: Report, view: RenameView) -> Answer:
     return Answer(
         "rename",
         code,
-        render_json=partial(_render_json, report, code),
+        build_content=partial(_describe, report),
         render_text=partial(render_rename, report, view),
         files=tuple(_list_files(report, view)),
         notes=tuple(notes),
     )
 
 
-def _render_json(report: Report, code: int) -> str:
-    from onnxkvrename.report.documents.rename_json import report_to_json  # not for text
+def _describe(report: Report) -> tuple[Any, ...]:
+    from onnxkvrename.report.documents.rename_json import describe_report  # not for text
 
-    return report_to_json(report, "rename", code)
+    return describe_report(report)
 
 
 def _list_files(report: Report, view: RenameView) -> Iterator[FileResult]:

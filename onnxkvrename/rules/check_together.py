@@ -179,6 +179,6 @@ def _check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Find
             f"profile {rules.name} matches no KV buffer of this model, but profile {name} does",
             f"use a command of its own: `MODEL --profile {name}`",
         )
-        is_picked = rules.choice is not None and rules.choice.is_picked
+        is_picked = rules.choice is not None and rules.choice.picked
         yield finding if is_picked else finding._replace(severity="warning")
         return

@@ -520,7 +520,7 @@ def collect_traits(
         exclusive_kinds: Kinds of buffers that no model mixes.
     """
     traits, kinds = defaultdict[tuple[str, ...], set[str]](set), set()
-    producer = f"{export.producer_name} {export.producer_version}".strip()
+    producer = f"{export.producer} {export.producer_version}".strip()
     traits["IR version",].add(str(export.ir_version))
     traits["producer",].add(producer or "unknown")
     for domain, version in export.opsets:

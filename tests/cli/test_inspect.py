@@ -11,7 +11,7 @@ import models
 import onnx
 import pytest
 from models import node, saved
-from schemas import validate
+from schemas import load_schema, validate
 from tiers import thin
 from window_sets import write_windows
 
@@ -25,11 +25,7 @@ from onnxkvrename.verification import trace_buffer_updates
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = json.loads(
-    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "inspect-1.json").read_text(
-        "utf-8"
-    )
-)
+SCHEMA = load_schema("inspect-1")
 MODEL = "decoder.onnx"
 WRITTEN = "x.html: page written\n"
 

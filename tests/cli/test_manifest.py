@@ -25,7 +25,7 @@ from onnxkvrename.model.file import STAMP_KEY
 from onnxkvrename.storage.temp_file import TempFile, translate_write_errors
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
-SCHEMA, PROJECTION = (load_schema(name) for name in ("manifest-1.json", "projection-1.json"))
+SCHEMA, PROJECTION = (load_schema(name) for name in ("manifest-1", "projection-1"))
 MODEL = "decoder.onnx"
 KINDS = ("decoder", "mla", "hybrid", "sampler", "internal_suffix", "functions", "control_flow")
 

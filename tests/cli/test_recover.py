@@ -211,7 +211,7 @@ def read_answer(capsys: pytest.CaptureFixture[str], *args: object) -> dict[str, 
     code = main(["recover", *map(str, args), "--format", "json"])
     out, err = capsys.readouterr()
     document: dict[str, Any] = json.loads(out)
-    validate(document, load_schema("recover-1.json"))
+    validate(document, load_schema("recover-1"))
     assert document["exit_code"] == code
     assert err == "" or code == 2
     return document
@@ -494,7 +494,7 @@ def test_locks_and_temporary_files_of_other_runs_are_counted(
         "killed runs",
     ]
     document = json.loads(run("recover", "in", "--format", "json").out)
-    validate(document, load_schema("recover-1.json"))
+    validate(document, load_schema("recover-1"))
     assert document["leftovers"] == [str(lock), str(copy)]
     assert run("in", *RENAME).code == 0  # as the line says
     assert run("recover", "in").err == "no run to undo or to finish here\n"

@@ -548,7 +548,7 @@ def test_the_document_tells_of_the_parameters(
     for look, status, code in (("--check", "would-rename", 1), ("-v", "renamed", 0)):
         outcome = run(plain, *SEED, *in_place, look, "--format", "json")
         document = json.loads(outcome.out)
-        validate(document, load_schema("report-1.json"))
+        validate(document, load_schema("report-1"))
         assert (outcome.code, document["exit_code"]) == (code, code)
         assert document["texts"] == [
             {
