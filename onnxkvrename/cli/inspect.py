@@ -5,31 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-import click
-
+from onnxkvrename.api.arguments import choose_rules
 from onnxkvrename.cli.hints.complete import complete_error, complete_findings
-from onnxkvrename.cli.options import (
-    CONTEXT_SETTINGS,
-    OutputFile,
-    add_format_option,
-    add_models_argument,
-    add_pairs_option,
-    add_profile_option,
-    add_rules_option,
-    add_single_option,
-)
-from onnxkvrename.cli.output import print_answer
-from onnxkvrename.cli.requested_rules import (
-    add_pairs_token_option,
-    check_pairs_token,
-    pick_requested_rules,
-)
+from onnxkvrename.cli.options import declare_command
+from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.errors import KvRenameError, UndoError, WriteError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.layout.inspect import ModelSummary, inspect_models
 from onnxkvrename.layout.window_sets import fold_windows
+from onnxkvrename.options import (
+    PAGE,
+    Format,
+    Models,
+    Option,
+    Pairs,
+    PairsToken,
+    Profile,
+    RulesFile,
+)
 from onnxkvrename.report.documents.inspect_json import summaries_to_json
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
 from onnxkvrename.report.formats.text import build_error_line
@@ -40,47 +35,37 @@ from onnxkvrename.storage.write_file import check_not_cached, check_replaceable,
 from onnxkvrename.verification import trace_buffer_updates
 
 
-class _Arguments(NamedTuple):
-    """The arguments and options of the command line, one field for each."""
+class InspectArguments(NamedTuple):
+    """What a user asks for with ``inspect``."""
 
-    models: tuple[Path, ...]
-    html: Path | None
-    force: bool
-    profile: str | None
-    rules: Path | None
-    pairs: str | None
-    prefix: str | None
-    output_format: str
-    quiet: bool = False  # no option of this command
+    models: Models = ()
+    html: Annotated[Path | None, PAGE] = None
+    force: Annotated[bool, Option("--force", "With --html: replace any file, not only a page.")] = (
+        False
+    )
+    profile: Profile = None
+    rules: RulesFile = None
+    pairs: Pairs = None
+    token: PairsToken = None
+    output_format: Format = "text"
 
 
-@click.command(
+@declare_command(
     "inspect",
-    context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 nothing wrong; 1 a finding of severity error; 2 the job could not be "
-    "done; 130 interrupted.",
+    InspectArguments,
+    "Exit codes: 0 nothing wrong; 1 a finding of severity error; 2 the job could not be done; "
+    "130 interrupted.",
 )
-@add_models_argument()
-@add_single_option("--html", metavar="FILE", type=OutputFile(), help="Also write an HTML page.")
-@click.option("--force", is_flag=True, help="With --html: replace any file, not only a page.")
-@add_profile_option()
-@add_rules_option()
-@add_pairs_option()
-@add_pairs_token_option()
-@add_format_option()
-def command(**values: Any) -> int:
+def command(arguments: InspectArguments) -> int:
     """Show what is in a model: its KV buffers by layer, their kinds, token, weights, findings.
 
     Windows of one model that are alike are shown as one. The kind of a buffer is what the
     profile says, else what its shape suggests. How it is updated is traced through the graph.
     Weights are not read.
     """
-    arguments = _Arguments(**values)
-    if not arguments.models:
-        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     jobs = find_jobs(arguments.models)
-    check_pairs_token(arguments.prefix, arguments.pairs)
-    rules = pick_requested_rules(arguments.models, arguments, arguments.prefix)
+    rules = choose_rules(arguments, arguments.models, arguments.token)
+    print_choice(rules.choice, is_wanted=arguments.output_format == "text")
     summaries = inspect_models((job.model for job in jobs), rules, trace_buffer_updates)
     written = _write_page(summaries, arguments)
     summaries = tuple(map(_complete_hints, summaries))
@@ -134,7 +119,7 @@ def _render_text(
     yield from (Line(line, err=True) for line in written)
 
 
-def _write_page(summaries: Sequence[ModelSummary], arguments: _Arguments) -> list[str]:
+def _write_page(summaries: Sequence[ModelSummary], arguments: InspectArguments) -> list[str]:
     """Write the page that was asked for; none where a model cannot be read.
 
     Returns:
@@ -159,7 +144,7 @@ def _write_page(summaries: Sequence[ModelSummary], arguments: _Arguments) -> lis
 
 
 def _check_page_path(
-    path: Path, summaries: Sequence[ModelSummary], arguments: _Arguments
+    path: Path, summaries: Sequence[ModelSummary], arguments: InspectArguments
 ) -> list[Path]:
     """Return what the run reads; raise for a page over it, or over no earlier page."""
     from onnxkvrename.report.pages.frame import build_start_pattern  # only for a page

@@ -425,7 +425,7 @@ def test_a_stamp_says_nothing_of_a_compile(what: list[str], decoder: Path, run) 
     before = decoder.read_bytes()
     found = run("manifest", decoder, "--stamp", *what)
     assert found.code == 2
-    assert f"--stamp describes the graph alone: leave out {what[0]} (" in found.err
+    assert f"--stamp and {what[0]} cannot be used together: " in found.err
     assert decoder.read_bytes() == before
 
 
