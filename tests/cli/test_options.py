@@ -153,10 +153,10 @@ DECLARED = {
 @pytest.mark.parametrize("name", DECLARED)
 def test_an_option_excludes_and_needs_fields_of_its_request(name: str) -> None:
     command = DECLARED[name]
-    named = {
-        field for option in command.options.values() for field in (*option.excludes, option.needs)
-    }
-    assert named - {""} <= set(command.options)
+    needed = {option.needs for option in command.options.values()} - {""}
+    excluded = {field for option in command.options.values() for field in option.excludes}
+    assert needed <= set(command.options)
+    assert excluded <= {field for other in DECLARED.values() for field in other.options}
     assert [param.name for param in command.params] == list(command.options)
 
 
