@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.hints.complete import complete_reports
 from onnxkvrename.cli.options import declare_command, parse_dim_sizes
 from onnxkvrename.cli.output import print_answer, print_choice
@@ -23,8 +24,6 @@ from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
-    load_layout,
-    load_model_or_manifest,
 )
 from onnxkvrename.options import (
     CUSTOM_IO,
@@ -46,7 +45,6 @@ from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consume
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.sidecars.stale import find_stale_sidecars
-from onnxkvrename.verification import trace_buffer_updates
 
 
 class CheckConsumerArguments(NamedTuple):
@@ -104,7 +102,13 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     rules = choose_rules(arguments, arguments.models, consumer.token)
     is_wanted = arguments.output_format == "text" and not arguments.quiet
     print_choice(rules.choice, is_wanted=is_wanted)
-    loaded = _load_layout(arguments, rules)
+    compile_info = CompileInfo(
+        parse_dim_sizes(arguments.dims),
+        arguments.specializations,
+        arguments.custom_io,
+        group_windows=arguments.group_windows,
+    )
+    loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
@@ -117,31 +121,6 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     alternative = _find_alternative(consumer, layout, arguments) if findings and is_sound else None
     reports = tuple(_add_findings(report, loaded, findings) for report in reports)
     return ConsumerCheck(consumer, layout, reports, rules.profile_choice, alternative)
-
-
-def _load_layout(arguments: CheckConsumerArguments, rules: Rules) -> LoadedLayout:
-    """Load one model, the windows of one, or a manifest."""
-    compile_info = CompileInfo(
-        parse_dim_sizes(arguments.dims),
-        arguments.specializations,
-        arguments.custom_io,
-        group_windows=arguments.group_windows,
-    )
-    if len(arguments.models) == 1:
-        return load_model_or_manifest(
-            arguments.models[0],
-            rules,
-            compile_info,
-            strict=arguments.strict,
-            trace_updates=trace_buffer_updates,
-        )
-    return load_layout(
-        arguments.models,
-        rules,
-        compile_info,
-        strict=arguments.strict,
-        trace_updates=trace_buffer_updates,
-    )
 
 
 def _find_alternative(

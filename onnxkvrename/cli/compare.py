@@ -12,6 +12,8 @@ from typing import Annotated, NamedTuple
 import click
 
 from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.hints.complete import complete_findings, complete_reports
 from onnxkvrename.cli.options import SIDES, SideValues, declare_command, parse_dim_sizes
 from onnxkvrename.cli.output import print_answer, print_choice
@@ -31,7 +33,6 @@ from onnxkvrename.layout.load import (
     apply_compile_info,
     apply_found_compiles,
     check_size_symbols,
-    load_model_or_manifest,
 )
 from onnxkvrename.options import (
     CUSTOM_IO,
@@ -74,7 +75,6 @@ from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_li
 from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
@@ -249,15 +249,7 @@ def _load_sides(
     """
     info = CompileInfo(group_windows=arguments.group_windows)
     prefill, decode = (
-        load_model_or_manifest(
-            path,
-            rules,
-            info,
-            strict=arguments.strict,
-            trace_updates=trace_buffer_updates,
-            trace_scales=trace_buffer_scales,
-            with_weights=True,
-        )
+        load_traced((path,), rules, info, strict=arguments.strict)
         for path in (arguments.prefill, arguments.decode)
     )
     shared = parse_dim_sizes(arguments.dims.both)
@@ -309,31 +301,24 @@ def _write_page(
             page, or it cannot be written. Nothing is written then.
     """
     from onnxkvrename.report.pages.compare_page import render_handoff_page  # only for a page
-    from onnxkvrename.report.pages.frame import build_start_pattern
-    from onnxkvrename.storage.run_files import RunFiles
-    from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
 
-    files = RunFiles()
-    for loaded in sides:
-        for report in loaded.reports:
-            files.add_input(Path(report.path), f"the model {report.path}")
-        for data_path in loaded.data_paths:
-            files.add_input(data_path, "external data of a model of this run")
-    for side in (arguments.prefill, arguments.decode):
-        files.add_input(side, "what is compared")
-    compile_files = (*arguments.specializations, *arguments.custom_io)
-    for given in (*chain.from_iterable(compile_files), arguments.rules):
-        if given is not None:
-            files.add_input(given, "a file that this run reads")
-    output = files.add_output(path, "the page of --html")
-    check_not_cached(path)
-    files.check_output(output)
-    if not arguments.force:
-        check_replaceable(
-            path, "a page made by onnxkvrename compare", build_start_pattern("compare")
+    compile_files = chain.from_iterable((*arguments.specializations, *arguments.custom_io))
+    reports = (report for side in sides for report in side.reports)
+    files = collect_inputs(
+        (
+            *((Path(report.path), f"the model {report.path}") for report in reports),
+            *(
+                (data, "external data of a model of this run")
+                for s in sides
+                for data in s.data_paths
+            ),
+            *((side, "what is compared") for side in (arguments.prefill, arguments.decode)),
+            *((given, "a file that this run reads") for given in (*compile_files, arguments.rules)),
         )
+    )
+    check_page(path, "compare", files, force=arguments.force)
     page = render_handoff_page(handoff, _list_failed_models(*sides))
-    write_files({path: page.encode("utf-8")}, force=True, inputs=files.list_inputs())
+    write_page(path, page, files.list_inputs())
 
 
 def _build_answer(

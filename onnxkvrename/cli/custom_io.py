@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.cli.files import collect_inputs
 from onnxkvrename.cli.one_model import require_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_choice, print_lines
@@ -20,7 +21,6 @@ from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.kv_model import KvModel, read_kv_model
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.sidecars.formats.custom_io import PRECISIONS, render_custom_io
-from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import write_files
 
 DEFAULT_FILE_NAME = "custom_io.yaml"
@@ -89,9 +89,9 @@ def command(arguments: CustomIoArguments) -> int:
     if str(output) == "-":
         print_lines(map(Line, text.removesuffix("\n").split("\n")))
         return decide_exit_code()
-    files = _check_output(output, model, arguments.rules)
+    inputs = _check_output(output, model, arguments.rules)
     content = {output: text.encode("utf-8")}
-    write_files(content, force=arguments.force, inputs=files.list_inputs())
+    write_files(content, force=arguments.force, inputs=inputs)
     others = f"; {len(listed)} names, {arguments.vision}" if listed else ""
     print_lines([Line(f"{output}: {len(names) * 2} names, {precision}{others}", err=True)])
     return decide_exit_code()
@@ -138,13 +138,10 @@ def _render_custom_io(
         raise ModelError(error.message, path=str(model), hint=error.hint) from None
 
 
-def _check_output(output: Path, model: KvModel, rules: Path | None) -> RunFiles:
-    """Return the files of the run; raise :class:`WriteError` for an output over one it reads."""
-    files = RunFiles()
-    files.add_input(Path(model.path), "the model itself")
-    for path in model.data_paths:
-        files.add_input(path, "external data of the model")
-    if rules is not None:
-        files.add_input(rules, "the file of rules")
+def _check_output(output: Path, model: KvModel, rules: Path | None) -> list[Path]:
+    """Return what the run reads; raise :class:`WriteError` for an output over one of it."""
+    data = ((path, "external data of the model") for path in model.data_paths)
+    given = ((Path(model.path), "the model itself"), *data, (rules, "the file of rules"))
+    files = collect_inputs(given)
     files.check_output(files.add_output(output, "the new file"))
-    return files
+    return files.list_inputs()

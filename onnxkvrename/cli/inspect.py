@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.hints.complete import complete_error, complete_findings
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
-from onnxkvrename.errors import KvRenameError, UndoError, WriteError
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.layout.inspect import ModelSummary, inspect_models
 from onnxkvrename.layout.window_sets import fold_windows
@@ -31,7 +32,6 @@ from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.profile import ProfileChoice
-from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
 from onnxkvrename.verification import trace_buffer_updates
 
 
@@ -123,46 +123,31 @@ def _write_page(summaries: Sequence[ModelSummary], arguments: InspectArguments) 
     """Write the page that was asked for; none where a model cannot be read.
 
     Returns:
-        A line about it.
+        What is said of it.
+
+    Raises:
+        WriteError: The page would replace a file that the run reads or that is not an earlier
+            page, or it cannot be written. Nothing is written then.
     """
     if arguments.html is None:
         return []
     from onnxkvrename.report.pages.inspect_page import render_html  # only for a page
 
-    inputs = _check_page_path(arguments.html, summaries, arguments)
+    files = collect_inputs(_list_inputs(summaries, arguments))
+    check_page(arguments.html, "inspect", files, force=arguments.force)
     if any(summary.error is not None for summary in summaries):
         return []
-    page = render_html(fold_windows(summaries)).encode("utf-8")
-    try:
-        write_files({arguments.html: page}, force=True, inputs=inputs)
-    except UndoError:
-        raise  # it says itself what was written
-    except WriteError as error:
-        hint = "no page was written; choose a different path"
-        raise WriteError(error.message, path=error.path, hint=hint) from None
+    write_page(arguments.html, render_html(fold_windows(summaries)), files.list_inputs())
     return [f"{arguments.html}: page written"]
 
 
-def _check_page_path(
-    path: Path, summaries: Sequence[ModelSummary], arguments: InspectArguments
-) -> list[Path]:
-    """Return what the run reads; raise for a page over it, or over no earlier page."""
-    from onnxkvrename.report.pages.frame import build_start_pattern  # only for a page
-    from onnxkvrename.storage.run_files import RunFiles
-
-    files = RunFiles()
+def _list_inputs(
+    summaries: Sequence[ModelSummary], arguments: InspectArguments
+) -> Iterator[tuple[Path | None, str]]:
+    """Yield each file that is read, and what it is."""
     for summary in summaries:
-        files.add_input(Path(summary.path), f"the model {summary.path}")
-        locations = (file.location for file in summary.files)
-        for data_path in locate_data(Path(summary.path), locations):
-            files.add_input(data_path, f"external data of {summary.path}")
-    if arguments.rules is not None:
-        files.add_input(arguments.rules, "the file of rules")
-    output = files.add_output(path, "the page of --html")
-    check_not_cached(output.path)
-    files.check_output(output)
-    if not arguments.force:
-        check_replaceable(
-            output.path, "a page made by onnxkvrename inspect", build_start_pattern("inspect")
-        )
-    return files.list_inputs()
+        path = Path(summary.path)
+        yield path, f"the model {path}"
+        for data_path in locate_data(path, (file.location for file in summary.files)):
+            yield data_path, f"external data of {path}"
+    yield arguments.rules, "the file of rules"

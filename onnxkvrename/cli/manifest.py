@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.cli.files import collect_inputs
 from onnxkvrename.cli.hints.complete import complete_reports
 from onnxkvrename.cli.options import declare_command, parse_dim_sizes, parse_memory_size
 from onnxkvrename.cli.output import print_answer, print_choice, print_lines
@@ -20,7 +22,6 @@ from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
     apply_compile_info,
-    load_layout,
     load_model_or_manifest,
 )
 from onnxkvrename.layout.manifest import manifest_to_json
@@ -55,9 +56,7 @@ from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import needs_write, write_files
-from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.projection import (
     Projection,
     check_nixl,
@@ -231,7 +230,7 @@ def command(arguments: ManifestArguments) -> int:
     print_choice(rules.choice, is_wanted=is_wanted)
     if arguments.stamp:
         remove_links_of_killed_runs(find_jobs(arguments.models))
-    loaded = _load_layout(arguments, rules, compile_info)
+    loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
     if arguments.stamp:
         loaded = _plan_stamp(loaded, rules)
     stamped = loaded if arguments.stamp and not loaded.failed else None
@@ -252,35 +251,6 @@ def command(arguments: ManifestArguments) -> int:
 def render_failure(code: int, error: KvRenameError) -> str:
     """Return the JSON document of a job that could not be done."""
     return manifest_to_json(Layout((), (), (), (), ()), (), code, error)
-
-
-def _load_layout(
-    arguments: ManifestArguments, rules: Rules, compile_info: CompileInfo
-) -> LoadedLayout:
-    """Load one model, the windows of one, or a manifest, which is written again.
-
-    Raises:
-        KvRenameError: A manifest cannot get a stamp, or nothing can be loaded.
-    """
-    first, *others = arguments.models
-    load = (
-        partial(load_layout, arguments.models) if others else partial(load_model_or_manifest, first)
-    )
-    loaded = load(
-        rules,
-        compile_info,
-        strict=arguments.strict,
-        trace_updates=trace_buffer_updates,
-        trace_scales=trace_buffer_scales,
-        with_weights=True,
-    )
-    if arguments.stamp and not loaded.identities:
-        raise ModelError(
-            "is a manifest: --stamp writes into models",
-            path=str(first),
-            hint="pass the models that it describes",
-        )
-    return loaded
 
 
 def _apply_cache_dtype(loaded: LoadedLayout, dtype: str | None) -> LoadedLayout:
@@ -305,7 +275,13 @@ def _check_outputs(
     """Return the files that are read; raise :class:`WriteError` if an output cannot be written."""
     if not contents and not arguments.stamp:
         return []
-    files = RunFiles()
+    read = (arguments.specializations, arguments.custom_io, arguments.rules)
+    files = collect_inputs(
+        (
+            *((path, "external data of a model of this run") for path in loaded.data_paths),
+            *((path, "what the manifest is made from") for path in read),
+        )
+    )
     models = {
         report.path: files.add_input(
             Path(report.path),
@@ -313,11 +289,6 @@ def _check_outputs(
         )
         for report in loaded.reports
     }
-    for path in loaded.data_paths:
-        files.add_input(path, "external data of a model of this run")
-    for given in (arguments.specializations, arguments.custom_io, arguments.rules):
-        if given is not None:
-            files.add_input(given, "what the manifest is made from")
     results = [files.add_output(output, "the manifest") for output in contents]
     for model in loaded.layout.models if arguments.stamp else ():
         role = f"the model {model}, which gets a stamp"
@@ -369,7 +340,17 @@ def _load_draft(arguments: ManifestArguments, rules: Rules) -> Layout | None:
 
 
 def _plan_stamp(loaded: LoadedLayout, rules: Rules) -> LoadedLayout:
-    """Return the layout as it will be with its stamp; it gets none where there are findings."""
+    """Return the layout as it will be with its stamp; it gets none where there are findings.
+
+    Raises:
+        ModelError: It is that of a manifest, or of a window alone that has the stamp of its set.
+    """
+    if not loaded.identities:
+        raise ModelError(
+            "is a manifest: --stamp writes into models",
+            path=loaded.reports[0].path,
+            hint="pass the models that it describes",
+        )
     loaded = loaded.remove_findings("KV621")
     if loaded.failed:
         return loaded
