@@ -20,6 +20,7 @@ import onnxkvrename
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.layout.digest import compute_layout_digest
+from onnxkvrename.layout.load import load_model_or_manifest
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.metadata import STAMP_KEY
 from onnxkvrename.storage.temp_file import TempFile, translate_write_errors
