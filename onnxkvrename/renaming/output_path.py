@@ -13,7 +13,7 @@ from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
 from onnxkvrename.limits import MAX_MODEL_BYTES
 from onnxkvrename.model.file import read_pieces, sum_piece_sizes
 from onnxkvrename.model.protobuf import Piece
-from onnxkvrename.rules.results import Options, RenameJob
+from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.confined import check_no_link
 from onnxkvrename.storage.directories import find_existing_directory
 from onnxkvrename.storage.read import (
@@ -47,7 +47,7 @@ def check_result_size(size: int, path: str | None = None) -> None:
         )
 
 
-def check_output_place(job: RenameJob, options: Options, *others: Path) -> None:
+def check_output_place(job: RenameJob, *others: Path) -> None:
     """Check that results that are not in place go to no cache, and through no link to elsewhere.
 
     The links below the directory that the user gave are checked again, by what is opened, when
@@ -55,7 +55,6 @@ def check_output_place(job: RenameJob, options: Options, *others: Path) -> None:
 
     Args:
         job: The source and where its result goes.
-        options: Whose command is completed in a hint.
         others: What else is written for it, such as its data.
 
     Raises:
@@ -71,7 +70,7 @@ def check_output_place(job: RenameJob, options: Options, *others: Path) -> None:
         repository = find_cache(path)
         if repository is not None and not _is_copied_folder(repository, job.root):
             named = job.output if path == job.target else path
-            raise _build_cache_error(named, repository, options)
+            raise _build_cache_error(named, repository)
 
 
 def _is_copied_folder(repository: Path, root: Path) -> bool:
@@ -103,7 +102,7 @@ def check_output_file(job: RenameJob) -> None:
 
 
 def is_up_to_date(
-    job: RenameJob, source: OpenFile, pieces: tuple[Piece, ...], options: Options
+    job: RenameJob, source: OpenFile, pieces: tuple[Piece, ...], *, force: bool
 ) -> bool:
     """Return whether the file at the output already has the bytes of the result.
 
@@ -111,7 +110,7 @@ def is_up_to_date(
         job: A job that is not in place.
         source: The model.
         pieces: The result: new bytes, and spans of the model.
-        options: Whether a file there may be overwritten; then it need not be readable.
+        force: Whether a file there may be overwritten; then it need not be readable.
 
     Raises:
         ModelError: The file there cannot be read.
@@ -121,20 +120,20 @@ def is_up_to_date(
     try:
         return has_content(job.output, sum_piece_sizes(pieces), read_pieces(source, pieces))
     except ModelError:
-        if options.force:
+        if force:
             return False
         raise
 
 
 def check_in_place_write(
-    path: Path, status: os.stat_result, options: Options, *, has_choice: bool = True
+    path: Path, status: os.stat_result, *, force: bool, has_choice: bool = True
 ) -> None:
     """Check that a file is neither protected nor shared under another name.
 
     Args:
         path: The file to replace.
         status: Its status.
-        options: With ``force``, only a file of a Hugging Face cache is protected.
+        force: Whether only a file of a Hugging Face cache is protected.
         has_choice: Whether the result could be written elsewhere; the hint depends on it.
 
     Raises:
@@ -142,8 +141,8 @@ def check_in_place_write(
             Hugging Face cache.
         ModelError: It cannot be determined what is at the path.
     """
-    _check_not_cached(path, options, has_choice=has_choice)
-    if options.force:
+    _check_not_cached(path, has_choice=has_choice)
+    if force:
         return
     if is_link(path):
         fault = f"is a symbolic link to {resolve_path(path)}"
@@ -159,16 +158,14 @@ def check_in_place_write(
     raise WriteError(fault, path=str(path), hint=hint)
 
 
-def _check_not_cached(path: Path, options: Options, *, has_choice: bool) -> None:
+def _check_not_cached(path: Path, *, has_choice: bool) -> None:
     """Raise for a file of a Hugging Face cache, be it a blob or, without links, a real file."""
     repository = find_cache(Path(resolve_path(path)))
     if repository is not None:
-        raise _build_cache_error(path, repository, options, has_choice=has_choice)
+        raise _build_cache_error(path, repository, has_choice=has_choice)
 
 
-def _build_cache_error(
-    path: Path, repository: Path, options: Options, *, has_choice: bool = True
-) -> WriteError:
+def _build_cache_error(path: Path, repository: Path, *, has_choice: bool = True) -> WriteError:
     """Return an error for a file of a cache, with a command that writes elsewhere."""
     elsewhere = "./" if find_cache(Path("result")) is None else "~/"
     target = elsewhere + quote_word(repository.name.rpartition("--")[2])
@@ -215,18 +212,18 @@ def find_writable_directory(job: RenameJob) -> Path:
     return directory
 
 
-def find_blocking_file(job: RenameJob, up_to_date: bool, options: Options) -> Iterator[Finding]:
+def find_blocking_file(job: RenameJob, up_to_date: bool, *, force: bool) -> Iterator[Finding]:
     """Yield KV504 if a different file is where the result goes, and must not be overwritten.
 
     Args:
         job: The source and where its result goes.
         up_to_date: Whether the file there already is the result.
-        options: Whether existing files may be overwritten.
+        force: Whether existing files may be overwritten.
 
     Raises:
         ModelError: It cannot be determined whether a file is there.
     """
-    if not (job.in_place or up_to_date or options.force) and is_occupied(job.output):
+    if not (job.in_place or up_to_date or force) and is_occupied(job.output):
         yield build_finding(
             "KV504",
             str(job.output),

@@ -30,10 +30,9 @@ from onnxkvrename import KvRenameError, WriteError, load_rules, rename
 from onnxkvrename.model.file import splice_payloads, write_pieces
 from onnxkvrename.model.protobuf import Piece, Span
 from onnxkvrename.renaming import write as writing
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.temp_file import TEMP_PREFIX, TempFile
 from onnxkvrename.storage.transaction import Transaction
 
@@ -130,8 +129,8 @@ class Situation(NamedTuple):
         where = None if self.place == "in place" else out
         try:
             jobs = find_jobs([directory / "in"], None, where)
-            options = Options(force=self.place == "over")
-            return rename_batch(jobs, TokenChange("VLLM"), RULES, options).compute_exit_code()
+            request = Request(token="VLLM", force=self.place == "over")
+            return rename_batch(request, jobs, RULES).compute_exit_code()
         except KvRenameError:
             return 2
         except KeyboardInterrupt:

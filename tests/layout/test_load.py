@@ -20,7 +20,6 @@ from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout, loa
 from onnxkvrename.layout.manifest import DOCUMENT, describe_layout
 from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.results import Options
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -462,7 +461,7 @@ def stamp(*paths: Path) -> None:
     jobs = [build_job(Path(path), Path(path)) for path in found.layout.models]
     digest = compute_layout_digest(found.layout)
     files = [found.identities[path] for path in found.layout.models]
-    made = stamp_models(jobs, found.reports, files, digest, RULES, Options())
+    made = stamp_models(jobs, found.reports, files, digest, RULES)
     assert made.compute_exit_code() == 0
 
 

@@ -24,11 +24,10 @@ from onnxkvrename import (
 from onnxkvrename.model.external_data import find_data_files
 from onnxkvrename.model.proto_reader import ExternalReference
 from onnxkvrename.renaming.prepare import prepare_model
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import WriteTask, write_temp_file
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import FileIdentity, OpenFile, OutsideError, open_file
 
@@ -384,7 +383,7 @@ def follow_links(monkeypatch: pytest.MonkeyPatch) -> None:
 def copy_data(model: Path, output: Path, rules: Rules) -> tuple[str, bytes]:
     """Prepare a model and copy its data, as a rename does, and return what became of it."""
     job = build_job(model, output / "m.onnx")
-    prepared = prepare_model(job, TokenChange("VLLM"), rules, Options())
+    prepared = prepare_model(job, Request(token="VLLM"), rules)
     if prepared.report.failed:
         return "found", b""
     ((data_file, target),) = prepared.data_copies

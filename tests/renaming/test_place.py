@@ -14,15 +14,14 @@ from onnxkvrename import KvRenameError, WriteError, load_rules, rename
 from onnxkvrename.renaming import place
 from onnxkvrename.renaming.place import BatchWriter, PlaceError
 from onnxkvrename.renaming.prepare import prepare_model
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import WriteTask
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.temp_file import build_file_key, build_key, build_temp_name
 
 
 def build_task(model: Path, target: Path, index: int) -> WriteTask:
-    prepared = prepare_model(build_job(model, target), TokenChange("VLLM"), load_rules(), Options())
+    prepared = prepare_model(build_job(model, target), Request(token="VLLM"), load_rules())
     assert prepared.splice_plan is not None
     return WriteTask(index, prepared.splice_plan, target, target, in_place=False, force=False)
 

@@ -22,11 +22,11 @@ from onnxkvrename import (
 from onnxkvrename.model import external_data as externaldata
 from onnxkvrename.model import file as onnxfile
 from onnxkvrename.renaming import write
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules import kv_model
 from onnxkvrename.rules.find_models import build_job, find_jobs
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options, Status
+from onnxkvrename.rules.results import Status
 from onnxkvrename.storage import lock as locks
 from onnxkvrename.storage.temp_file import (
     ReadyFile,
@@ -37,7 +37,7 @@ from onnxkvrename.storage.temp_file import (
 )
 
 QEFF = load_rules()
-LOOK = Options(write=False)
+LOOK = Request(dry_run=True)
 
 
 class Watching:
@@ -57,7 +57,7 @@ def together(
     *paths: Path, directory: Path | None = None, strip: bool = False, **options: bool
 ) -> Report:
     jobs = find_jobs(list(paths), None, directory)
-    return rename_batch(jobs, TokenChange("VLLM", strip=strip), QEFF, Options(**options))
+    return rename_batch(Request(token="VLLM", strip=strip, **options), jobs, QEFF)
 
 
 def statuses(report: Report) -> list[Status]:
@@ -150,8 +150,8 @@ def test_to_look_ahead_writes_nothing(decoder: Path, snapshot, tmp_path: Path) -
 
 def test_a_look_that_does_not_mind_the_place_sees_only_the_model(decoder: Path) -> None:
     decoder.chmod(0o444)
-    options = Options(write=False, check_destination=False)
-    (report,) = rename_batch([build_job(decoder)], TokenChange("VLLM"), QEFF, options).models
+    request = Request(token="VLLM", check=True)
+    (report,) = rename_batch(request, [build_job(decoder)], QEFF).models
     assert report.status == "would-rename"
     with pytest.raises(WriteError, match="read-only"):
         rename(decoder, "VLLM", dry_run=True)
@@ -222,7 +222,7 @@ def test_no_two_results_may_stand_in_one_place(tmp_path: Path, snapshot) -> None
         [build_job(one, tmp_path / "new.onnx"), build_job(two, tmp_path / "new.onnx")],
         [build_job(one, tmp_path / "three.onnx"), build_job(two, one)],
     ):
-        report = rename_batch(jobs, TokenChange("VLLM"), QEFF, Options(force=True))
+        report = rename_batch(Request(token="VLLM", force=True), jobs, QEFF)
         assert report.models[1].error is not None
         assert report.models[1].error.message.removeprefix("is the ") in (
             f"result of {one}",
@@ -244,7 +244,7 @@ def test_strict_makes_a_warning_stop_the_work(tmp_path: Path) -> None:
 def test_data_that_two_models_share_are_copied_once(external: Path, tmp_path: Path) -> None:
     external.with_name("other.onnx").write_bytes(external.read_bytes())
     jobs, watch = find_jobs([external.parent], None, tmp_path / "out"), Watching()
-    assert statuses(rename_batch(jobs, TokenChange("VLLM"), QEFF, None, watch)) == [
+    assert statuses(rename_batch(Request(token="VLLM"), jobs, QEFF, progress=watch)) == [
         "renamed",
         "renamed",
     ]
@@ -268,7 +268,7 @@ def test_models_that_share_a_place_for_different_data_do_not_overwrite_them(
     other.with_name("decoder.onnx.data").write_bytes(weights[::-1])
     out = tmp_path / "out"
     jobs = [build_job(external, out / "a.onnx"), build_job(other, out / "b.onnx")]
-    report = rename_batch(jobs, TokenChange("VLLM"), QEFF, Options(force=force))
+    report = rename_batch(Request(token="VLLM", force=force), jobs, QEFF)
     assert report.compute_exit_code() != 0
     assert not (out / "b.onnx").exists()
     assert not out.exists() or (out / "decoder.onnx.data").read_bytes() == weights
@@ -433,7 +433,7 @@ def test_a_watch_hears_of_each_model_read_and_of_each_file_written(
     external.with_name("other.onnx").write_bytes(external.read_bytes())
     watch = Watching()
     jobs = find_jobs([external.parent], None, tmp_path / "out")
-    rename_batch(jobs, TokenChange("VLLM"), QEFF, None, watch)
+    rename_batch(Request(token="VLLM"), jobs, QEFF, progress=watch)
     size = external.with_name("decoder.onnx.data").stat().st_size
     assert watch.seen == {
         ("reading", 2): [1, 1],
@@ -454,8 +454,8 @@ def test_any_executor_may_do_the_work(external: Path, tmp_path: Path, executor: 
     here, there = (
         find_jobs([external.parent], None, tmp_path / name) for name in ("here", "there")
     )
-    alone = rename_batch(here, TokenChange("VLLM"), QEFF)
-    spread = rename_batch(there, TokenChange("VLLM"), QEFF, executor=executor)
+    alone = rename_batch(Request(token="VLLM"), here, QEFF)
+    spread = rename_batch(Request(token="VLLM"), there, QEFF, executor=executor)
     assert statuses(spread) == statuses(alone) == ["renamed"] * 3
     names = sorted(os.listdir(tmp_path / "here"))
     assert sorted(os.listdir(tmp_path / "there")) == names
@@ -468,7 +468,7 @@ def test_so_does_it_tell_what_is_wrong(tmp_path: Path, executor: Executor, snaps
     saved(models.decoder(), tmp_path / "a.onnx")
     saved(b"text", tmp_path / "b.onnx")
     before = snapshot(tmp_path)
-    report = rename_batch(find_jobs([tmp_path]), TokenChange("VLLM"), QEFF, executor=executor)
+    report = rename_batch(Request(token="VLLM"), find_jobs([tmp_path]), QEFF, executor=executor)
     assert statuses(report) == ["would-rename", "failed"]
     assert str(report.models[1].error).startswith(f"{tmp_path / 'b.onnx'}: ")
     assert snapshot(tmp_path) == before
