@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from onnxkvrename.cli.hints.complete import complete_reports
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     add_compile_options,
@@ -94,7 +93,6 @@ def command(**values: Any) -> int:
     if not arguments.models:
         raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     check = _check_models(arguments)
-    check = check._replace(reports=complete_reports(check.reports))
     code = decide_exit_code(failed=check.failed)
     answer = build_consumer_answer(check, code, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)

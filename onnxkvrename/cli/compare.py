@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from onnxkvrename.cli.hints.complete import complete_findings, complete_reports
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
@@ -195,14 +194,10 @@ def command(**values: Any) -> int:
         more_notes=(*notes, *handshake.notes),
         strict=arguments.strict,
     )
-    handoff = handoff._replace(findings=complete_findings(handoff.findings))
     if requests is not None and not handshake.notes:  # a note says what is not known of it
         fact = f"the code of vLLM {requests[0].vllm_version}'s NIXL connector"
         basis = handoff.basis._replace(facts=(*handoff.basis.facts, fact))
         handoff = handoff._replace(basis=basis)
-    prefill, decode = (
-        loaded._replace(reports=complete_reports(loaded.reports)) for loaded in (prefill, decode)
-    )
     if arguments.html is not None:
         _write_page(arguments.html, handoff, (prefill, decode), arguments)
     answer = _build_answer(handoff, prefill, decode, arguments, rules.profile_choice)

@@ -18,7 +18,7 @@ from onnxkvrename.cli.options import (
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.cli.requested_rules import pick_profile
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import decide_exit_code, format_list
+from onnxkvrename.findings import decide_exit_code, format_list, quote_path
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.kv_model import KvModel, read_kv_model
 from onnxkvrename.rules.profile import Rules
@@ -55,7 +55,6 @@ def _complete_precision(ctx: click.Context, param: click.Parameter, incomplete: 
 @add_one_model_argument()
 @add_single_option(
     "--precision",
-    is_eager=True,  # missing, it is told first: a command that is suggested for MODEL needs it
     metavar="NAME",
     required=True,
     shell_complete=_complete_precision,
@@ -109,7 +108,8 @@ def _list_kv_names(model: KvModel) -> list[tuple[str, str]]:
     complete = [pair for pair in pairs if pair.input is not None and pair.output is not None]
     if not complete or len(complete) < len(pairs):
         message = "has no KV buffer" if not pairs else "has KV buffers with one side missing"
-        raise ModelError(message, path=model.path, hint="`onnxkvrename verify MODEL` says more")
+        hint = f"`onnxkvrename verify {quote_path(model.path)}` says more"
+        raise ModelError(message, path=model.path, hint=hint)
     return [(pair.sides[0].old_name, pair.sides[1].old_name) for pair in complete]
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from onnxkvrename.cli.hints.complete import complete_error, complete_findings
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     OutputFile,
@@ -83,15 +82,8 @@ def command(**values: Any) -> int:
     rules = pick_requested_rules(arguments.models, arguments, arguments.prefix)
     summaries = inspect_models((job.model for job in jobs), rules, trace_buffer_updates)
     written = _write_page(summaries, arguments)
-    summaries = tuple(map(_complete_hints, summaries))
     answer = _build_answer(summaries, rules.profile_choice, written)
     return print_answer(answer, arguments.output_format)
-
-
-def _complete_hints(summary: ModelSummary) -> ModelSummary:
-    """Return a summary whose hints have complete commands."""
-    findings = complete_findings(summary.findings, summary.path)
-    return summary._replace(findings=findings, error=complete_error(summary.error))
 
 
 def render_failure(code: int, error: KvRenameError) -> str:

@@ -27,7 +27,7 @@ from onnxkvrename.cli.output import (
     stdout_guard,
 )
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import decide_exit_code
+from onnxkvrename.findings import decide_exit_code, find_similar, suggest_similar
 from onnxkvrename.report.formats import Answer, Line, list_formats
 from onnxkvrename.storage.read import is_occupied
 
@@ -97,18 +97,19 @@ class Program(click.Group):
         if not items:  # bash forgets all other items for a file
             items.append(CompletionItem(incomplete, type="file"))
         elif not incomplete.startswith("-"):
-            items += [CompletionItem(path) for path in _list_models(incomplete)]
+            names = (name if name.endswith(".onnx") else f"{name}/" for name in _list_models())
+            # A shell inserts them without quotes.
+            safe = re.compile(r"(?!\.)[\w./@+,-]+")
+            found = (name for name in names if name.startswith(incomplete) and safe.fullmatch(name))
+            items += map(CompletionItem, sorted(found))
         return items
 
 
-def _list_models(start: str) -> list[str]:
-    """Return the models and directories here that begin like a command, as a shell reads them."""
-    from onnxkvrename.cli.hints.misuse import list_models_here  # only for a shell
-
-    paths = (name if name.endswith(".onnx") else f"{name}/" for name in list_models_here())
-    # A shell inserts them without quotes.
-    safe = re.compile(r"(?!\.)[\w./@+,-]+")
-    return sorted(path for path in paths if path.startswith(start) and safe.fullmatch(path))
+def _list_models() -> list[str]:
+    """Return the models and directories in the working directory."""
+    with suppress(OSError), os.scandir() as entries:
+        return [entry.name for entry in entries if entry.name.endswith(".onnx") or entry.is_dir()]
+    return []
 
 
 @click.group(
@@ -148,8 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _interrupt_on_signals(), _print_warnings(), _guard_help_output(args):
             load_command(name)  # here, as click would print a line if this is interrupted
-            if not is_named:
-                _check_command_name(args)
+            if not is_named and args:
+                _check_command_name(args[0])
             code = program.main(
                 args or [name], prog_name="onnxkvrename", standalone_mode=False, obj=args
             )
@@ -157,15 +158,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # what a shell completes is printed, and nothing is run
         return int(end.code or 0)
     except click.ClickException as error:
-        from onnxkvrename.cli.hints.misuse import build_usage_failure  # only for a mistake
-
-        failure = build_usage_failure(name, args, error)
+        failure = _build_usage_failure(name, error)
     except KvRenameError as error:
         failure = error
-        if error.message == "no such file" and error.path in args:
-            from onnxkvrename.cli.hints.misuse import explain_missing_model
-
-            explain_missing_model(name, args, error)
     except (KeyboardInterrupt, click.Abort) as stop:
         cause = stop.__cause__ or stop  # click makes an Abort of an interrupt
         done = f"; {cause}" if isinstance(cause, KeyboardInterrupt) and cause.args else ""
@@ -209,20 +204,25 @@ def _guard_help_output(args: Sequence[str]) -> AbstractContextManager[None]:
     return stdout_guard() if _EAGER_OPTIONS & set(args) else nullcontext()
 
 
-def _check_command_name(args: Sequence[str]) -> None:
-    """Check that the first word is not a misspelled command, or one that is an option here.
+def _check_command_name(word: str) -> None:
+    """Raise :class:`KvRenameError` for a first word that is like a command, and no file."""
+    if re.fullmatch(r"[A-Za-z][\w-]*", word) and not is_occupied(word):
+        similar = suggest_similar(word, [*COMMANDS, *_list_models()])
+        hint = similar or "`onnxkvrename --help` lists all commands"
+        raise KvRenameError("no such file or command", path=word, hint=hint)
 
-    Args:
-        args: All arguments. A word that names a file is a model.
 
-    Raises:
-        KvRenameError: It looks like one.
-    """
-    word = args[0].replace("-", "").replace("_", "") if args else ""
-    if word.isalpha() and not args[0].startswith("-") and not is_occupied(args[0]):
-        from onnxkvrename.cli.hints.misuse import check_command_name  # only for a mistake
-
-        check_command_name(args)
+def _build_usage_failure(name: str, error: click.ClickException) -> KvRenameError:
+    """Return the error for wrong arguments, with the option that was probably meant."""
+    message = error.format_message().rstrip(".")
+    similar = None
+    if isinstance(error, click.NoSuchOption):
+        message = f"no such option: {error.option_name}"
+        similar = find_similar(error.option_name, error.possibilities or (), cutoff=0.75)
+    hint = f"did you mean {similar}?" if similar else None
+    if hint is None and not message.endswith(")"):  # else it says itself what to do
+        hint = f"`onnxkvrename {name} --help` lists all options"
+    return KvRenameError(message[:1].lower() + message[1:], hint=hint)
 
 
 def load_command(name: str) -> Any:
@@ -303,8 +303,6 @@ def _split_option(word: str) -> str:
 
 def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: int) -> int:
     """Answer in the requested format that the job could not be done, and say so on stderr."""
-    if error.hint and "`" in error.hint:
-        _complete_hint(name, args, error)
     try:
         output_format = _find_requested_format(args)
         render_json = getattr(_find_loaded_command(name), "render_failure", None)
@@ -317,16 +315,6 @@ def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: 
 
     print_lines([build_error_line(error)])
     return code
-
-
-def _complete_hint(name: str, args: Sequence[str], error: KvRenameError) -> None:
-    """Complete the commands in the hint of an error with what was typed."""
-    from onnxkvrename.cli.hints.complete import complete_hint  # only for a failure
-    from onnxkvrename.cli.hints.typed_command import read_typed_command
-
-    if error.hint and (module := _find_loaded_command(name)) is not None:
-        typed = read_typed_command(name, module.command, args)
-        error.hint = complete_hint(error.hint, typed, error.path)
 
 
 def _find_requested_format(args: Sequence[str]) -> str | None:

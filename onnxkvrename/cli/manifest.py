@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from onnxkvrename.cli.hints.complete import complete_reports
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     OutputFile,
@@ -35,7 +34,7 @@ from onnxkvrename.cli.requested_rules import (
     pick_requested_rules,
 )
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
-from onnxkvrename.findings import decide_exit_code, format_list
+from onnxkvrename.findings import decide_exit_code, format_list, quote_path
 from onnxkvrename.layout.digest import compute_layout_digest
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
@@ -183,7 +182,6 @@ def command(**values: Any) -> int:
     projection = _build_projection(loaded.layout, arguments, rules)
     if projection is not None:
         loaded = loaded.add_findings(chain(check_projection(projection), check_nixl(projection)))
-    loaded = loaded._replace(reports=complete_reports(loaded.reports))
     answer = _build_answer(_ManifestResult(loaded, projection, rules.profile_choice))
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
     inputs = _check_outputs(loaded, arguments, files)
@@ -334,7 +332,7 @@ def _load_draft(arguments: _Arguments, rules: Rules) -> Layout | None:
         raise KvRenameError(
             "the draft model has errors or no KV buffers",
             path=str(arguments.draft),
-            hint="`onnxkvrename verify MODEL` says what is wrong",
+            hint=f"`onnxkvrename verify {quote_path(str(arguments.draft))}` says what is wrong",
         )
     sizes = parse_dim_sizes(arguments.dims)
     known = {symbol: size for symbol, size in sizes.items() if symbol in loaded.layout.symbols}
@@ -385,7 +383,7 @@ def _check_set_stamp(loaded: LoadedLayout, digest: str, rules: Rules) -> None:
             "has the stamp of its whole set, which a window alone cannot replace",
             path=path,
             hint="pass all windows of the set, or remove the stamp first: "
-            "`onnxkvrename MODEL... --strip`",
+            f"`onnxkvrename {quote_path(path)} --strip`",
         )
 
 

@@ -34,24 +34,23 @@ def _require_one_model(
     if len(paths) == 1 and not is_directory(paths[0]):
         return paths[0]
     models = [str(job.model) for job in find_jobs(paths)]
-    check_one_model(f"{ctx.info_name} requires one model", models, ctx.command_path)
+    check_one_model(f"{ctx.info_name} requires one model", models)
     if not is_directory(paths[0]):
         return paths[0]  # the same model twice
-    hint = f"`{ctx.command_path} {quote_path(models[0])}`"
+    hint = f"pass the model in it: {quote_path(models[0])}"
     raise KvRenameError("is a directory, not a model", path=str(paths[0]), hint=hint)
 
 
-def check_one_model(requirement: str, models: Sequence[str], command: str = "") -> None:
-    """Raise :class:`KvRenameError` for several models, with the first of them to choose from.
+def check_one_model(requirement: str, models: Sequence[str]) -> None:
+    """Raise :class:`KvRenameError` for several models.
 
     Args:
         requirement: What requires one model.
         models: The models that there are.
-        command: The command with which a model can be chosen.
     """
     if len(models) < 2:
         return
-    hint = f"`{command} {quote_path(models[0])}`" if command else "pass one of them"
     raise KvRenameError(
-        f"{requirement}, not {len(models):,}: {format_list(models, limit=3)}", hint=hint
+        f"{requirement}, not {len(models):,}: {format_list(models, limit=3)}",
+        hint=f"pass one of them, such as {quote_path(models[0])}",
     )

@@ -216,12 +216,6 @@ def command(**values: Any) -> int:
     view = _build_view(arguments := _Arguments(**values))
     report = _rename_models(arguments, view)
     with report_placed([report]):
-        if view.check_only or report.findings or any(model.error for model in report.models):
-            from onnxkvrename.cli.hints.complete import build_writing_command, complete_reports
-
-            is_written = not view.dry_run and not report.failed
-            report = report._replace(models=complete_reports(report.models, is_written=is_written))
-            view = view._replace(writing_command="" if report.failed else build_writing_command())
         answer = build_rename_answer(report, view)
         if view.dry_run:
             from onnxkvrename.cli.recover import mention_unfinished_runs  # nothing is written
@@ -300,9 +294,7 @@ def _find_rules(arguments: _Arguments) -> Rules:
     if token is None:
         raise KvRenameError(
             "--pairs needs --prefix or --target: no rule tells a token from a name",
-            hint="for example `onnxkvrename rename MODEL... --strip --prefix VLLM --pairs dataflow`"
-            if arguments.strip
-            else "for example `--target vllm-qaic`",
+            hint="for example `--prefix VLLM`",
         )
     check_token_change(TokenChange(token))
     return _pick_rules(arguments.models, arguments, token)
@@ -414,14 +406,11 @@ def _resolve_token(arguments: _Arguments) -> str | None:
     if arguments.target is not None:
         from onnxkvrename.handoff.find_consumers import choose_token  # only for --target
 
-        result = arguments.output or arguments.directory
-        return choose_token(arguments.target, arguments.prefix, result, strip=arguments.strip)
+        return choose_token(arguments.target, arguments.prefix, strip=arguments.strip)
     if arguments.full_transfer:
         raise click.UsageError("--full-transfer is for --target")
     if arguments.prefix is None and not (arguments.strip or arguments.to):
-        from onnxkvrename.cli.hints.missing_models import check_models_exist  # only for a mistake
-
-        check_models_exist(arguments.models)
+        find_jobs(arguments.models)  # a missing model is the first mistake to name
         raise KvRenameError(
             "no token given: pass --target or --prefix", hint="for example `--target vllm-qaic`"
         )

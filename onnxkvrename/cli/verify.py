@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from onnxkvrename.cli.hints.complete import complete_reports
 from onnxkvrename.cli.one_model import check_one_model
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
@@ -132,10 +131,6 @@ def command(**values: Any) -> int:
     if not arguments.models:
         raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     models, profile = _verify_models(arguments)
-    reports = complete_reports([model.report for model in models])
-    models = tuple(
-        model._replace(report=report) for model, report in zip(models, reports, strict=True)
-    )
     answer = build_verify_answer(models, profile, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
 
@@ -197,7 +192,7 @@ def _build_request(arguments: _Arguments) -> VerifyRequest:
         check_token_change(TokenChange(arguments.prefix))
     dims = parse_dim_sizes(arguments.dims)
     if (arguments.reference or dims) and not arguments.run:
-        raise KvRenameError("--reference and --dim are for --run", hint="`--run`")
+        raise KvRenameError("--reference and --dim are for --run", hint="add `--run`")
     if arguments.compare_data and arguments.renamed_from is None:
         raise click.UsageError("--compare-data is for --renamed-from")
     return VerifyRequest(

@@ -36,12 +36,12 @@ _UNKNOWN_UPDATES = (
     (
         "unknown",
         "the graph does not show that",
-        "`onnxkvrename verify MODEL... --run` runs the model and compares both",
+        "verify with `--run` runs the model and compares both",
     ),
     (
         "untraced",
         "the graph was not traced to see whether",
-        "pass the model itself, or write the manifest again: onnxkvrename manifest MODEL -o FILE",
+        "pass the model itself, or write the manifest again",
     ),
 )
 """Kinds of updates that do not show whether an output fits into its input.
@@ -49,7 +49,7 @@ _UNKNOWN_UPDATES = (
 Each with the reason, and what to do.
 """
 
-CHECK_AGAIN = ", then check: `"
+CHECK_AGAIN = ", then check with `"
 """Between what a hint says to do and the command that checks again; see :func:`leave_out_check`."""
 
 
@@ -107,7 +107,8 @@ def find_problems(
 def has_lasting_error(findings: Iterable[Finding]) -> bool:
     """Return whether one of some findings is an error that needs more than a command."""
     errors = (finding for finding in findings if finding.severity == "error")
-    return any(not each.hint.startswith("`") and CHECK_AGAIN not in each.hint for each in errors)
+    starts = ("`", "rename with `")
+    return any(not each.hint.startswith(starts) and CHECK_AGAIN not in each.hint for each in errors)
 
 
 def leave_out_check(finding: Finding) -> Finding:

@@ -23,7 +23,7 @@ _TEMPLATE_HINT = (
 
 RULES_HINT = "set input_name and output_name in your --rules FILE"
 """The hint for a name that a consumer does not select, if a token does not help."""
-_CONVERSION_HINT = ", or try "
+_CONVERSION_HINT = ", or rename with "
 """What follows it in a hint that suggests the names of another profile."""
 NO_LOGITS_HINT = "a model for decode alone needs none"
 """The end of a hint about missing logits; what follows it is the rename that remains to do."""
@@ -196,13 +196,12 @@ def _explain_unselected(
         reason = _Reason("does", "do", f"not match {consumer.selected_inputs}")
         return reason, consumer.unselected_hint or RULES_HINT
     if token in name:
-        convert = "onnxkvrename rename MODEL..."
         required = consumer.output_suffix or consumer.selected_outputs
         text = f"the token but not the suffix that {consumer.name} requires"
         reason = _Reason("has", "have", f"{text} ({required})" if required else text)
         if name.endswith("_InternalRetainedState"):
-            return reason, format_rename_command(layout, consumer, "--normalize")
-        return reason, f"{RULES_HINT}{_CONVERSION_HINT}`{convert} --to qeff --prefix {token}`"
+            return reason, _suggest_normalizing(consumer)
+        return reason, f"{RULES_HINT}{_CONVERSION_HINT}`--to qeff --prefix {token}`"
     if token.lower() in name.lower():
         text = f"from the token {token} in upper and lower case"
         reason = _Reason("differs", "differ", text, "different")
@@ -272,9 +271,13 @@ def list_underived_outputs(layout: Layout, consumer: Consumer) -> list[str]:
 def build_suffix_finding(
     layout: Layout, consumer: Consumer, names: Sequence[str], message: str
 ) -> Finding:
-    """Return KV602 about outputs, with the command that gives them the suffix."""
-    command = format_rename_command(layout, consumer, "--normalize")
-    return build_finding("KV602", names[0], message, choose_hint(layout, consumer, command))
+    """Return KV602 about outputs, with the option that gives them the suffix."""
+    hint = choose_hint(layout, consumer, _suggest_normalizing(consumer))
+    return build_finding("KV602", names[0], message, hint)
+
+
+def _suggest_normalizing(consumer: Consumer) -> str:
+    return f"rename with `--target {consumer.name} --normalize`"
 
 
 def check_unreadable_layers(

@@ -45,8 +45,6 @@ class RenameView(NamedTuple):
         show_diff: Show the names as a diff.
         dry_run: Nothing was written, so report what would change.
         check_only: Report each name that would change as an error.
-        writing_command: The command that changes those names, for formats that annotate files;
-            empty if it is not known or would fail.
     """
 
     quiet: bool = False
@@ -54,7 +52,6 @@ class RenameView(NamedTuple):
     show_diff: bool = False
     dry_run: bool = False
     check_only: bool = False
-    writing_command: str = ""
 
 
 class StateRow(NamedTuple):
@@ -148,9 +145,8 @@ def _list_model_notes(model: ModelReport, view: RenameView, *, is_single: bool) 
 
 
 def _build_pending_note(state: str, path: str, view: RenameView) -> Note:
-    """Return the error of ``--check`` about a file, with the command that changes its names."""
-    fix = f" ({view.writing_command})" if view.writing_command else ""
-    return Note("names", f"{state}{fix}", path, "error")
+    """Return the error of ``--check`` about a file."""
+    return Note("names", state, path, "error")
 
 
 def render_rename(report: Report, view: RenameView, screen: Screen) -> Iterator[Line]:

@@ -41,9 +41,10 @@ def build_no_buffers_finding(
         message = "no KV buffer: the model has no outputs"
     decoders = [] if path is None else _find_decoders(path, names, rules)
     if path is None or not decoders:
+        shown_path = "MODEL" if path is None else quote_path(str(path))
         hint = (
-            "export the model with its cache as inputs and outputs; `onnxkvrename pairs MODEL` "
-            "shows caches under names that no profile knows"
+            "export the model with its cache as inputs and outputs; `onnxkvrename pairs "
+            f"{shown_path}` shows caches under names that no profile knows"
         )
         return build_finding("KV001", "", message, hint)
     is_beside = decoders[0].parent == path.parent
@@ -130,7 +131,7 @@ def check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Findi
             "KV001",
             "",
             f"profile {rules.name} matches no KV buffer of this model, but profile {name} does",
-            f"use a command of its own: `MODEL --profile {name}`",
+            f"pass it alone, with `--profile {name}`",
         )
         is_picked = rules.choice is not None and rules.choice.is_picked
         yield finding if is_picked else finding._replace(severity="warning")

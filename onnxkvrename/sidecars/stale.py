@@ -12,6 +12,7 @@ from onnxkvrename.documents import shorten_name
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
 from onnxkvrename.rules.find_models import find_candidates
+from onnxkvrename.rules.load import format_rules_option
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
 
@@ -157,8 +158,6 @@ def _format_command(
     sidecar: str | None,
 ) -> str:
     """Return the command that renames in the sidecars of a model, or in one by its path."""
-    from onnxkvrename.rules.load import DEFAULT_PROFILE, has_profile
-
     tokens = {side.token for pair in pairs for side in pair.sides}
     token = max(tokens)
     change = ["--prefix", token] if token else ["--strip"]
@@ -168,10 +167,8 @@ def _format_command(
         change.append("--replace")
     if sidecar is not None:
         change += ["--sidecar", sidecar]
-    if rules.name != DEFAULT_PROFILE and has_profile(rules.name):
-        change += ["--profile", rules.name]
     words = " ".join(map(quote_word, change))
-    return f"`onnxkvrename {quote_path(str(model))} {words}`"
+    return f"`onnxkvrename {quote_path(str(model))} {words}{format_rules_option(rules)}`"
 
 
 def build_unknown_finding(path: str, model: Path) -> Finding:

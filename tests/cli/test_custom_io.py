@@ -290,12 +290,6 @@ def test_it_requires_one_model_and_says_which_there_are(here: Path, run) -> None
     assert run("custom-io", names[0], names[0], "--precision", "mxint8").code == 0
 
 
-def test_a_missing_precision_is_told_before_what_is_wrong_with_the_model(
-    decoder: Path, run
-) -> None:
-    """A command that is suggested for the model can then be pasted."""
-    outcome = run("custom-io", decoder.parent)
-    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
-    assert "requires --precision NAME" in outcome.err
+def test_a_model_in_a_directory_is_named(decoder: Path, run) -> None:
     outcome = run("custom-io", decoder.parent, "--precision", "float16")
-    assert f"onnxkvrename custom-io {decoder} --precision float16" in outcome.err
+    assert f"pass the model in it: {decoder}" in outcome.err

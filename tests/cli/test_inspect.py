@@ -110,7 +110,7 @@ MISTAKES = pytest.mark.parametrize(
         (("empty",), "empty: has no .onnx file, at any depth"),
         (("",), "an empty path: is a variable not set?"),
         ((MODEL, "--html", ""), "an empty path: is a variable not set?"),
-        ((MODEL, "--html"), "--html requires a value"),
+        ((MODEL, "--html"), "option '--html' requires an argument"),
         ((MODEL, "--html", "nowhere/x.html"), "nowhere/x.html: cannot be written: No such file"),
         ((MODEL, "--html", "empty"), "empty: is a directory"),
         ((MODEL, "--html", "text.onnx/x"), "text.onnx/x: cannot be written: Not a directory"),

@@ -55,10 +55,10 @@ MISTAKES = pytest.mark.parametrize(
             "no token given: pass --target or --prefix",
         ),
         (V, "no MODEL given"),
-        ((MODEL, "--prefix"), "--prefix requires a value"),
+        ((MODEL, "--prefix"), "option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
-        ((MODEL, "--prefix", "--check"), "--prefix requires a value"),
+        ((MODEL, "--prefix", "--check"), "option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "-x"), "the token '-x' begins with -, like an option"),
         (("DECODER.onnx", *V), "DECODER.onnx: no such file (did you mean decoder.onnx?)"),
         (("*.onx", *V), "*.onx: no such file (a pattern is not expanded here: pass the directory;"),
@@ -489,7 +489,7 @@ def test_only_the_first_word_can_be_a_misspelt_command(
     outcome = run(*args)
     assert outcome.code == 2
     assert outcome.err.startswith(f"error: {missing}: no such file")
-    assert "no such file or command: renamed (did you mean rename?)" in run("renamed", *V).err
+    assert "renamed: no such file or command (did you mean rename?)" in run("renamed", *V).err
 
 
 @pytest.mark.parametrize(
@@ -528,10 +528,7 @@ def test_github_annotates_the_models(here: Path, run) -> None:
         "(another model failed); nothing was written",
     ]
     outcome = run(MODEL, *V, "--check", "--format", "github")
-    assert outcome.out == (
-        "::error file=decoder.onnx,title=names::8 names would change "
-        "(onnxkvrename rename decoder.onnx --prefix VLLM)\n"
-    )
+    assert outcome.out == "::error file=decoder.onnx,title=names::8 names would change\n"
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V", "--help", "-h"])
@@ -592,9 +589,8 @@ def test_the_module_runs_as_the_command_does(spawn) -> None:
 def test_a_command_misspelt_is_not_taken_for_a_model(here: Path, run) -> None:
     outcome = run("verfy", MODEL)
     assert outcome.code == 2
-    assert outcome.err == "error: no such file or command: verfy (did you mean verify?)\n"
+    assert outcome.err == "error: verfy: no such file or command (did you mean verify?)\n"
     assert "did you mean check-consumer?" in run("chek-consumer", MODEL).err
-    assert "did you mean check-consumer?" in run("check", MODEL).err
     (here / "verfy").write_bytes((here / MODEL).read_bytes())
     assert run("verfy", *V).code == 0
 

@@ -104,7 +104,7 @@ MISTAKES = pytest.mark.parametrize(
     ("args", "said"),
     [
         ((), "no MODEL given: pass an .onnx file or a directory"),
-        ((MODEL, "--prefix"), "--prefix requires a value"),
+        ((MODEL, "--prefix"), "option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
         ((MODEL, "--select", "("), "--select '(' is not a regular expression: "),

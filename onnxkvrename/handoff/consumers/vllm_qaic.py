@@ -116,13 +116,8 @@ def check_logits(consumer: Consumer, layout: Layout, full_transfer: bool) -> Ite
         return
     if not names:
         rename = ""
-        if consumer.token:  # of one of several windows it would leave out the others
-            option = f"--prefix {consumer.token}"
-            rename = (
-                f": `onnxkvrename rename MODEL {option}`"
-                if len(layout.models) == 1
-                else f": rename them with {option}, without --target"
-            )
+        if consumer.token:
+            rename = f": rename with `--prefix {consumer.token}`, without --target"
         name = find_misnamed_logits(layout)
         cause = (
             f"does not start with log, so {consumer.name} does not find the logits; it"
@@ -171,7 +166,7 @@ def check_truncated_buffers(
             f"of axis {_CONTEXT_AXIS}, {consumer.name} moves only as many positions as the prompt "
             f"has tokens, but this axis is not the context ({content}): a prompt shorter than "
             f"{shape[_CONTEXT_AXIS]} tokens loses data",
-            "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides, then check: `--full-transfer`",
+            "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides, then check with `--full-transfer`",
         )
 
 

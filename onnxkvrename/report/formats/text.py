@@ -24,8 +24,6 @@ _MAX_VERBOSE_LINE = 4000
 """Characters of the line of a finding with ``-v``."""
 _SEVERITY_STYLES: dict[Severity, str] = {"error": RED, "warning": YELLOW}
 _WORD = r"[^\s,;()\[\]]+"
-_PLACE = r"(?<=onnxkvrename )(?!-)(?:'[^']*'|\S)+(?= -)|(?<= -d )(?:'[^']*'|\S)+"
-"""In a command for one file or directory: its path, and where the result goes."""
 LAYERS_PATTERN = r"\blayers? [0-9]+(?:-[0-9]+)?(?:, [0-9]+(?:-[0-9]+)?)*(?: and [0-9,]+ more)?"
 """Layers as a message names them."""
 
@@ -128,7 +126,7 @@ class _FrameFinder:
 
     def __call__(self, text: str) -> str:
         if text not in self.frames:
-            frame = self.path_pattern.sub("\0", re.sub(_PLACE, "\0", text))
+            frame = self.path_pattern.sub("\0", text)
             frame = re.sub(LAYERS_PATTERN, "layer", frame)
             self.frames[text] = re.sub(_WORD, self._find_name_frame, frame)
         return self.frames[text]
