@@ -174,7 +174,7 @@ def _build_cache_error(
     if not has_choice:
         hint = f"copy it out of the cache: cp -L {quote_path(str(path))} {target}"
     else:
-        hint = f"`-d {target}`"
+        hint = f"`-d {target}` writes elsewhere"
     return WriteError(CACHE_FAULT, path=str(path), hint=hint)
 
 
