@@ -67,9 +67,12 @@ from onnxkvrename.report.formats import (
     build_line,
 )
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_lines
+from onnxkvrename.report.tables import build_table, render_lines
 from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.storage.run_files import RunFiles
+from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
@@ -312,8 +315,6 @@ def _write_page(
     """
     from onnxkvrename.report.pages.compare_page import render_handoff_page  # only for a page
     from onnxkvrename.report.pages.frame import build_start_pattern
-    from onnxkvrename.storage.run_files import RunFiles
-    from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
 
     files = RunFiles()
     for loaded in sides:
@@ -350,7 +351,6 @@ def _build_answer(
     report = build_handoff_report(handoff, both=False)
     verdict = Note("compare", format_handoff_verdict(handoff), report.path)
     return Answer(
-        "compare",
         code,
         render_json=partial(
             handoff_to_json,
@@ -396,8 +396,6 @@ def _render_table(handoff: Handoff, screen: Screen) -> Iterator[Line]:
     if not screen.is_terminal:
         return render_handoff_table(handoff)
     from rich.text import Text  # only for terminals
-
-    from onnxkvrename.report.tables import build_table, render_lines
 
     rows = (
         (*cells, Text(state, style=choose_state_color(state)))

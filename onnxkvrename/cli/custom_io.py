@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from onnxkvrename.cli.one_model import add_one_model_argument
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
+    NonEmptyPath,
     OutputFile,
     add_profile_option,
     add_rules_option,
@@ -17,12 +17,14 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.cli.requested_rules import pick_profile
-from onnxkvrename.errors import ModelError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, format_list, quote_path
 from onnxkvrename.report.formats import Line
+from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import KvModel, read_kv_model
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.sidecars.formats.custom_io import PRECISIONS, render_custom_io
+from onnxkvrename.storage.read import is_directory
 from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import write_files
 
@@ -52,7 +54,7 @@ def _complete_precision(ctx: click.Context, param: click.Parameter, incomplete: 
     context_settings=CONTEXT_SETTINGS,
     epilog="Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
 )
-@add_one_model_argument()
+@click.argument("model", metavar="MODEL", type=NonEmptyPath(path_type=Path))
 @add_single_option(
     "--precision",
     metavar="NAME",
@@ -82,6 +84,9 @@ def command(**values: Any) -> int:
     arguments = _Arguments(**values)
     precision = arguments.precision
     paths = (arguments.model,)
+    if is_directory(arguments.model):
+        hint = f"pass a model in it, such as {quote_path(str(find_jobs(paths)[0].model))}"
+        raise KvRenameError("is a directory, not a model", path=str(arguments.model), hint=hint)
     rules = pick_profile(paths, arguments.profile, arguments.rules, is_quiet=False)
     model = read_kv_model(arguments.model, rules, check_data=False)
     names = _list_kv_names(model)

@@ -32,9 +32,11 @@ from onnxkvrename.layout.window_sets import fold_windows
 from onnxkvrename.report.documents.inspect_json import summaries_to_json
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
 from onnxkvrename.report.formats.text import build_error_line
+from onnxkvrename.report.tables import render_lines
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.profile import ProfileChoice
+from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
 from onnxkvrename.verification import trace_buffer_updates
 
@@ -99,7 +101,6 @@ def _build_answer(
         not_done=any(summary.error is not None for summary in summaries),
     )
     return Answer(
-        "inspect",
         code,
         render_json=partial(summaries_to_json, summaries, code, profile=profile),
         render_text=partial(_render_text, summaries, written),
@@ -115,7 +116,6 @@ def _render_text(
     from onnxkvrename.report.inspection.summary_text import (
         render_model_summary,
     )  # rich, only for text
-    from onnxkvrename.report.tables import render_lines
 
     for summary in fold_windows(summaries):
         if summary.error is None:
@@ -155,7 +155,6 @@ def _check_page_path(
 ) -> list[Path]:
     """Return what the run reads; raise for a page over it, or over no earlier page."""
     from onnxkvrename.report.pages.frame import build_start_pattern  # only for a page
-    from onnxkvrename.storage.run_files import RunFiles
 
     files = RunFiles()
     for summary in summaries:

@@ -29,6 +29,7 @@ from onnxkvrename.cli.output import (
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code, find_similar, suggest_similar
 from onnxkvrename.report.formats import Answer, Line, list_formats
+from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.storage.read import is_occupied
 
 COMMANDS = {
@@ -48,6 +49,8 @@ COMMANDS = {
 which is loaded when the command runs."""
 DEFAULT_COMMAND = next(iter(COMMANDS))
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
+_VERBOSE = re.compile("--verbose|-[a-z]*v[a-z]*")
+"""``-v``, alone or as in ``-nv``."""
 _COMPLETION_VARIABLE = "_ONNXKVRENAME_COMPLETE"
 """Set by a shell that asks for what it can complete; click reads it."""
 
@@ -169,14 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return _report_failure(name, args, failure, decide_exit_code(interrupted=True))
     except Exception as error:
-        is_verbose = _read_verbose_option(name, args)
-        if is_verbose:
-            _print_traceback(error)
-        place = "" if is_verbose else f"{_locate_bug(name, error)}; "
-        failure = KvRenameError(
-            f"a bug in onnxkvrename: {type(error).__name__}: {error}",
-            hint=f"{place}please report it",
-        )
+        failure = _build_bug_failure(error, is_verbose=any(map(_VERBOSE.fullmatch, args)))
     return _report_failure(name, args, failure, decide_exit_code(not_done=True))
 
 
@@ -192,11 +188,18 @@ def _print_warnings() -> Iterator[None]:
         yield
 
 
-def _print_traceback(error: Exception) -> None:
+def _build_bug_failure(error: Exception, *, is_verbose: bool) -> KvRenameError:
+    """Return the error for an exception that nothing expects; print its traceback if asked to."""
     import traceback  # only for a bug
 
-    text = "".join(traceback.format_exception(error))
-    print_lines(Line(line, err=True) for line in text.rstrip("\n").split("\n"))
+    if is_verbose:
+        text = "".join(traceback.format_exception(error))
+        print_lines(Line(line, err=True) for line in text.rstrip("\n").split("\n"))
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return KvRenameError(
+        f"a bug in onnxkvrename: {type(error).__name__}: {error}",
+        hint=f"{os.path.basename(place.filename)}, line {place.lineno}; please report it",
+    )
 
 
 def _guard_help_output(args: Sequence[str]) -> AbstractContextManager[None]:
@@ -243,27 +246,6 @@ def _find_loaded_command(name: str) -> Any:
     return sys.modules.get(_build_module_name(name))
 
 
-def _read_verbose_option(name: str, args: Sequence[str]) -> bool:
-    """Return whether ``-v`` is among the options, alone or as in ``-qv``."""
-    with suppress(Exception):  # the bug may be in reading the options
-        command: click.Command = _find_loaded_command(name).command
-        rest = args[1:] if args[:1] == [name] else args
-        context = command.make_context(name, list(rest), resilient_parsing=True)
-        return bool(context.params.get("verbose"))
-    return False
-
-
-def _locate_bug(name: str, error: Exception) -> str:
-    """Return a hint to ``-v``, or the place of the bug if the command has no ``-v``."""
-    module = _find_loaded_command(name)
-    if module and any(option.name == "verbose" for option in module.command.params):
-        return "-v shows where"
-    import traceback  # only for a bug
-
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{os.path.basename(place.filename)}, line {place.lineno}"
-
-
 def _complete_values_after_equals_signs() -> None:
     """Let shells complete ``--target=vl``, of which click does not know what they replace.
 
@@ -307,12 +289,10 @@ def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: 
         output_format = _find_requested_format(args)
         render_json = getattr(_find_loaded_command(name), "render_failure", None)
         if output_format is not None and render_json is not None:
-            answer = Answer(name, code, partial(render_json, code, error), error=error)
+            answer = Answer(code, partial(render_json, code, error), error=error)
             print_answer(answer, output_format)
     except KvRenameError:
         pass  # what kept the job from being done says more than that this could not be printed
-    from onnxkvrename.report.formats.text import build_error_line  # only for a failure
-
     print_lines([build_error_line(error)])
     return code
 

@@ -56,6 +56,7 @@ from onnxkvrename.report.manifest_text import (
     list_layout_facts,
     render_layout,
 )
+from onnxkvrename.report.tables import build_table, render_lines
 from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.profile import ProfileChoice, Rules
@@ -402,7 +403,6 @@ def _build_stamp_line(report: ModelReport) -> Line:
 def _build_answer(result: _ManifestResult) -> Answer:
     code = decide_exit_code(failed=result.loaded.failed)
     return Answer(
-        "manifest",
         code,
         render_json=partial(_render_json, result, code),
         render_text=partial(_render_text, result),
@@ -448,8 +448,6 @@ def _render_text(result: _ManifestResult, screen: Screen) -> Iterator[Line]:
 def _draw_layout(layout: Layout, screen: Screen) -> Iterator[Line]:
     """Draw the table for a terminal."""
     from rich.text import Text  # only for terminals
-
-    from onnxkvrename.report.tables import build_table, render_lines
 
     facts = list(list_layout_facts(layout))
     width = max((len(label) for label, _ in facts), default=0) + 2

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from onnxkvrename.cli.one_model import check_one_model
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     add_format_option,
     add_models_argument,
     add_single_option,
     check_exclusive,
+    check_one_model,
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, ModelError
@@ -87,7 +87,6 @@ def _trace(path: Path) -> TracedModel | ModelError:
 def _build_answer(results: Sequence[TracedModel | ModelError]) -> Answer:
     code = decide_exit_code(not_done=any(isinstance(each, ModelError) for each in results))
     return Answer(
-        "pairs",
         code,
         render_json=partial(pairs_to_json, results, code),
         render_text=partial(_render_tables, results),

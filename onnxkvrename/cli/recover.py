@@ -163,7 +163,6 @@ def _build_answer(recovery: Recovery, code: int, show: _PathNames) -> Answer:
     )
     outcomes = _describe_outcome(recovery, show)
     return Answer(
-        "recover",
         code,
         render_json=partial(recovery_to_json, recovery, code),
         render_text=partial(_render_text, recovery, show),

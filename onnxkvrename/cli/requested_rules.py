@@ -11,6 +11,8 @@ import click
 from onnxkvrename.cli.options import Decorator, add_single_option, check_exclusive
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.report.formats import Line
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.pick import pick_rules
 from onnxkvrename.rules.profile import Rules
 
 
@@ -35,7 +37,6 @@ def find_rules_by_dataflow(
     """
     for option, value in (("--profile", profile), ("--rules", rules)):
         check_exclusive("--pairs", True, option, value is not None)
-    from onnxkvrename.rules.find_models import find_jobs
     from onnxkvrename.verification.pairs.infer_rules import (  # loads onnx
         find_carried_tokens,
         infer_rules,
@@ -132,8 +133,6 @@ def pick_profile(
         RulesError: They cannot be used, or several profiles know the names.
         ModelError: A path does not exist or cannot be listed.
     """
-    from onnxkvrename.rules.pick import pick_rules  # a rename needs it only where qeff fails
-
     picked = pick_rules(paths, profile, rules)
     if picked.choice is not None and not is_quiet:
         print_lines([Line(picked.choice.describe(), err=True)])

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from onnxkvrename.cli.one_model import check_one_model
 from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     NonEmptyPath,
@@ -25,6 +24,7 @@ from onnxkvrename.cli.options import (
     add_single_option,
     add_strict_option,
     add_verbose_option,
+    check_one_model,
 )
 from onnxkvrename.cli.options.sizes import parse_dim_sizes
 from onnxkvrename.cli.output import print_answer

@@ -64,7 +64,6 @@ def build_consumer_answer(check: ConsumerCheck, code: int, *, quiet: bool, verbo
         verbose: Show every finding and the selected names.
     """
     return Answer(
-        "check-consumer",
         code,
         render_json=partial(_render_json, check, code),
         render_text=partial(_render_text, check, quiet, verbose),

@@ -105,7 +105,6 @@ def build_rename_answer(report: Report, view: RenameView) -> Answer:
     if not view.quiet:
         notes += [Note("checks", text) for text in list_passed_checks(report)]
     return Answer(
-        "rename",
         code,
         render_json=partial(_render_json, report, code),
         render_text=partial(render_rename, report, view),

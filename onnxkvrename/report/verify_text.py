@@ -70,7 +70,6 @@ def build_verify_answer(
     code = Report(tuple(model.report for model in models)).compute_exit_code()
     has_total = len(models) > _MAX_LISTED_MODELS and not quiet
     return Answer(
-        "verify",
         code,
         render_json=partial(verified_to_json, models, code, profile=profile),
         render_text=partial(_render_text, models, quiet, verbose),

@@ -183,5 +183,5 @@ def test_a_path_that_begins_with_a_dash_stays_a_path_in_every_command(
 
 def _list_suggestions(out: str, err: str) -> list[str]:
     similar = re.findall(r"did you mean (.*)\?", err)
-    named = re.findall(r"(?:such as|in it:|`-d) (\S+?)[`)]", err)
+    named = re.findall(r"(?:such as|`-d) (\S+?)[`)]", err)
     return [*find_commands(out + err), *similar, *named]

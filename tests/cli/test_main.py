@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -407,7 +408,6 @@ def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.Mo
     document = json.loads(outcome.out)
     validate(document, SCHEMA)
     assert "a bug in onnxkvrename: ZeroDivisionError" in document["error"]["message"]
-    document["error"]["hint"] = "please report it"  # -v has said where
     assert json.loads(run(MODEL, *V, "-v", "--format", "json").out) == document
 
 
@@ -428,7 +428,7 @@ def test_verbose_shows_where_a_bug_is_however_it_is_spelt(
     assert last == "ZeroDivisionError: division by zero"
     assert (command, older) == ("\\x3a:error::x", "#\\x23[y]")
     assert error.startswith("error: a bug in onnxkvrename: ZeroDivisionError")
-    assert error.endswith(" (please report it)")
+    assert re.search(r" \(test_main.py, line [0-9]+; please report it\)$", error)
     assert "Traceback" not in run(MODEL, *V, "-d", "v").err
 
 
@@ -441,37 +441,6 @@ def test_a_warning_of_a_library_is_one_line(
 
     monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", warn)
     assert run(MODEL, *V).err == "UserWarning: of past_key.0\\x0a::error::x\n"
-
-
-@pytest.mark.parametrize(
-    ("args", "function", "hint"),
-    [
-        ((MODEL, *V), "rename.rename_batch", "-v shows where"),
-        (("verify", MODEL), "verify.verify_model", "-v shows where"),
-        (("inspect", MODEL), "inspect.inspect_models", "test_main.py, line "),
-        (
-            ("custom-io", MODEL, "--precision", "float16"),
-            "custom_io.pick_profile",
-            "test_main.py, ",
-        ),
-    ],
-)
-def test_the_hint_on_a_bug_names_an_option_that_the_command_has(
-    args: tuple[str, ...],
-    function: str,
-    hint: str,
-    here: Path,
-    run,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*args: object, **options: object) -> None:
-        raise ZeroDivisionError("division by zero")
-
-    monkeypatch.setattr(f"onnxkvrename.cli.{function}", fail)
-    outcome = run(*args)
-    assert outcome.code == 2
-    assert f"({hint}" in outcome.err
-    assert outcome.err.endswith("; please report it)\n")
 
 
 @pytest.mark.parametrize(
@@ -661,7 +630,7 @@ def test_a_command_that_cannot_be_loaded_is_one_error(options: list[str]) -> Non
     command = [sys.executable, "-c", FAILED_WHILE_LOADING, "verify", "m.onnx", *options]
     process = subprocess.run(command, capture_output=True, text=True)
     assert (process.returncode, process.stderr.count("error: ")) == (2, 1)
-    assert "Traceback" not in process.stderr
+    assert ("Traceback" in process.stderr) is ("-v" in options)
 
 
 SIGNALLED_WHILE_STARTING = """

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from onnxkvrename.cli.options.sides import add_side_option
-from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import quote_path
+from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.findings import format_list, quote_path
 from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.profile import Rules
@@ -180,6 +180,15 @@ def check_exclusive(option: str, is_given: object, other: str, other_is_given: o
     """Raise :class:`click.UsageError` if both options are given."""
     if is_given and other_is_given:
         raise click.UsageError(f"{option} and {other} cannot be used together")
+
+
+def check_one_model(requirement: str, models: Sequence[str]) -> None:
+    """Raise :class:`KvRenameError` for several models, where something requires one."""
+    if len(models) > 1:
+        raise KvRenameError(
+            f"{requirement}, not {len(models):,}: {format_list(models, limit=3)}",
+            hint=f"pass one of them, such as {quote_path(models[0])}",
+        )
 
 
 def _refuse_with(option: str, other: str) -> Callable[[click.Context, click.Parameter, Any], Any]:

@@ -100,15 +100,6 @@ class FileResult(NamedTuple):
     error: KvRenameError | None = None
     notes: tuple[Note, ...] = ()
 
-    @property
-    def has_failed(self) -> bool:
-        """True if there is an error, or a finding or note of severity error."""
-        return (
-            self.error is not None
-            or any(finding.severity == "error" for finding in self.findings)
-            or any(note.level == "error" for note in self.notes)
-        )
-
 
 def _render_nothing(screen: Screen) -> Iterable[Line]:
     return ()
@@ -118,7 +109,6 @@ class Answer(NamedTuple):
     """The answer of a command, independent of the format that renders it.
 
     Attributes:
-        command: The name of the command.
         exit_code: The exit code of the process.
         render_json: Renders the command's own JSON document.
         render_text: Renders the command's own text.
@@ -127,7 +117,6 @@ class Answer(NamedTuple):
         error: The reason why the whole job failed; then ``files`` is empty.
     """
 
-    command: str
     exit_code: int
     render_json: Callable[[], str]
     render_text: Callable[[Screen], Iterable[Line]] = _render_nothing
