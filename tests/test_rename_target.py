@@ -103,10 +103,7 @@ def test_what_the_consumer_cannot_take_is_not_written(tmp_path: Path, run) -> No
     assert run(path, "--prefix", "vllmKvCache").code == 0
     outcome = run("check-consumer", path)
     assert (outcome.code, "KV604" in outcome.err) == (1, True)
-    assert "rename" not in outcome.err  # no name would change
-    (found,) = onnxkvrename.check_consumer(path)
-    assert (found.code, "rename" in found.hint) == ("KV604", False)
-    assert "rename with" not in run(path, "--target", "vllm-qaic").err
+    assert [found.code for found in onnxkvrename.check_consumer(path)] == ["KV604"]
 
 
 def test_one_such_model_keeps_all_from_being_written(decoder: Path, tmp_path: Path, run) -> None:
@@ -306,9 +303,9 @@ def test_a_conversion_of_names_that_no_profile_knows_is_suggested_and_works(
     path, dataflow = saved(_rename_values(names), tmp_path / "m.onnx"), ("--pairs", "dataflow")
     err = run(path, "--target", "vllm-qaic", *dataflow).err
     assert "KV601: 4 names" in err
-    assert "or rename with `--to qeff --prefix vllmKvCache`" in err
+    assert "or try to rename with `--to qeff --prefix vllmKvCache`" in err
     assert run(path, "--prefix", "vllmKvCache", *dataflow).code == 0
-    assert "or rename with" in run("check-consumer", path, *dataflow).err
+    assert "--to qeff" in run("check-consumer", path, *dataflow).err
     converted = run(path, "--to", "qeff", "--prefix", "vllmKvCache", *dataflow)
     assert converted.code == 0
 

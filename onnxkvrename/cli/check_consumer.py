@@ -30,7 +30,6 @@ from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
 from onnxkvrename.handoff.find_consumers import configure_consumer, load_consumer
-from onnxkvrename.handoff.name_checks import drop_vain_renames, list_buffer_names
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
     CompileInfo,
@@ -114,9 +113,7 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
-    names = [(each.side, each.name) for each in list_buffer_names(layout, consumer)]
-    checked = check_consumer(layout, consumer, full_transfer=arguments.full_transfer)
-    findings = tuple(drop_vain_renames(checked, names, rules, consumer))
+    findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
     if arguments.strict:
         findings = promote_to_errors(findings)
     is_sound = not any(report.failed for report in reports)  # else no consumer can use it

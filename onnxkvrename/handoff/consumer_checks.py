@@ -49,9 +49,6 @@ _UNKNOWN_UPDATES = (
 Each with the reason, and what to do.
 """
 
-CHECK_AGAIN = ", then check with `"
-"""Between what a hint says to do and the command that checks again; see :func:`leave_out_check`."""
-
 
 class ConsumerProblem(NamedTuple):
     """A problem that a consumer has with a layout.
@@ -94,26 +91,8 @@ def find_problems(
         consumer: The consumer.
         full_transfer: Whether it moves each buffer in full, even for a short prompt.
     """
-    if not layout.buffers:
-        return
-    problems = list(_list_problems(layout, consumer, full_transfer))
-    if not has_lasting_error(finding for problem in problems for finding in problem.findings):
-        yield from problems
-        return
-    for problem in problems:
-        yield problem._replace(findings=tuple(map(leave_out_check, problem.findings)))
-
-
-def has_lasting_error(findings: Iterable[Finding]) -> bool:
-    """Return whether one of some findings is an error that needs more than a command."""
-    errors = (finding for finding in findings if finding.severity == "error")
-    starts = ("`", "rename with `")
-    return any(not each.hint.startswith(starts) and CHECK_AGAIN not in each.hint for each in errors)
-
-
-def leave_out_check(finding: Finding) -> Finding:
-    """Return a finding that does not suggest another check: that would fail again."""
-    return finding._replace(hint=finding.hint.partition(CHECK_AGAIN)[0])
+    if layout.buffers:
+        yield from _list_problems(layout, consumer, full_transfer)
 
 
 def _list_problems(

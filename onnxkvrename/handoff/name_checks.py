@@ -5,16 +5,13 @@ The checks apply to every consumer, by the fields of `Consumer`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, quote_path
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_non_kv_selected
 from onnxkvrename.layout.layout import KvBuffer, Layout
-from onnxkvrename.rules.language.conversion import can_convert
-from onnxkvrename.rules.load import load_rules
-from onnxkvrename.rules.profile import Rules
 
 _TEMPLATE_HINT = (
     "fix the template in your --rules FILE: the consumer reads the layer at another place"
@@ -23,10 +20,6 @@ _TEMPLATE_HINT = (
 
 RULES_HINT = "set input_name and output_name in your --rules FILE"
 """The hint for a name that a consumer does not select, if a token does not help."""
-_CONVERSION_HINT = ", or rename with "
-"""What follows it in a hint that suggests the names of another profile."""
-NO_LOGITS_HINT = "a model for decode alone needs none"
-"""The end of a hint about missing logits; what follows it is the rename that remains to do."""
 
 
 class BufferName(NamedTuple):
@@ -201,7 +194,7 @@ def _explain_unselected(
         reason = _Reason("has", "have", f"{text} ({required})" if required else text)
         if name.endswith("_InternalRetainedState"):
             return reason, _suggest_normalizing(consumer)
-        return reason, f"{RULES_HINT}{_CONVERSION_HINT}`--to qeff --prefix {token}`"
+        return reason, f"{RULES_HINT}, or try to rename with `--to qeff --prefix {token}`"
     if token.lower() in name.lower():
         text = f"from the token {token} in upper and lower case"
         reason = _Reason("differs", "differ", text, "different")
@@ -212,34 +205,6 @@ def _explain_unselected(
     else:
         reason, options = _Reason("does", "do", f"not carry the token {token}", "none"), []
     return reason, format_rename_command(layout, consumer, *options)
-
-
-def drop_vain_renames(
-    findings: Iterable[Finding],
-    names: Sequence[tuple[str, str]],
-    rules: Rules | None,
-    consumer: Consumer,
-) -> Iterator[Finding]:
-    """Yield findings that suggest only renames that can be done, and change something.
-
-    Rules that list names, as those by dataflow may, do not say what is in a buffer, or how to get
-    from a converted name back to its own. A model whose names all have the token needs no rename.
-
-    Args:
-        findings: The findings of a consumer.
-        names: The sides of the buffers, each with the name in the file, which the rules know.
-        rules: The rules that found the buffers; ``None`` if they are not known.
-        consumer: The consumer.
-    """
-    has_token = all(consumer.token in name for _, name in names)
-    for finding in findings:
-        head, ending, _ = finding.hint.partition(NO_LOGITS_HINT)
-        if ending and has_token:
-            finding = finding._replace(hint=head + ending)
-        head, conversion, _ = finding.hint.partition(_CONVERSION_HINT)
-        if conversion and rules and not can_convert(names, rules, load_rules("qeff")):
-            finding = finding._replace(hint=head)
-        yield finding
 
 
 def check_output_suffixes(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
