@@ -40,22 +40,22 @@ def format_rename_command(
 ) -> str:
     """Return the command that renames a layout's models for a consumer, in backticks.
 
-    All files of a set must be renamed together, so the command for a merged model includes its
-    windows.
+    All files of a set must be renamed together, a merged model with its windows: for them it is a
+    sentence that says so.
 
     Args:
         layout: The layout.
         consumer: The consumer.
         options: Further options.
-        paths: The paths to rename; by default the layout's only model, or ``MODEL...``.
+        paths: The paths to rename; by default the layout's only model.
         is_refused: Whether a rename for the consumer would be refused. The command then only adds
             its token.
     """
     if not paths and len(layout.models) == 1 and not layout.other_stages:
         paths = layout.models
-    models = map(quote_path, paths) if paths else ("MODEL...",)
     goal = ("--prefix", consumer.token) if is_refused else ("--target", consumer.name)
-    return f"`{' '.join(('onnxkvrename', *models, *goal, *options))}`"
+    words = " ".join((*map(quote_path, paths), *goal, *options))
+    return f"`onnxkvrename {words}`" if paths else f"rename all files of the set with `{words}`"
 
 
 def choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:

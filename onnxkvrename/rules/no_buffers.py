@@ -41,10 +41,10 @@ def build_no_buffers_finding(
         message = "no KV buffer: the model has no outputs"
     decoders = [] if path is None else _find_decoders(path, names, rules)
     if path is None or not decoders:
-        shown_path = "MODEL" if path is None else quote_path(str(path))
+        pairs = "pairs" if path is None else f"`onnxkvrename pairs {quote_path(str(path))}`"
         hint = (
-            "export the model with its cache as inputs and outputs; `onnxkvrename pairs "
-            f"{shown_path}` shows caches under names that no profile knows"
+            f"export the model with its cache as inputs and outputs; {pairs} shows caches under "
+            "names that no profile knows"
         )
         return build_finding("KV001", "", message, hint)
     is_beside = decoders[0].parent == path.parent

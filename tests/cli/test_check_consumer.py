@@ -330,7 +330,7 @@ def test_a_merged_model_is_renamed_together_with_its_windows(tmp_path: Path, run
     found = document(run("check-consumer", export, "--format", "json"))
     (finding,) = (each for model in found["models"] for each in model["findings"])
     assert finding["code"] == "KV601"
-    assert finding["hint"] == "`onnxkvrename MODEL... --target vllm-qaic`"
+    assert finding["hint"] == "rename all files of the set with `--target vllm-qaic`"
     assert run(export, "--target", "vllm-qaic").code == 0
     assert run("check-consumer", export).code == 0
 

@@ -80,7 +80,7 @@ def test_a_model_that_cannot_be_read_is_2_and_the_others_are_still_told(here: Pa
     assert outcome.code == 2
     assert outcome.out.startswith("decoder.onnx  ")
     assert outcome.err == (
-        "error: text.onnx: is a text file, not an ONNX model (pass the .onnx file itself)\n"
+        "error: text.onnx: is a text file, not an ONNX model (pass a binary .onnx file)\n"
     )
 
 

@@ -492,7 +492,7 @@ def test_github_annotates_the_models(here: Path, run) -> None:
     outcome = run(MODEL, "text.onnx", *V, "--format", "github")
     assert outcome.out.splitlines() == [
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
-        "(pass the .onnx file itself)",
+        "(pass a binary .onnx file)",
         "::notice title=total::2 models: 0 renamed, 0 unchanged, 1 failed, 1 left alone "
         "(another model failed); nothing was written",
     ]

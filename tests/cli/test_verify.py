@@ -287,7 +287,7 @@ def test_github_annotates_the_models(here: Path, run) -> None:
         "again)",
         "::notice file=swapped.onnx,title=verify::does not verify",
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
-        "(pass the .onnx file itself)",
+        "(pass a binary .onnx file)",
     ]
     assert run("verify", MODEL, "--format", "github", "-q") == (0, "", "")
 
