@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,8 +90,6 @@ def command(**values: Any) -> int:
     prompt's. Nothing is written.
     """
     arguments = _Arguments(**values)
-    if not arguments.models:
-        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     check = _check_models(arguments)
     code = decide_exit_code(failed=check.failed)
     answer = build_consumer_answer(check, code, quiet=arguments.quiet, verbose=arguments.verbose)
@@ -130,21 +129,11 @@ def _load_layout(arguments: _Arguments, rules: Rules) -> LoadedLayout:
         arguments.custom_io,
         group_windows=not arguments.no_set,
     )
-    if len(arguments.models) == 1:
-        return load_model_or_manifest(
-            arguments.models[0],
-            rules,
-            compile_info,
-            strict=arguments.strict,
-            trace_updates=trace_buffer_updates,
-        )
-    return load_layout(
-        arguments.models,
-        rules,
-        compile_info,
-        strict=arguments.strict,
-        trace_updates=trace_buffer_updates,
+    first, *others = arguments.models
+    load = (
+        partial(load_layout, arguments.models) if others else partial(load_model_or_manifest, first)
     )
+    return load(rules, compile_info, strict=arguments.strict, trace_updates=trace_buffer_updates)
 
 
 def _find_alternative(consumer: Consumer, layout: Layout, arguments: _Arguments) -> Consumer | None:

@@ -77,8 +77,6 @@ def command(**values: Any) -> int:
     Weights are not read.
     """
     arguments = _Arguments(**values)
-    if not arguments.models:
-        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     jobs = find_jobs(arguments.models)
     check_pairs_token(arguments.prefix, arguments.pairs)
     rules = pick_requested_rules(arguments.models, arguments, arguments.prefix)

@@ -167,8 +167,6 @@ def command(**values: Any) -> int:
     buffers have the same kv_layout_sha256.
     """
     arguments = _Arguments(**values)
-    if not arguments.models:
-        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     _check_projection_options(arguments)
     compile_info = _build_compile_info(arguments)
     check_pairs_token(arguments.prefix, arguments.pairs)

@@ -58,8 +58,6 @@ def command(models: tuple[Path, ...], form: str | None, output_format: str) -> i
     The graph alone decides, whatever the names are; no rules are needed. What
     cannot be proved is not shown. Weights are not read.
     """
-    if not models:
-        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     paths = [job.model for job in find_jobs(models)]
     if form is not None:
         check_one_model("--as is for one model", [str(path) for path in paths])

@@ -401,8 +401,6 @@ def _build_options(arguments: _Arguments, view: RenameView) -> Options:
 
 def _resolve_token(arguments: _Arguments) -> str | None:
     """Return the token of ``--prefix``, or of the consumer that ``--target`` names."""
-    if not arguments.models:
-        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     if arguments.target is not None:
         from onnxkvrename.handoff.find_consumers import choose_token  # only for --target
 

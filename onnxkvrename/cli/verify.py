@@ -128,8 +128,6 @@ def command(**values: Any) -> int:
     model; external data are there. Weights are not read.
     """
     arguments = _Arguments(**values)
-    if not arguments.models:
-        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     models, profile = _verify_models(arguments)
     answer = build_verify_answer(models, profile, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import FlushError, UndoError
+from onnxkvrename.findings import format_count
 from onnxkvrename.report.formats import (
     Answer,
     FileResult,
@@ -23,7 +24,6 @@ from onnxkvrename.report.formats.text import (
     BOLD,
     GREEN,
     RED,
-    format_count,
     format_files,
     render_finding_lines,
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import (
+    format_count,
     format_list,
     render_json_document,
     serialize_error,
@@ -30,7 +31,6 @@ from onnxkvrename.report.formats.text import (
     GREEN,
     LAYERS_PATTERN,
     RED,
-    format_count,
     format_files,
     render_finding_lines,
 )

@@ -202,9 +202,20 @@ def _refuse_with(option: str, other: str) -> Callable[[click.Context, click.Para
 
 
 def add_models_argument() -> Decorator:
-    """Add the files and directories to work on."""
+    """Add the files and directories to work on, at least one."""
+
+    def require(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> Any:
+        if not paths and not ctx.resilient_parsing:
+            raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
+        return paths
+
     return click.argument(
-        "models", nargs=-1, metavar="MODEL...", type=NonEmptyPath(path_type=Path), required=False
+        "models",
+        nargs=-1,
+        metavar="MODEL...",
+        type=NonEmptyPath(path_type=Path),
+        required=False,
+        callback=require,
     )
 
 

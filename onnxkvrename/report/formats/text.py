@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, Severity
+from onnxkvrename.findings import Finding, Severity, format_count
 from onnxkvrename.report.formats import Answer, Format, Line, Screen, Span, build_line
 from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_parts
 from onnxkvrename.rules.results import ModelReport
@@ -139,11 +139,6 @@ class _FrameFinder:
         if is_name and any(map(str.isalpha, word)):
             return re.sub("[0-9]+", "0", word)
         return word
-
-
-def format_count(count: int, noun: str) -> str:
-    """Return a number with its noun in the singular or the plural: ``1 name``, ``8 names``."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def format_files(paths: Sequence[str]) -> str:
