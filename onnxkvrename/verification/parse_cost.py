@@ -20,7 +20,7 @@ BYTES_PER_PART = 16
 bytes. Exporters write one in 30 to 150 bytes, and a model whose values
 have numbers for names, and its nodes none, one in 16. Other messages take less memory, and count
 as half of one; repeated texts count as a quarter. A model of a megabyte that is just below the
-limit takes up to 35 megabytes."""
+limit takes up to 65 megabytes."""
 
 _PART_WEIGHT, _MESSAGE_WEIGHT, _TEXT_WEIGHT = 4, 2, 1
 _PARTS = {"NodeProto", "AttributeProto", "TensorProto", "SparseTensorProto", "GraphProto"} | {

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.limits import MAX_ENTRIES
+from onnxkvrename.limits import MAX_ENTRIES, build_limit_error
 from onnxkvrename.model.file import splice_payloads
 from onnxkvrename.model.protobuf import (
     LENGTH,
@@ -152,11 +152,8 @@ def _find_edits(source: ByteSource, limit: int, *, digests: bool) -> Iterator[tu
 
 
 def _build_parts_error(source: ByteSource) -> ModelError:
-    return source.build_error(
-        f"has more than {MAX_ENTRIES:,} parts and one for each {BYTES_PER_PART} bytes: "
-        "parsing it could take all memory",
-        hint="no exporter writes so many; if one does, please report it",
-    )
+    what = f"parts and one for each {BYTES_PER_PART} bytes: parsing it could take all memory"
+    return build_limit_error(MAX_ENTRIES, what, path=source.path)
 
 
 def _is_large(record: Record, limit: int) -> bool:
