@@ -15,8 +15,11 @@ from onnx import TensorProto
 
 from onnxkvrename.limits import MAX_SHOWN_CHARS, shorten_text
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.verification.parse_cost import is_repeated
-from onnxkvrename.verification.strip_weights import list_removed_data, read_model_without_weights
+from onnxkvrename.verification.strip_weights import (
+    is_repeated,
+    list_removed_data,
+    read_model_without_weights,
+)
 
 DifferenceKind = Literal["content", "order"]
 

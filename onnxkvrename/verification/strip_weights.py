@@ -10,25 +10,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.limits import MAX_ENTRIES, build_limit_error
 from onnxkvrename.model.file import splice_payloads
-from onnxkvrename.model.protobuf import (
-    LENGTH,
-    ByteSource,
-    Record,
-    Span,
-    encode_varint,
-    read_fields,
-)
+from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, Span, encode_varint, read_fields
 from onnxkvrename.model.statistics import NESTED_FIELDS
-from onnxkvrename.verification.parse_cost import BYTES_PER_PART, has_too_many_parts
 
 KEPT_BYTES = 1 << 10
 """Tensors and attributes up to this size keep their data: shapes, axes, small constants."""
@@ -61,6 +55,18 @@ _TEXT_FIELDS = (_STRING_DATA, _RAW_DATA)
 
 _ATTRIBUTE_PLACEHOLDERS = {4: b"", 7: bytes(4), 8: bytes(1), 9: b""}
 """The fields of an attribute that hold values of its own, with one value for many."""
+BYTES_PER_PART = 16
+"""A model may have one part (a node, an attribute, a tensor) more than `MAX_ENTRIES` for so many
+bytes. Exporters write one in 30 to 150 bytes, and a model whose values
+have numbers for names, and its nodes none, one in 16. Other messages take less memory, and count
+as half of one; repeated texts count as a quarter. A model of a megabyte that is just below the
+limit takes up to 65 megabytes."""
+
+_PART_WEIGHT, _MESSAGE_WEIGHT, _TEXT_WEIGHT = 4, 2, 1
+_PARTS = {"NodeProto", "AttributeProto", "TensorProto", "SparseTensorProto", "GraphProto"} | {
+    *("FunctionProto", "TrainingInfoProto"),
+}
+_FIXED_SIZES = {1: 8, 5: 4}
 
 
 class RemovedData(NamedTuple):
@@ -95,7 +101,7 @@ def read_model_without_weights(
         The parsed model.
 
     Raises:
-        ModelError: onnx cannot parse it, or it has more parts than `parse_cost` allows.
+        ModelError: onnx cannot parse it, or it has too many parts.
     """
     chunks = []
     for piece in splice_payloads(source, _find_edits(source, max_kept_bytes, digests=digests)):
@@ -225,3 +231,93 @@ def _hash_fields(source: ByteSource, fields: Iterable[Record]) -> str:
 
 def _encode_field(number: int, payload: bytes) -> bytes:
     return encode_varint(number << 3 | LENGTH) + encode_varint(len(payload)) + payload
+
+
+class _Fields:
+    """The fields of a kind of message that count: texts, and messages with their own fields."""
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+        self.by_number: dict[int, _Fields | None] = {}
+
+
+def has_too_many_parts(data: bytes) -> bool:
+    """Return whether a serialized model consists of more small parts than any exporter writes.
+
+    Args:
+        data: The model without its weights. Where it is damaged, what comes after does not
+            count; the parser refuses it.
+    """
+    limit = _PART_WEIGHT * (MAX_ENTRIES + len(data) // BYTES_PER_PART)
+    try:
+        return _exceeds(data, limit)
+    except IndexError:  # cut short
+        return False
+
+
+def _exceeds(data: bytes, limit: int) -> bool:
+    total = 0
+    pending = [(0, len(data), _list_fields().by_number)]
+    while pending:
+        position, end, fields = pending.pop()
+        while position < end:
+            tag, position = data[position], position + 1
+            if tag > 0x7F:
+                tag, position = _read_varint(data, position - 1)
+            wire_type = tag & 7
+            if wire_type == LENGTH:
+                size, position = data[position], position + 1
+                if size > 0x7F:
+                    size, position = _read_varint(data, position - 1)
+                if tag >> 3 in fields:
+                    kind = fields[tag >> 3]
+                    total += _TEXT_WEIGHT if kind is None else kind.weight
+                    if total > limit:
+                        return True
+                    if kind is not None and size:
+                        pending.append((position, min(position + size, end), kind.by_number))
+                position += size
+            elif wire_type == 0:
+                _, position = _read_varint(data, position)
+            else:
+                # What is in a group of an unknown field counts as if it were not in one.
+                position += _FIXED_SIZES.get(wire_type, 0)
+    return False
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    byte = data[position]
+    value, shift = byte & 0x7F, 7
+    while byte >= 0x80:
+        position += 1
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    return value, position + 1
+
+
+def is_repeated(field: FieldDescriptor) -> bool:
+    """Return whether a field may occur several times."""
+    # protobuf has `is_repeated` from 6.31 on, and warns of `label` since then.
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == FieldDescriptor.LABEL_REPEATED)
+
+
+@lru_cache(1)
+def _list_fields() -> _Fields:
+    """Return the fields of a model that count, read off onnx's own description."""
+    kinds: dict[str, _Fields] = {}
+
+    def visit(descriptor: Descriptor) -> _Fields:
+        if descriptor.full_name not in kinds:
+            weight = _PART_WEIGHT if descriptor.name in _PARTS else _MESSAGE_WEIGHT
+            kind = kinds[descriptor.full_name] = _Fields(weight)
+            for field in descriptor.fields:
+                if field.message_type is not None:
+                    kind.by_number[field.number] = visit(field.message_type)
+                elif is_repeated(field) and field.cpp_type == field.CPPTYPE_STRING:
+                    kind.by_number[field.number] = None
+        return kinds[descriptor.full_name]
+
+    return visit(ModelProto.DESCRIPTOR)
