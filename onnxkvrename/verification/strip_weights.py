@@ -1,7 +1,7 @@
 """Read a model into memory without its weights.
 
 The data of large tensors are cut out on the wire, before anything is parsed, and
-their bytes are never read: a few megabytes do for a model of two gigabytes. Field
+their bytes are not held: a few megabytes do for a model of two gigabytes. Field
 numbers are those of onnx.proto (ONNX IR version 13,
 https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from hashlib import sha256
+from hashlib import blake2b
 from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -75,16 +75,16 @@ class RemovedData(NamedTuple):
     Attributes:
         field: The name of the field that held them.
         size: Their size in bytes; for `string_data` the number of strings.
-        sha256: Their digest, if one was asked for.
+        digest: Their digest, if one was asked for.
     """
 
     field: str
     size: int
-    sha256: str = ""
+    digest: str = ""
 
 
 def read_model_without_weights(
-    source: ByteSource, max_kept_bytes: int = KEPT_BYTES, *, digests: bool = False
+    source: ByteSource, max_kept_bytes: int = KEPT_BYTES, *, digest_key: bytes = b""
 ) -> ModelProto:
     """Read everything of a model but the data of large tensors.
 
@@ -95,7 +95,8 @@ def read_model_without_weights(
     Args:
         source: The bytes of the model.
         max_kept_bytes: The largest data of a tensor that stay.
-        digests: Whether to read what is left out, for digests of it in its place.
+        digest_key: If given, what is left out is read for a digest with this key in its place. A
+            key that nobody can know beforehand keeps a model from forging the digest of another.
 
     Returns:
         The parsed model.
@@ -104,7 +105,9 @@ def read_model_without_weights(
         ModelError: onnx cannot parse it, or it has too many parts.
     """
     chunks = []
-    for piece in splice_payloads(source, _find_edits(source, max_kept_bytes, digests=digests)):
+    for piece in splice_payloads(
+        source, _find_edits(source, max_kept_bytes, digest_key=digest_key)
+    ):
         if isinstance(piece, Span):
             end = piece.offset + piece.size
             for offset in range(piece.offset, end, _CHUNK_SIZE):
@@ -129,11 +132,13 @@ def list_removed_data(tensor: TensorProto) -> tuple[RemovedData, ...]:
         entry.value for entry in tensor.metadata_props if entry.key == _REMOVED_DATA_KEY.decode()
     ]
     fields = re.findall("([a-z0-9_]+_data):([0-9]+)", marks[-1]) if marks else ()
-    digest = marks[-1].partition("sha256:")[2] if marks else ""
+    digest = marks[-1].partition("digest:")[2] if marks else ""
     return tuple(RemovedData(field, int(size), digest) for field, size in fields)
 
 
-def _find_edits(source: ByteSource, limit: int, *, digests: bool) -> Iterator[tuple[Record, bytes]]:
+def _find_edits(
+    source: ByteSource, limit: int, *, digest_key: bytes
+) -> Iterator[tuple[Record, bytes]]:
     """Yield the messages to replace; only messages that are large themselves are visited."""
     pending = [(source.root, "model")]
     while pending:
@@ -147,13 +152,13 @@ def _find_edits(source: ByteSource, limit: int, *, digests: bool) -> Iterator[tu
             if _is_large(record, limit):
                 large_fields.append((record, NESTED_FIELDS[kind][record.number]))
         if kind == "attribute" and not large_fields:
-            payload = _strip_values(source, message, limit, digests=digests)
+            payload = _strip_values(source, message, limit, digest_key=digest_key)
             if payload is not None:
                 yield message, payload
         for record, field_kind in large_fields:
             if field_kind != "tensor":
                 pending.append((record, field_kind))
-            elif (payload := _strip_data(source, record, limit, digests=digests)) is not None:
+            elif (payload := _strip_data(source, record, limit, digest_key=digest_key)) is not None:
                 yield record, payload
 
 
@@ -167,7 +172,7 @@ def _is_large(record: Record, limit: int) -> bool:
 
 
 def _strip_values(
-    source: ByteSource, attribute: Record, limit: int, *, digests: bool
+    source: ByteSource, attribute: Record, limit: int, *, digest_key: bytes
 ) -> bytes | None:
     """Return an attribute's message with one value for many; `None` if it has few."""
     kept, values = _split_fields(source, attribute, frozenset(_ATTRIBUTE_PLACEHOLDERS))
@@ -177,12 +182,16 @@ def _strip_values(
         _encode_field(number, _ATTRIBUTE_PLACEHOLDERS[number])
         for number in sorted({record.number for record in values})
     ]
-    if digests:
-        placeholders.append(_encode_field(_BYTES_VALUE, _hash_fields(source, values).encode()))
+    if digest_key:
+        placeholders.append(
+            _encode_field(_BYTES_VALUE, _hash_fields(source, values, digest_key).encode())
+        )
     return b"".join([*(source.read(*span) for span in kept), *placeholders])
 
 
-def _strip_data(source: ByteSource, tensor: Record, limit: int, *, digests: bool) -> bytes | None:
+def _strip_data(
+    source: ByteSource, tensor: Record, limit: int, *, digest_key: bytes
+) -> bytes | None:
     """Return a tensor's message without its data, and marked; `None` if it holds little data."""
     kept, data = _split_fields(source, tensor, frozenset(_DATA_FIELDS))
     if sum(record.end - record.start for record in data) <= limit:
@@ -197,7 +206,7 @@ def _strip_data(source: ByteSource, tensor: Record, limit: int, *, digests: bool
             sizes[number] += 1 if number == _STRING_DATA else size
     removed = {number: size for number, size in sizes.items() if size}
     mark = " ".join(f"{_DATA_FIELDS[number]}:{size}" for number, size in removed.items())
-    mark += f" sha256:{_hash_fields(source, data)}" if digests else ""
+    mark += f" digest:{_hash_fields(source, data, digest_key)}" if digest_key else ""
     entry = _encode_field(1, _REMOVED_DATA_KEY) + _encode_field(2, mark.encode())
     placeholders = [_encode_field(number, _DATA_PLACEHOLDERS[number]) for number in removed]
     added = [*placeholders, _encode_field(_METADATA_PROPS, entry)]
@@ -218,9 +227,9 @@ def _split_fields(
     return kept, fields
 
 
-def _hash_fields(source: ByteSource, fields: Iterable[Record]) -> str:
+def _hash_fields(source: ByteSource, fields: Iterable[Record], key: bytes) -> str:
     """Return a digest of what fields hold; it is the same for numbers that are packed or not."""
-    digest = sha256()
+    digest = blake2b(key=key, digest_size=32)
     for record in fields:
         if record.number in _TEXT_FIELDS:
             digest.update(b"%d:%d:" % (record.number, record.end - record.start))
