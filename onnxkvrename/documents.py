@@ -17,7 +17,8 @@ MAX_DEPTH = 100
 MAX_VALUES = 1 << 18
 """How many values a JSON document may have, counted by its commas and brackets."""
 
-_MAX_DIGITS = 1000
+_MAX_DIGITS = 20
+"""Enough for 64 bits."""
 _LIMIT = 1 << 63
 _MAX_SHOWN_CHARS = 80
 _NULL = type(None)
@@ -132,15 +133,6 @@ class ObjectReader:
         if minimum is not None and number < minimum:
             raise self.build_error(key, f"is less than {minimum}")
         return number
-
-    def read_integer_or_null(self, key: str) -> int | None:
-        """Return an integer, or ``None`` for null."""
-        number: int | None = self._read(key, "an integer or null", int, _NULL)
-        return number
-
-    def read_number(self, key: str) -> float:
-        """Return a number, with or without a fraction."""
-        return float(self._read(key, "a number", float, int))
 
     def read_boolean(self, key: str, *, default: bool) -> bool:
         """Return a truth value."""
