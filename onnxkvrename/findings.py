@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.limits import MAX_LISTED
 
 Severity = Literal["error", "warning"]
 
@@ -122,9 +123,6 @@ CODES: dict[str, tuple[Severity, str]] = {
 """Severity and meaning of every code; `docs/findings.md` explains each."""
 
 
-_MAX_LISTED = 5
-
-
 class Finding(NamedTuple):
     """Something that is, or may be, wrong with a model.
 
@@ -161,21 +159,6 @@ class CheckError(KvRenameError):
     def __init__(self, message: str, findings: tuple[Finding, ...], **where: str | None) -> None:
         super().__init__(message, **where)
         self.findings = findings
-
-
-def declare_code(code: str, severity: Severity, meaning: str) -> None:
-    """Add the code of an additional check to `CODES`.
-
-    Args:
-        code: ``KV`` and three digits; its meaning must never change.
-        severity: ``error`` or ``warning``.
-        meaning: What is wrong, in a few words.
-
-    Raises:
-        ValueError: The code already has a different meaning.
-    """
-    if CODES.setdefault(code, (severity, meaning)) != (severity, meaning):
-        raise ValueError(f"{code} already means: {CODES[code][1]}")
 
 
 def build_finding(code: str, name: str, message: str, hint: str) -> Finding:
@@ -245,10 +228,51 @@ def decide_exit_code(
     return 2 if not_done else int(failed)
 
 
-def format_list(names: Sequence[str], separator: str = ", ", limit: int = _MAX_LISTED) -> str:
+def format_list(names: Sequence[str], separator: str = ", ", limit: int = MAX_LISTED) -> str:
     """Join the first `limit` names, and count the rest."""
     suffix = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return separator.join(names[:limit]) + suffix
+
+
+def format_layers(layers: Iterable[int]) -> str:
+    """Format sorted layers, as `layer 3` or `layers 0-2, 5`, the first five runs of them."""
+    return format_layer_runs(group_layer_runs(layers))
+
+
+def group_layer_runs(layers: Iterable[int]) -> tuple[range, ...]:
+    """Return sorted layers as runs without a gap."""
+    ends: list[list[int]] = []
+    for layer in layers:
+        if ends and ends[-1][1] == layer - 1:
+            ends[-1][1] = layer
+        else:
+            ends.append([layer, layer])
+    return tuple(range(first, last + 1) for first, last in ends)
+
+
+def format_layer_run(run: range) -> str:
+    """Format a run as `3` or `0-2`."""
+    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
+
+
+def format_layer_numbers(layers: Iterable[int]) -> str:
+    """Format all of some sorted layers, as `0-2, 5`."""
+    return ", ".join(map(format_layer_run, group_layer_runs(layers)))
+
+
+def format_layer_runs(runs: Sequence[range]) -> str:
+    """Format runs of layers as :func:`format_layers` does, without listing the layers."""
+    texts = [format_layer_run(run) for run in runs if run]
+    if not texts:
+        return "no layer"
+    is_single = len(texts) == 1 and texts[0].isdigit()
+    return f"layer {texts[0]}" if is_single else f"layers {format_list(texts)}"
+
+
+def format_layer_ranges(layers: Sequence[int]) -> str:
+    """Return sorted layers in full: `layer 3`, `layers 0-5, 7`."""
+    numbers = format_layer_numbers(layers)
+    return f"layer {numbers}" if len(layers) == 1 else f"layers {numbers}"
 
 
 def quote_word(text: str) -> str:

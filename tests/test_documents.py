@@ -28,6 +28,7 @@ def test_json_is_read_in_the_order_of_its_keys() -> None:
     assert value == {"b": [1, 2.5, None], "a": {"": True}}
     assert list(value) == ["b", "a"]
     assert parse_json(nested(MAX_DEPTH)) is not None
+    assert parse_json(f"[{(1 << 64) - 1}]") == [(1 << 64) - 1]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,8 @@ def test_json_is_read_in_the_order_of_its_keys() -> None:
         ("NaN", "has NaN, which is not JSON"),
         ("[-Infinity]", "has -Infinity, which is not JSON"),
         ("1e999", "has the number 1e999, which is too large"),
-        ("9" * 21, "has a number of 21 digits"),
+        ("9" * 5000, "has a number of too many digits"),
+        (f"[{1 << 64}]", "has a number that does not fit into 64 bits"),
         (nested(MAX_DEPTH + 1), "is nested more than 100 levels deep"),
         (nested(100_000), "is nested more than 100 levels deep"),
     ],

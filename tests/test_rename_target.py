@@ -17,13 +17,12 @@ from onnx import ModelProto
 
 import onnxkvrename
 from onnxkvrename import ModelError, load_rules
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
-TARGETED = Options(consumer="vllm-qaic")
+TARGETED = Request(target="vllm-qaic")
 
 
 def outputs(path: Path) -> list[str]:
@@ -80,7 +79,7 @@ def test_the_same_token_may_be_given_as_well(decoder: Path, run) -> None:
         (["--target", "vllm-qaic", "--prefix", "VLLM"], "vllm-qaic requires vllmKvCache"),
         (["--target", "vllm-qaic", "--strip"], "--strip and --target vllm-qaic cannot be combined"),
         (["--target", "vllm"], "no such target: vllm (did you mean vllm-qaic?)"),
-        (["--prefix", "VLLM", "--full-transfer"], "--full-transfer is for --target"),
+        (["--prefix", "VLLM", "--full-transfer"], "--full-transfer requires --target"),
     ],
 )
 def test_what_does_not_go_with_a_target_is_refused(
@@ -263,14 +262,15 @@ def test_one_buffer_in_two_scopes_is_refused(tmp_path: Path) -> None:
     onnx.save(model, path)
     before = path.read_bytes()
     with pytest.raises(ModelError, match="has two buffers for key of layer 0"):
-        rename_batch([build_job(path, path)], TokenChange("vllmKvCache"), load_rules(), TARGETED)
+        rename_batch(TARGETED._replace(token="vllmKvCache"), [build_job(path, path)], load_rules())
     assert path.read_bytes() == before
 
 
 def test_the_library_checks_for_a_target_as_well(decoder: Path) -> None:
-    report = rename_batch(find_jobs([decoder]), TokenChange("VLLM"), load_rules(), TARGETED)
+    report = rename_batch(TARGETED._replace(token="VLLM"), find_jobs([decoder]), load_rules())
     assert [finding.code for finding in report.findings] == ["KV601"]
-    report = rename_batch(find_jobs([decoder]), TokenChange("vllmKvCache"), load_rules(), TARGETED)
+    request = TARGETED._replace(token="vllmKvCache")
+    report = rename_batch(request, find_jobs([decoder]), load_rules())
     assert report.compute_exit_code() == 0
 
 

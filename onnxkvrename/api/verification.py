@@ -16,7 +16,7 @@ from onnxkvrename.api.arguments import (
     load_rules_for,
 )
 from onnxkvrename.errors import RulesError
-from onnxkvrename.qefficient.find_export import check_cache_state
+from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.verification.verify import (

@@ -5,39 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
-from onnxkvrename.cli.options import Decorator, NonEmptyPath
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import format_list, quote_path
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.storage.read import is_directory
 
 
-def add_one_model_argument() -> Decorator:
-    """Add the one model that a command works on; several and directories are refused."""
-    return click.argument(
-        "model",
-        nargs=-1,
-        metavar="MODEL",
-        type=NonEmptyPath(path_type=Path),
-        required=True,
-        callback=_require_one_model,
-    )
+def require_one_model(paths: Sequence[Path], command: str) -> Path:
+    """Return the one model that a command works on.
 
+    Args:
+        paths: What the user passed.
+        command: The command.
 
-def _require_one_model(
-    ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]
-) -> Path | None:
-    if ctx.resilient_parsing:
-        return None
+    Raises:
+        KvRenameError: There are several, or it is a directory.
+        ModelError: A path does not exist or cannot be listed.
+    """
     if len(paths) == 1 and not is_directory(paths[0]):
         return paths[0]
     models = [str(job.model) for job in find_jobs(paths)]
-    check_one_model(f"{ctx.info_name} requires one model", models, ctx.command_path)
+    typed = f"onnxkvrename {command}"
+    check_one_model(f"{command} requires one model", models, typed)
     if not is_directory(paths[0]):
         return paths[0]  # the same model twice
-    hint = f"`{ctx.command_path} {quote_path(models[0])}`"
+    hint = f"`{typed} {quote_path(models[0])}`"
     raise KvRenameError("is a directory, not a model", path=str(paths[0]), hint=hint)
 
 

@@ -25,15 +25,9 @@ from onnxkvrename.report.documents.recover_json import Recovery, describe_recove
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen
 from onnxkvrename.report.formats.text import build_error_line, format_count, format_files
 from onnxkvrename.storage.read import is_directory, resolve_path
-from onnxkvrename.storage.record import State
-from onnxkvrename.storage.recover import (
-    TargetState,
-    end_run,
-    find_half_done_runs,
-    find_leftovers,
-    list_target_states,
-)
-from onnxkvrename.storage.temp_file import LOCK_SUFFIX
+from onnxkvrename.storage.record import State, TargetState
+from onnxkvrename.storage.recover import end_run, find_half_done_runs, find_leftovers
+from onnxkvrename.storage.temp_file import LOCK_NAME
 
 _Action = Literal["list", "undo", "finish"]
 _STATES: dict[_Action, dict[State, str]] = {
@@ -76,7 +70,7 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: st
     try:
         skipped = list[ModelError]()
         runs = [
-            (run, list_target_states(run)) for run in find_half_done_runs(paths, skipped.append)
+            (run, run.record.list_targets()) for run in find_half_done_runs(paths, skipped.append)
         ]
         show = _PathNames(paths)  # before a directory gets another name
         for run, _ in runs if undo or finish else ():
@@ -104,7 +98,7 @@ def mention_unfinished_runs(answer: Answer) -> Answer:
         runs = find_half_done_runs(directories, is_recursive=False)
         if runs:
             note = _describe_unfinished(
-                [target for run in runs for target in list_target_states(run)]
+                [target for run in runs for target in run.record.list_targets()]
             )
             command = " ".join(
                 ("onnxkvrename recover", *map(quote_path, _find_common_directory(directories)))
@@ -251,7 +245,7 @@ def _describe_outcome(recovery: Recovery, show: _PathNames) -> Iterator[str]:
     elif recovery.action == "list":
         yield from (_describe_unfinished(targets) for _, targets in recovery.runs)
     if recovery.leftovers:
-        locks = sum(path.name.endswith(LOCK_SUFFIX) for path in recovery.leftovers)
+        locks = sum(path.name == LOCK_NAME for path in recovery.leftovers)
         counts = {"lock": locks, "temporary file": len(recovery.leftovers) - locks}
         parts = (f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items() if count)
         yield (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from onnxkvrename.findings import Finding, begin_message, build_finding, format_count
+from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, format_layers
 from onnxkvrename.layout.layout import KvBuffer, Layout
-from onnxkvrename.rules.layer_ranges import format_layers
 
 
 class TensorParallelSizes(NamedTuple):

@@ -6,15 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from onnxkvrename.documents import UnreadableTextError, parse_json, shorten_name
+from onnxkvrename.documents import UnreadableTextError, parse_json
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, Severity
-from onnxkvrename.layout.digest import compute_layout_digest
-from onnxkvrename.layout.dims import Shape
 from onnxkvrename.layout.kinds import list_kinds
-from onnxkvrename.layout.layout import KvBuffer, Layout, find_axis_and_window
+from onnxkvrename.layout.layout import (
+    KvBuffer,
+    Layout,
+    Shape,
+    compute_layout_digest,
+    find_axis_and_window,
+)
 from onnxkvrename.layout.scales import BufferScales
 from onnxkvrename.layout.updates import BufferUpdate, UpdateKind
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight
 from onnxkvrename.records import Document, compute_document_digest, fill_record, read_record
@@ -325,7 +330,7 @@ def _parse_sealed_document(text: str, path: str) -> dict[str, Any]:
         raise ModelError(str(error), path=path) from None
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(data, dict) or schema != DOCUMENT.schema:
-        claim = f"is {shorten_name(schema)}" if isinstance(schema, str) else "has no schema"
+        claim = f"is {shorten_text(schema)}" if isinstance(schema, str) else "has no schema"
         raise ModelError(
             f"is not a manifest: it {claim}, not {DOCUMENT.schema}", path=path, hint=_REWRITE_HINT
         )
@@ -345,7 +350,7 @@ def _parse_sealed_document(text: str, path: str) -> dict[str, Any]:
 def _build_manifest(content: ManifestContent) -> Manifest:
     for symbol, size in content.sizes.items():
         if size < 1:
-            raise UnreadableTextError(f"sizes.{shorten_name(symbol)} is less than 1")
+            raise UnreadableTextError(f"sizes.{shorten_text(symbol)} is less than 1")
     layout = fill_record(
         Layout,
         content,
@@ -383,7 +388,7 @@ def _check_buffers(layout: Layout) -> None:
 
 def _build_buffer(entry: ManifestBuffer) -> KvBuffer:
     if entry.kind not in list_kinds():
-        raise UnreadableTextError(f"a buffer has the kind {shorten_name(entry.kind)}")
+        raise UnreadableTextError(f"a buffer has the kind {shorten_text(entry.kind)}")
     if entry.update_axis is not None and entry.update_axis < 0:
         raise UnreadableTextError("a buffer has an update_axis that is less than 0")
     if entry.axes and len(entry.axes) != len(entry.shape or entry.axes):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from onnxkvrename.findings import format_count
+from onnxkvrename.findings import format_count, format_layer_ranges
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
 from onnxkvrename.layout.layout import Layout
@@ -15,7 +15,6 @@ from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.manifest_text import format_model_paths
 from onnxkvrename.report.wrapping import wrap_sentences
-from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport
 

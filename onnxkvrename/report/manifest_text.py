@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from onnxkvrename.findings import format_count, format_list
-from onnxkvrename.layout.dims import Shape, format_size_option
-from onnxkvrename.layout.fold import fold_alike
-from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.findings import (
+    format_count,
+    format_layer_numbers,
+    format_layer_ranges,
+    format_list,
+)
+from onnxkvrename.layout.layout import KvBuffer, Layout, Shape, fold_alike, format_size_option
 from onnxkvrename.layout.manifest import (
     classify_growth,
     compute_byte_totals,
@@ -18,7 +21,6 @@ from onnxkvrename.layout.manifest import (
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.tables import format_columns
-from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layer_ranges
 
 COLUMN_HEADS = ("KIND", "PARTS", "LAYERS", "DTYPE", "SHAPE", "UPDATE", "BYTES EACH")
 _BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")

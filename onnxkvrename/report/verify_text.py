@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from onnxkvrename.findings import format_list
+from onnxkvrename.findings import format_layer_ranges, format_list
 from onnxkvrename.report.documents.verify_json import describe_verified
 from onnxkvrename.report.formats import (
     Answer,
@@ -30,7 +30,6 @@ from onnxkvrename.report.formats.text import (
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.rename_text import describe_no_pairs
 from onnxkvrename.report.wrapping import wrap_sentences
-from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import Report
 from onnxkvrename.verification.dataflow import BufferFlow

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, build_finding, format_layers
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.rules.layer_ranges import format_layers
 from onnxkvrename.vllm.groups import Grouping, group_layers
 from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignment_conditions
 from onnxkvrename.vllm.memory import Allocation

@@ -104,7 +104,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("strip", "--help"),
         ("help", "--help"),
         ("help rename", "rename --help"),
-        ("m.onnx vllm-qaic -d out", "m.onnx --target vllm-qaic -d out"),
+        ("m.onnx vllm-qaic -d out", "m.onnx -d out --target vllm-qaic"),
         ("vllm-qaic 'my model.onnx'", "'my model.onnx' --target vllm-qaic"),
         # Without rules for names: what takes a token out still does.
         ("v.onnx --strip --pairs dataflow",

@@ -17,7 +17,7 @@ from window_sets import write_windows
 
 import onnxkvrename
 from onnxkvrename.layout.inspect import inspect_model
-from onnxkvrename.model.metadata import STAMP_KEY
+from onnxkvrename.model.file import STAMP_KEY
 from onnxkvrename.report.pages.frame import make_mark
 from onnxkvrename.report.pages.inspect_page import render_html
 from onnxkvrename.rules.load import list_profiles

@@ -52,7 +52,7 @@ MISTAKES = pytest.mark.parametrize(
         ((), "no MODEL given"),
         (
             (MODEL,),
-            "no token given: pass --target or --prefix",
+            "no token given: pass a target or a token (for example",
         ),
         (V, "no MODEL given"),
         ((MODEL, "--prefix"), "--prefix requires a value"),
@@ -83,16 +83,19 @@ MISTAKES = pytest.mark.parametrize(
             (MODEL, "other.onnx", *V, "-o", "new.onnx"),
             "new.onnx: is one file, but there are 2",
         ),
-        ((MODEL, *V, "-o", "new.onnx", "-d", "new"), "-o and -d cannot be used together"),
+        (
+            (MODEL, *V, "-o", "new.onnx", "-d", "new"),
+            "--output and --directory cannot be used together",
+        ),
         ((MODEL, *V, "-o", MODEL), "decoder.onnx: is the model itself"),
         ((MODEL, *V, "-o", "empty"), "empty: is a directory"),
         ((MODEL, *V, "-o", "text.onnx/new.onnx"), "text.onnx/new.onnx"),
         ((MODEL, *V, "-o", "new/" + "n" * 300), "n" * 100),
         ((MODEL, *V, "-d", "n" * 300), "n" * 100),
         ((MODEL, *V, "-d", "."), "decoder.onnx: is the model itself"),
-        ((MODEL, *V, "--in-place"), "--in-place is for --seed-cache"),
-        ((MODEL, *V, "--seed-cache", "-o", "new.onnx"), "--seed-cache says where results go"),
-        ((MODEL, *V, "--seed-cache", "-d", "new"), "--seed-cache says where results go"),
+        ((MODEL, *V, "--in-place"), "--in-place requires --seed-cache"),
+        ((MODEL, *V, "--seed-cache", "-o", "new.onnx"), "--seed-cache and --output cannot be used"),
+        ((MODEL, *V, "--seed-cache", "-d", "new"), "--seed-cache and --directory cannot be"),
         ((MODEL, *V, "--seed-cache"), "decoder.onnx: is not part of a QEfficient export"),
         (("", *V), "an empty path: is a variable not set?"),
         ((MODEL, *V, "-d", ""), "an empty path: is a variable not set?"),
@@ -398,10 +401,10 @@ def test_json_is_one_valid_document_whatever_happens(
 
 
 def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object) -> None:
+    def fail(*args: object, **how: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", fail)
+    monkeypatch.setattr("onnxkvrename.api.files.rename_batch", fail)
     outcome = run(MODEL, *V, "--format", "json")
     assert outcome.code == 2
     document = json.loads(outcome.out)
@@ -417,10 +420,10 @@ def test_verbose_shows_where_a_bug_is_however_it_is_spelt(
 ) -> None:
     """What the exception says cannot command a CI runner either."""
 
-    def fail(*args: object) -> None:
+    def fail(*args: object, **how: object) -> None:
         raise ZeroDivisionError("division by zero\n::error::x\n##[y]")
 
-    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", fail)
+    monkeypatch.setattr("onnxkvrename.api.files.rename_batch", fail)
     outcome = run(MODEL, *V, *flags)
     first, *places, last, command, older, error = outcome.err.splitlines()
     assert (outcome.code, first) == (2, "Traceback (most recent call last):")
@@ -435,23 +438,23 @@ def test_verbose_shows_where_a_bug_is_however_it_is_spelt(
 def test_a_warning_of_a_library_is_one_line(
     here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def warn(*args: object) -> Report:
+    def warn(*args: object, **how: object) -> Report:
         warnings.warn("of past_key.0\n::error::x", UserWarning, stacklevel=1)
         return Report(())
 
-    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", warn)
+    monkeypatch.setattr("onnxkvrename.api.files.rename_batch", warn)
     assert run(MODEL, *V).err == "UserWarning: of past_key.0\\x0a::error::x\n"
 
 
 @pytest.mark.parametrize(
     ("args", "function", "hint"),
     [
-        ((MODEL, *V), "rename.rename_batch", "-v shows where"),
+        ((MODEL, *V), "rename.run_rename", "-v shows where"),
         (("verify", MODEL), "verify.verify_model", "-v shows where"),
         (("inspect", MODEL), "inspect.inspect_models", "test_main.py, line "),
         (
             ("custom-io", MODEL, "--precision", "float16"),
-            "custom_io.pick_profile",
+            "custom_io.choose_rules",
             "test_main.py, ",
         ),
     ],
@@ -544,10 +547,10 @@ def test_questions_about_the_command_itself_are_answered(flag: str, run) -> None
 
 
 def test_an_interrupted_run_says_so(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: object) -> None:
+    def interrupt(*args: object, **how: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", interrupt)
+    monkeypatch.setattr("onnxkvrename.api.files.rename_batch", interrupt)
     outcome = run(MODEL, *V, "--format", "json")
     assert outcome.code == json.loads(outcome.out)["exit_code"] == 130
     assert (

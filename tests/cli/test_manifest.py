@@ -18,10 +18,11 @@ from schemas import load_schema, validate
 
 import onnxkvrename
 from onnxkvrename import ModelError, load_rules
-from onnxkvrename.layout.digest import compute_layout_digest
+from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import load_model_or_manifest
 from onnxkvrename.layout.manifest import parse_manifest
-from onnxkvrename.model.metadata import STAMP_KEY
+from onnxkvrename.model.file import STAMP_KEY
 from onnxkvrename.storage.temp_file import TempFile, translate_write_errors
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -425,7 +426,7 @@ def test_a_stamp_says_nothing_of_a_compile(what: list[str], decoder: Path, run) 
     before = decoder.read_bytes()
     found = run("manifest", decoder, "--stamp", *what)
     assert found.code == 2
-    assert f"--stamp describes the graph alone: leave out {what[0]} (" in found.err
+    assert f"--stamp and {what[0]} cannot be used together: " in found.err
     assert decoder.read_bytes() == before
 
 
@@ -486,12 +487,12 @@ def test_a_model_that_changes_meanwhile_does_not_get_the_stamp_of_what_was_read(
     read: list[bytes] = []
 
     def load_and_change(*args: Any, **options: Any) -> Any:
-        loaded = load_model_or_manifest(*args, **options)
+        loaded = load_traced(*args, **options)
         change(decoder)
         read.append(decoder.read_bytes())
         return loaded
 
-    monkeypatch.setattr("onnxkvrename.cli.manifest.load_model_or_manifest", load_and_change)
+    monkeypatch.setattr("onnxkvrename.cli.manifest.load_traced", load_and_change)
     outcome = run("manifest", decoder, "--stamp", "-o", decoder.parent / "kv.json")
     assert outcome.code == 2
     assert f"{decoder}: was changed by another program" in outcome.err

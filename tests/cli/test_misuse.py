@@ -106,8 +106,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
          "(onnxkvrename m.onnx --prefix X --profile qeff)"),
         ("m.onnx --prefix X --rules none", "none: no such file"),
         ("m.onnx --prefix X --profile my.toml", "no such profile: my.toml (--rules reads a file)"),
-        ("verify m.onnx --dim ctx_len=4", "--reference and --dim are for --run "
-         "(onnxkvrename verify m.onnx --dim ctx_len=4 --run)"),
+        ("verify m.onnx --dim ctx_len=4", "--dim requires --run "
+         "(`onnxkvrename verify --help` lists all options)"),
         ("explain kv-402", "no finding has the code kv-402 (onnxkvrename explain KV402)"),
         ("explain 402,KV601", "no finding has the code 402,KV601 "
          "(onnxkvrename explain KV402 KV601)"),

@@ -109,8 +109,8 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--prefix", ""), "the token '' is empty"),
         ((MODEL, "--select", "("), "--select '(' is not a regular expression: "),
         ((MODEL, "--select", "\x1b[\n"), r"--select '\x1b[\n' is not a regular expression: "),
-        ((MODEL, "--dim", "ctx_len=3"), "--reference and --dim are for --run"),
-        ((MODEL, "--reference", MODEL), "--reference and --dim are for --run"),
+        ((MODEL, "--dim", "ctx_len=3"), "--dim requires --run"),
+        ((MODEL, "--reference", MODEL), "--reference requires --run"),
         *(
             ((MODEL, "--run", "--dim", text), f"--dim {text!r}: pass SYMBOL=SIZE")
             for text in ("ctx_len", "=3", "ctx_len=", "ctx_len=1.5")
@@ -297,7 +297,7 @@ def test_github_annotates_what_kept_the_job_from_being_done(here: Path, run) -> 
     assert outcome.code == 2
     assert outcome.out.startswith("::error file=lost.onnx,title=failed::lost.onnx: no such file")
     outcome = run("verify", MODEL, "--dim", "ctx_len=4", "--format=github")
-    assert outcome.out.startswith("::error title=failed::--reference and --dim are for --run")
+    assert outcome.out.startswith("::error title=failed::--dim requires --run")
 
 
 HOSTILE = "##[x]\x1b[2J\u202e[/red]:smiley:"

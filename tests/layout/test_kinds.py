@@ -21,7 +21,7 @@ from onnxkvrename.layout.kinds import (
 )
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.signature import Dim, Signature, Value
-from onnxkvrename.rules.load import parse_rules
+from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import KvPair, TokenChange, build_rename_plan
 
 QEFF = load_rules()

@@ -11,7 +11,7 @@ from onnxkvrename import load_rules
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Dim, ExportInfo, Signature, Value
 from onnxkvrename.rules.kv_model import KvModel, scan_model
-from onnxkvrename.rules.load import parse_rules
+from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.windows import PartGroup, check_parts, group_parts

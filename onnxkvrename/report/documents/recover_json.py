@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.records import Document
-from onnxkvrename.storage.recover import HalfDoneRun, TargetState
+from onnxkvrename.storage.record import TargetState
+from onnxkvrename.storage.recover import HalfDoneRun
 
 Action = Literal["list", "undo", "finish"]
 

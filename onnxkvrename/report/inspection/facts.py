@@ -7,13 +7,18 @@ from typing import NamedTuple
 
 from rich.filesize import decimal
 
-from onnxkvrename.findings import Finding, format_count, format_list
-from onnxkvrename.layout.dims import compute_tensor_bytes
+from onnxkvrename.findings import (
+    Finding,
+    format_count,
+    format_layer_run,
+    format_list,
+    group_layer_runs,
+)
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, group_buffers
 from onnxkvrename.layout.kinds import get_kind_traits
+from onnxkvrename.layout.layout import compute_tensor_bytes
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.report.inert import escape_text, shorten_text
-from onnxkvrename.rules.layer_ranges import format_layer_run, group_layer_runs
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED
 
 _STAMP_TEXTS = {

@@ -1,0 +1,60 @@
+"""Files that a command writes beside its answer: none is over a file that the run reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from onnxkvrename.errors import UndoError, WriteError
+from onnxkvrename.storage.run_files import RunFiles
+from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
+
+
+def collect_inputs(inputs: Iterable[tuple[Path | None, str]]) -> RunFiles:
+    """Return the files that a run reads.
+
+    Args:
+        inputs: Each with what it is, after the word "is"; ``None`` for one that is not given.
+    """
+    files = RunFiles()
+    for path, role in inputs:
+        if path is not None:
+            files.add_input(path, role)
+    return files
+
+
+def check_page(path: Path, command: str, files: RunFiles, *, force: bool) -> None:
+    """Check that the page of a command can be written.
+
+    Args:
+        path: The page.
+        command: The command, whose earlier page may be replaced.
+        files: The files that the run reads.
+        force: Whether any other file may be replaced, too.
+
+    Raises:
+        WriteError: It cannot.
+        ModelError: It cannot be determined what is at the path.
+    """
+    from onnxkvrename.report.pages.frame import build_start_pattern  # only for a page
+
+    check_not_cached(path)
+    files.check_output(files.add_output(path, "the page of --html"))
+    if not force:
+        kind = f"a page made by onnxkvrename {command}"
+        check_replaceable(path, kind, build_start_pattern(command))
+
+
+def write_page(path: Path, page: str, inputs: Sequence[Path]) -> None:
+    """Write a page that :func:`check_page` has checked.
+
+    Raises:
+        WriteError: It cannot be written. Nothing is written then.
+    """
+    try:
+        write_files({path: page.encode("utf-8")}, force=True, inputs=inputs)
+    except UndoError:
+        raise  # it says itself what was written
+    except WriteError as error:
+        hint = "no page was written; choose a different path"
+        raise WriteError(error.message, path=error.path, hint=hint) from None
