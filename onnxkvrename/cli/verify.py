@@ -10,8 +10,7 @@ from typing import Annotated, NamedTuple
 import click
 
 from onnxkvrename.api.arguments import choose_rules
-from onnxkvrename.cli.hints.complete import complete_reports
-from onnxkvrename.cli.one_model import check_one_model
+from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command, parse_dim_sizes
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.errors import KvRenameError
@@ -130,10 +129,6 @@ def command(arguments: VerifyArguments) -> int:
     model; external data are there. Weights are not read.
     """
     models, profile = _verify_models(arguments)
-    reports = complete_reports([model.report for model in models])
-    models = tuple(
-        model._replace(report=report) for model, report in zip(models, reports, strict=True)
-    )
     answer = build_verify_answer(models, profile, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
 
