@@ -76,9 +76,10 @@ def verify(
     if renamed_from is None and compare_data:
         raise ValueError("compare_data requires renamed_from")
     request = VerifyRequest(
+        models=(path,),
         token=_check_token(token),
-        select_pattern=None if select is None else _compile_select(as_text(select, "select")),
-        run_in_onnxruntime=run,
+        select=None if select is None else _compile_select(as_text(select, "select")),
+        run=run,
         reference=as_optional_path(reference, "reference"),
         dims=as_sizes(dims, "dims"),
         renamed_from=as_optional_path(renamed_from, "renamed_from"),
