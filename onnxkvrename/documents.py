@@ -6,20 +6,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from onnxkvrename.limits import MAX_DEPTH, MAX_INT64, shorten_text
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-MAX_DEPTH = 100
-"""How many levels deep lists and objects may be nested."""
-
-MAX_VALUES = 1 << 18
-"""How many values a JSON document may have, counted by its commas and brackets."""
-
-_MAX_DIGITS = 1000
-_LIMIT = 1 << 63
-_MAX_SHOWN_CHARS = 80
 _NULL = type(None)
 
 
@@ -33,11 +26,6 @@ class UnreadableTextError(ValueError):
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
-
-
-def shorten_name(name: str) -> str:
-    """Return a name from a file, cut to a length that fits into a message."""
-    return name if len(name) <= _MAX_SHOWN_CHARS else f"{name[:_MAX_SHOWN_CHARS]}…"
 
 
 def build_depth_error() -> UnreadableTextError:
@@ -55,24 +43,24 @@ def parse_json(text: str) -> Any:
         The value; objects keep the order of their keys.
 
     Raises:
-        UnreadableTextError: The text is not JSON, has more than `MAX_VALUES` values, is
-            nested more than `MAX_DEPTH` levels deep, has a key twice, NaN or an infinity, or
-            a number that is too long.
+        UnreadableTextError: The text is not JSON, is nested too deeply, has a key twice, NaN or an
+            infinity, or a number that is too long.
     """
     import json  # a plain rename reads no JSON
 
-    if sum(map(text.count, ",[{")) > MAX_VALUES:
-        raise UnreadableTextError(f"has more than {MAX_VALUES:,} values")
     try:
         value = json.loads(
             text,
             object_pairs_hook=_build_object,
-            parse_int=_parse_integer,
             parse_float=_parse_float,
             parse_constant=_reject_constant,
         )
     except json.JSONDecodeError as error:
         raise UnreadableTextError(f"is not JSON: {error}") from None
+    except UnreadableTextError:
+        raise
+    except ValueError:  # Python converts no longer ones
+        raise UnreadableTextError("has a number of too many digits") from None
     except RecursionError:
         raise build_depth_error() from None
     if _is_too_deep(value):
@@ -199,7 +187,7 @@ class ObjectReader:
 
     def build_error(self, key: str, problem: str) -> UnreadableTextError:
         """Return the error for the value of a key; `problem` completes the sentence."""
-        return UnreadableTextError(f"{self._path}{shorten_name(key)}{self._separator}{problem}")
+        return UnreadableTextError(f"{self._path}{shorten_text(key)}{self._separator}{problem}")
 
     def _read(self, key: str, description: str, *types: type, default: Any = None) -> Any:
         self._read_keys.add(key)
@@ -214,7 +202,9 @@ class ObjectReader:
         return value
 
     def _check_integers(self, key: str, values: Iterable[Any]) -> None:
-        if any(isinstance(value, int) and not -_LIMIT <= value < _LIMIT for value in values):
+        if any(
+            isinstance(value, int) and not -MAX_INT64 - 1 <= value <= MAX_INT64 for value in values
+        ):
             raise self.build_error(key, "has a number that does not fit into 64 bits")
 
 
@@ -222,21 +212,15 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
-            raise UnreadableTextError(f"has the key {key[:60]!r} twice")
+            raise UnreadableTextError(f"has the key {shorten_text(key)!r} twice")
         values[key] = value
     return values
-
-
-def _parse_integer(text: str) -> int:
-    if len(text) > _MAX_DIGITS:
-        raise UnreadableTextError(f"has a number of {len(text):,} digits")
-    return int(text)
 
 
 def _parse_float(text: str) -> float:
     value = float(text)
     if abs(value) == float("inf"):
-        raise UnreadableTextError(f"has the number {text[:60]}, which is too large")
+        raise UnreadableTextError(f"has the number {shorten_text(text)}, which is too large")
     return value
 
 

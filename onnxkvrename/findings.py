@@ -1,13 +1,13 @@
-"""Findings: what can be wrong with a model, with codes and JSON."""
+"""Findings: what can be wrong with a model, each with its code."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from onnxkvrename import __version__
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.limits import MAX_LISTED
 
 Severity = Literal["error", "warning"]
 
@@ -123,15 +123,13 @@ CODES: dict[str, tuple[Severity, str]] = {
 """Severity and meaning of every code; `docs/findings.md` explains each."""
 
 
-_MAX_LISTED = 5
-
-
 class Finding(NamedTuple):
     """Something that is, or may be, wrong with a model.
 
     Attributes:
-        code: One of `CODES`.
-        severity: That of the code, or ``error`` under ``--strict``.
+        code: The code, one of `CODES`, such as KV101.
+        severity: That of the code, or ``error`` under ``--strict``. An error makes the exit
+            code 1.
         name: The value or the file that it is about, the first of several; empty for the model
             itself.
         message: A sentence without its subject, which is `name`. About several names it is a
@@ -161,21 +159,6 @@ class CheckError(KvRenameError):
     def __init__(self, message: str, findings: tuple[Finding, ...], **where: str | None) -> None:
         super().__init__(message, **where)
         self.findings = findings
-
-
-def declare_code(code: str, severity: Severity, meaning: str) -> None:
-    """Add the code of an additional check to `CODES`.
-
-    Args:
-        code: ``KV`` and three digits; its meaning must never change.
-        severity: ``error`` or ``warning``.
-        meaning: What is wrong, in a few words.
-
-    Raises:
-        ValueError: The code already has a different meaning.
-    """
-    if CODES.setdefault(code, (severity, meaning)) != (severity, meaning):
-        raise ValueError(f"{code} already means: {CODES[code][1]}")
 
 
 def build_finding(code: str, name: str, message: str, hint: str) -> Finding:
@@ -245,10 +228,51 @@ def decide_exit_code(
     return 2 if not_done else int(failed)
 
 
-def format_list(names: Sequence[str], separator: str = ", ", limit: int = _MAX_LISTED) -> str:
+def format_list(names: Sequence[str], separator: str = ", ", limit: int = MAX_LISTED) -> str:
     """Join the first `limit` names, and count the rest."""
     suffix = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return separator.join(names[:limit]) + suffix
+
+
+def format_layers(layers: Iterable[int]) -> str:
+    """Format sorted layers, as `layer 3` or `layers 0-2, 5`, the first five runs of them."""
+    return format_layer_runs(group_layer_runs(layers))
+
+
+def group_layer_runs(layers: Iterable[int]) -> tuple[range, ...]:
+    """Return sorted layers as runs without a gap."""
+    ends: list[list[int]] = []
+    for layer in layers:
+        if ends and ends[-1][1] == layer - 1:
+            ends[-1][1] = layer
+        else:
+            ends.append([layer, layer])
+    return tuple(range(first, last + 1) for first, last in ends)
+
+
+def format_layer_run(run: range) -> str:
+    """Format a run as `3` or `0-2`."""
+    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
+
+
+def format_layer_numbers(layers: Iterable[int]) -> str:
+    """Format all of some sorted layers, as `0-2, 5`."""
+    return ", ".join(map(format_layer_run, group_layer_runs(layers)))
+
+
+def format_layer_runs(runs: Sequence[range]) -> str:
+    """Format runs of layers as :func:`format_layers` does, without listing the layers."""
+    texts = [format_layer_run(run) for run in runs if run]
+    if not texts:
+        return "no layer"
+    is_single = len(texts) == 1 and texts[0].isdigit()
+    return f"layer {texts[0]}" if is_single else f"layers {format_list(texts)}"
+
+
+def format_layer_ranges(layers: Sequence[int]) -> str:
+    """Return sorted layers in full: `layer 3`, `layers 0-5, 7`."""
+    numbers = format_layer_numbers(layers)
+    return f"layer {numbers}" if len(layers) == 1 else f"layers {numbers}"
 
 
 def quote_word(text: str) -> str:
@@ -300,41 +324,3 @@ def suggest_similar(name: str, candidates: Iterable[str]) -> str | None:
     """Return the hint "did you mean X?" if a candidate is similar to `name`."""
     similar = find_similar(name, candidates)
     return f"did you mean {quote_word(similar)}?" if similar else None
-
-
-def render_json_document(
-    schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
-) -> str:
-    """Render the JSON document of a command, with :func:`build_json_document`'s arguments."""
-    import json
-
-    return json.dumps(build_json_document(schema, command, code, fault, **content), indent=2)
-
-
-def build_json_document(
-    schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
-) -> dict[str, Any]:
-    """Build the document of a command.
-
-    Args:
-        schema: Name and version of the document's schema.
-        command: The command.
-        code: Its exit code.
-        fault: Why the job could not be done; ``None`` if it was done.
-        content: The command's own members; they come between the common ones.
-    """
-    head = {"schema": schema, "version": __version__, "command": command}
-    tail = {"error": serialize_error(fault), "exit_code": code}
-    return {**head, **content, **tail}
-
-
-def serialize_finding(finding: Finding) -> dict[str, str]:
-    """Return the JSON form of a finding."""
-    return finding._asdict()
-
-
-def serialize_error(fault: KvRenameError | None) -> dict[str, str | None] | None:
-    """Return the JSON form of an error."""
-    if fault is None:
-        return None
-    return {"message": fault.message, "path": fault.path, "hint": fault.hint}

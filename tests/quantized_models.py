@@ -108,12 +108,12 @@ def build_quantized_model(
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def shorten_name(name: str) -> str:
+def shorten_text(name: str) -> str:
     return name.removeprefix("past_").partition(".")[0]
 
 
 def _add_linear(builder: Builder, name: str, part: Quantization, form: Form) -> str:
-    result, short = f"{name}_RetainedState", shorten_name(name)
+    result, short = f"{name}_RetainedState", shorten_text(name)
     turned = {1: 2, 2: 1}
     constants = [builder.add_scale(f"{short}_scale", part.scale)]
     if part.zero_point is not None:
@@ -143,7 +143,7 @@ def _add_attention(
     builder: Builder, key: Quantization, value: Quantization
 ) -> list[onnx.ValueInfoProto]:
     scales = [
-        builder.add_scale(f"{shorten_name(name)}_scale", part.scale.reshape(-1))
+        builder.add_scale(f"{shorten_text(name)}_scale", part.scale.reshape(-1))
         for name, part in zip(NAMES, (key, value), strict=True)
     ]
     key_type, value_type = (

@@ -33,7 +33,7 @@ from onnxkvrename.model.file import splice_payloads
 from onnxkvrename.model.occurrences import find_occurrences
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource, Span
-from onnxkvrename.rules.checks.pairs import check_pairs
+from onnxkvrename.rules.checks import check_model
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan, rename_symbols
 
 RULES, WISH = load_rules(), TokenChange("VLLM")
@@ -47,7 +47,7 @@ def spliced(raw: bytes) -> bytes | None:
     survey = find_occurrences(source, {*plan.name_map, *plan.name_map.values()})
     uses = survey.build_name_uses(plan.name_map)
     symbols = rename_symbols(uses.symbols, uses.producer_op_types, plan)
-    if any(f.severity == "error" for f in check_pairs(signature, plan, uses)):
+    if any(f.severity == "error" for f in check_model(signature, plan, uses)):
         return None
     pieces = splice_payloads(source, survey.build_edits(plan.name_map, symbols))
     return b"".join(raw[p.offset :][: p.size] if isinstance(p, Span) else p for p in pieces)

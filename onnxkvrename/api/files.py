@@ -21,7 +21,7 @@ from onnxkvrename.api.arguments import (
     split_rules,
 )
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.qefficient.find_export import (
+from onnxkvrename.qefficient.export_cache import (
     check_cache_reuse,
     check_cache_state,
     restate_cache_reuse,
@@ -247,6 +247,10 @@ def run_rename(
         request = request._replace(token=token)
     knows_rules = request.pairs is None and request.profile != AUTO_PROFILE
     rules = choose_rules(request) if knows_rules else load_rules()
+    if request.seed_cache and request.writes:
+        from onnxkvrename.qefficient.seed_cache import settle_stopped_moves  # most need none
+
+        settle_stopped_moves(request.models)
     if request.in_place:
         from onnxkvrename.qefficient.seed_cache import find_moved_paths  # only for --seed-cache
 
@@ -299,8 +303,6 @@ def _rename_in_cache(
     if any(model.failed for model in plan.left_out):
         request = request._replace(dry_run=True)
     jobs, params = plan.redirect_jobs(jobs), plan.build_sidecars()
-    if request.writes:
-        plan.clear_finished_intents()
     moves = plan.directory_map
     report = _run_jobs(request, jobs, rules, executor, open_bars, params, moves)
     return plan.update_report(report, dry_run=not request.writes)

@@ -14,7 +14,7 @@ from onnxkvrename.api.arguments import (
     suggest_other_form,
 )
 from onnxkvrename.findings import CheckError
-from onnxkvrename.renaming.in_memory import rename_in_memory
+from onnxkvrename.renaming.run import rename_in_memory
 from onnxkvrename.rules.load import AUTO_PROFILE
 from onnxkvrename.rules.pick import pick_rules_for_bytes
 from onnxkvrename.rules.plan import TokenChange

@@ -18,7 +18,7 @@ from onnxkvrename.api.arguments import (
     load_rules_for,
 )
 from onnxkvrename.errors import RulesError
-from onnxkvrename.qefficient.find_export import check_cache_state
+from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange

@@ -12,7 +12,6 @@ from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.hints.complete import complete_reports
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
-from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
@@ -88,15 +87,6 @@ def command(arguments: CheckConsumerArguments) -> int:
     code = decide_exit_code(failed=check.failed)
     answer = build_consumer_answer(check, code, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
-
-
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    from onnxkvrename.report.documents.check_consumer_json import (
-        consumer_check_to_json,
-    )  # only here
-
-    return consumer_check_to_json(None, code, error)
 
 
 def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:

@@ -17,7 +17,6 @@ from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.hints.complete import complete_findings, complete_reports
 from onnxkvrename.cli.options import SIDES, SideValues, declare_command, parse_dim_sizes
 from onnxkvrename.cli.output import print_answer, print_choice
-from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.find_consumers import (
@@ -61,7 +60,7 @@ from onnxkvrename.report.compare_text import (
     render_handoff_table,
     render_prompt_lines,
 )
-from onnxkvrename.report.documents.compare_json import handoff_to_json
+from onnxkvrename.report.documents.compare_json import describe_handoff
 from onnxkvrename.report.formats import (
     Answer,
     Line,
@@ -205,11 +204,6 @@ def command(arguments: CompareArguments) -> int:
     return print_answer(answer, arguments.output_format)
 
 
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return handoff_to_json(None, code, error)
-
-
 def _parse_ranks(text: str | None) -> TensorParallelSizes | None:
     return None if text is None else TensorParallelSizes(*_parse_pair("--tp", text, "2:4"))
 
@@ -335,12 +329,8 @@ def _build_answer(
     return Answer(
         "compare",
         code,
-        render_json=partial(
-            handoff_to_json,
-            handoff,
-            code,
-            reports=(prefill.reports, decode.reports),
-            profile=profile,
+        build_content=partial(
+            describe_handoff, handoff, (prefill.reports, decode.reports), profile
         ),
         render_text=partial(_render_text, handoff, failed_models, arguments),
         files=tuple(map(build_file_result, (*failed_models, report))),

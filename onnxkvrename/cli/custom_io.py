@@ -20,7 +20,7 @@ from onnxkvrename.options import (
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.kv_model import KvModel, read_kv_model
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.sidecars.formats.custom_io import PRECISIONS, render_custom_io
+from onnxkvrename.sidecars.custom_io import PRECISIONS, render_custom_io
 from onnxkvrename.storage.write_file import write_files
 
 DEFAULT_FILE_NAME = "custom_io.yaml"

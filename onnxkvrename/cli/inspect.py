@@ -12,10 +12,8 @@ from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.hints.complete import complete_error, complete_findings
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
-from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code
-from onnxkvrename.layout.inspect import ModelSummary, inspect_models
-from onnxkvrename.layout.window_sets import fold_windows
+from onnxkvrename.layout.inspect import ModelSummary, fold_windows, inspect_models
 from onnxkvrename.options import (
     PAGE,
     Format,
@@ -26,7 +24,7 @@ from onnxkvrename.options import (
     Profile,
     RulesFile,
 )
-from onnxkvrename.report.documents.inspect_json import summaries_to_json
+from onnxkvrename.report.documents.inspect_json import describe_summaries
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
 from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.rules.find_models import find_jobs
@@ -79,11 +77,6 @@ def _complete_hints(summary: ModelSummary) -> ModelSummary:
     return summary._replace(findings=findings, error=complete_error(summary.error))
 
 
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return summaries_to_json((), code, error)
-
-
 def _build_answer(
     summaries: Sequence[ModelSummary], profile: ProfileChoice, written: Sequence[str]
 ) -> Answer:
@@ -94,7 +87,7 @@ def _build_answer(
     return Answer(
         "inspect",
         code,
-        render_json=partial(summaries_to_json, summaries, code, profile=profile),
+        build_content=partial(describe_summaries, summaries, profile),
         render_text=partial(_render_text, summaries, written),
         files=tuple(
             FileResult(summary.path, summary.findings, summary.error) for summary in summaries

@@ -10,7 +10,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from types import FrameType
@@ -226,7 +225,7 @@ def _check_command_name(args: Sequence[str]) -> None:
 
 
 def load_command(name: str) -> Any:
-    """Import the module of a command, with its ``command`` and, if any, ``render_failure``."""
+    """Import the module of a command, with its ``command``."""
     return import_module(_build_module_name(name))
 
 
@@ -307,10 +306,11 @@ def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: 
         _complete_hint(name, args, error)
     try:
         output_format = _find_requested_format(args)
-        render_json = getattr(_find_loaded_command(name), "render_failure", None)
-        if output_format is not None and render_json is not None:
-            answer = Answer(name, code, partial(render_json, code, error), error=error)
-            print_answer(answer, output_format)
+        if output_format is not None and _find_loaded_command(name) is not None:
+            from onnxkvrename.report.documents import MODULES  # only for a failure
+
+            if name in MODULES:
+                print_answer(Answer(name, code, error=error), output_format)
     except KvRenameError:
         pass  # what kept the job from being done says more than that this could not be printed
     from onnxkvrename.report.formats.text import build_error_line  # only for a failure

@@ -17,15 +17,15 @@ from onnxkvrename.cli.options import declare_command, parse_memory_size
 from onnxkvrename.cli.output import print_answer, print_choice, print_lines
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code
-from onnxkvrename.layout.digest import compute_layout_digest
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.layout.layout import Layout, compute_layout_digest
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
     apply_compile_info,
     load_model_or_manifest,
 )
-from onnxkvrename.layout.manifest import manifest_to_json
+from onnxkvrename.layout.manifest import ManifestContent, describe_layout
+from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.options import (
     CUSTOM_IO,
     DIM,
@@ -42,7 +42,8 @@ from onnxkvrename.options import (
     Strict,
     Verbose,
 )
-from onnxkvrename.renaming.run import remove_links_of_killed_runs, stamp_models
+from onnxkvrename.renaming.run import stamp_models
+from onnxkvrename.report.documents.projection_json import projection_to_json
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.manifest_text import (
@@ -57,17 +58,16 @@ from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.storage.recover import settle_stopped_runs
 from onnxkvrename.storage.write_file import needs_write, write_files
 from onnxkvrename.vllm.projection import (
     Projection,
     check_nixl,
     check_projection,
     project_layout,
-    projection_to_json,
 )
 from onnxkvrename.vllm.specs import (
     KV_CACHE_DTYPES,
-    MAX_GPU_MEMORY,
     VLLM_VERSIONS,
     ProjectionRequest,
 )
@@ -230,7 +230,8 @@ def command(arguments: ManifestArguments) -> int:
     is_wanted = arguments.output_format == "text" and not arguments.quiet
     print_choice(rules.choice, is_wanted=is_wanted)
     if arguments.stamp:
-        remove_links_of_killed_runs(find_jobs(arguments.models))
+        jobs = find_jobs(arguments.models)
+        settle_stopped_runs([job.target.parent for job in jobs], [job.model for job in jobs])
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
     if arguments.stamp:
         loaded = _plan_stamp(loaded, rules)
@@ -247,11 +248,6 @@ def command(arguments: ManifestArguments) -> int:
         _write_stamps(stamped, rules, force=arguments.force, quiet=arguments.quiet)
     write_files(files, force=arguments.force, inputs=inputs)
     return _print_answer(answer, loaded, arguments)
-
-
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return manifest_to_json(Layout((), (), (), (), ()), (), code, error)
 
 
 def _apply_cache_dtype(loaded: LoadedLayout, dtype: str | None) -> LoadedLayout:
@@ -315,7 +311,7 @@ def _build_projection(
         arguments.tokens,
         layout.kv_cache_dtype,
         arguments.pp or 1,
-        None if memory is None else parse_memory_size("--gpu-memory", memory, MAX_GPU_MEMORY),
+        None if memory is None else parse_memory_size("--gpu-memory", memory, MAX_INT64),
     )
     return project_layout(layout, request, _load_draft(arguments, rules))
 
@@ -422,7 +418,7 @@ def _build_answer(result: _ManifestResult) -> Answer:
     return Answer(
         "manifest",
         code,
-        render_json=partial(_render_json, result, code),
+        build_content=partial(_describe, result),
         render_text=partial(_render_text, result),
         files=tuple(map(build_file_result, result.loaded.reports)),
     )
@@ -446,11 +442,11 @@ def _print_answer(answer: Answer, loaded: LoadedLayout, arguments: ManifestArgum
     return print_answer(answer, output_format)
 
 
-def _render_json(result: _ManifestResult, code: int) -> str:
+def _describe(result: _ManifestResult) -> ManifestContent:
     loaded, projection, profile = result
     vllm = None if projection is None else projection_to_json(projection)
-    return manifest_to_json(
-        loaded.layout, loaded.reports, code, stamp=loaded.stamp, vllm=vllm, profile=profile
+    return describe_layout(
+        loaded.layout, loaded.reports, stamp=loaded.stamp, vllm=vllm, profile=profile
     )
 
 

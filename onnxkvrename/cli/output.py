@@ -35,7 +35,7 @@ def print_answer(answer: Answer, output_format: str) -> int:
 
 def print_choice(choice: ProfileChoice | None, *, is_wanted: bool) -> None:
     """Name a profile on stderr, if it was picked by the names of the models."""
-    if is_wanted and choice is not None and choice.is_picked:
+    if is_wanted and choice is not None and choice.picked:
         print_lines([Line(choice.describe(), err=True)])
 
 

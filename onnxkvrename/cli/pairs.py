@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from onnxkvrename.cli.one_model import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
-from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.options import (
@@ -21,7 +21,7 @@ from onnxkvrename.options import (
 from onnxkvrename.report.documents.pairs_json import (
     build_io_bindings,
     build_stateful_map,
-    pairs_to_json,
+    describe_pairs,
     render_value,
 )
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
@@ -74,11 +74,6 @@ def command(arguments: PairsArguments) -> int:
     return print_answer(answer, arguments.output_format)
 
 
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return pairs_to_json((), code, error)
-
-
 def _trace(path: Path) -> TracedModel | ModelError:
     """Return a model with its pairs, or why it has none."""
     try:
@@ -92,7 +87,7 @@ def _build_answer(results: Sequence[TracedModel | ModelError]) -> Answer:
     return Answer(
         "pairs",
         code,
-        render_json=partial(pairs_to_json, results, code),
+        build_content=partial(describe_pairs, results),
         render_text=partial(_render_tables, results),
         files=tuple(
             FileResult(each.path or "", error=each)

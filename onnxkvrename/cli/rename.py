@@ -7,10 +7,9 @@ from functools import partial
 from onnxkvrename.api.files import run_rename
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, show_progress
-from onnxkvrename.errors import KvRenameError
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.rename_text import build_rename_answer
-from onnxkvrename.rules.results import Report, report_placed
+from onnxkvrename.rules.results import report_placed
 
 
 @declare_command(
@@ -45,10 +44,3 @@ def command(request: Request) -> int:
 
             answer = mention_unfinished_runs(answer)
         return print_answer(answer, request.output_format)
-
-
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    from onnxkvrename.report.documents.rename_json import report_to_json  # only for JSON
-
-    return report_to_json(Report(()), "rename", code, error)

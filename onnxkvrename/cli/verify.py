@@ -14,10 +14,10 @@ from onnxkvrename.cli.one_model import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.qefficient.find_export import check_cache_state
+from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.parallel import map_ordered, open_executor
 from onnxkvrename.renaming.run import check_token_change
-from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json
+from onnxkvrename.report.verify_text import build_verify_answer
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import ProfileChoice, Rules
@@ -50,11 +50,6 @@ def command(request: VerifyRequest) -> int:
     )
     answer = build_verify_answer(models, profile, quiet=request.quiet, verbose=request.verbose)
     return print_answer(answer, request.output_format)
-
-
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return verified_to_json((), code, error)
 
 
 def _verify_models(request: VerifyRequest) -> tuple[tuple[VerifiedModel, ...], ProfileChoice]:

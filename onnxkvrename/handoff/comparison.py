@@ -20,8 +20,7 @@ from onnxkvrename.handoff.simulate import (
 )
 from onnxkvrename.handoff.slots import find_clipped_axes
 from onnxkvrename.handoff.worker import HandoffSide, fill_missing_sizes, find_longest_prompt
-from onnxkvrename.layout.dims import format_size_option
-from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout, format_size_option
 from onnxkvrename.layout.scales import compare_scales, is_quantized
 from onnxkvrename.model.signature import Dim, format_shape
 

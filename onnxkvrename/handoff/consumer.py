@@ -11,8 +11,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding
-from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.layout.layout import Layout, Shape
 from onnxkvrename.model.proto_reader import get_dtype_bits
 
 MemoryKind = Literal["shared", "separate", "none"]

@@ -21,8 +21,7 @@ from onnxkvrename.handoff.selection import (
     find_selected_buffers,
     select_values,
 )
-from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import KvBuffer, Layout, apply_updates, build_layout
+from onnxkvrename.layout.layout import KvBuffer, Layout, Shape, apply_updates, build_layout
 from onnxkvrename.layout.updates import BufferUpdate, build_update_finding
 from onnxkvrename.rules.kv_model import KvModel
 

@@ -12,9 +12,9 @@ from onnxkvrename.findings import Finding, begin_message, build_finding, format_
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_non_kv_selected
 from onnxkvrename.layout.layout import KvBuffer, Layout
-from onnxkvrename.rules.language.conversion import can_convert
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.rewrite import can_convert
 
 _TEMPLATE_HINT = (
     "fix the template in your --rules FILE: the consumer reads the layer at another place"

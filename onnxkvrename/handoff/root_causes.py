@@ -13,6 +13,7 @@ from onnxkvrename.findings import (
     Finding,
     begin_message,
     build_finding,
+    format_layers,
     format_list,
 )
 from onnxkvrename.handoff.comparison import (
@@ -27,7 +28,6 @@ from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.layout.scales import find_different_scales
-from onnxkvrename.rules.layer_ranges import format_layers
 
 _HINTS = {
     "KV612": "compile both with the same precision, and pass its file: --custom-io FILE",

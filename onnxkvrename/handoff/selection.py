@@ -7,8 +7,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout, Shape
 from onnxkvrename.model.signature import Value
 
 BufferId = tuple[int, str]

@@ -17,8 +17,7 @@ from onnxkvrename.handoff.slots import (
     compute_memory_size,
     find_clipped_axes,
 )
-from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout, Shape
 from onnxkvrename.layout.scales import compare_scales
 
 PromptRanges = tuple[tuple[int, int], ...]

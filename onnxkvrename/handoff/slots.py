@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferId, SelectedValue
-from onnxkvrename.layout.dims import Shape, list_symbols
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.layout.layout import Layout, Shape, list_symbols
 from onnxkvrename.model.proto_reader import get_dtype_bits
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from onnxkvrename.findings import Finding, begin_message, build_finding, format_count
+from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, format_layers
 from onnxkvrename.layout.layout import KvBuffer, Layout
-from onnxkvrename.rules.layer_ranges import format_layers
 
 
 class TensorParallelSizes(NamedTuple):
-    """The number of tensor parallel ranks on each side."""
+    """The number of tensor parallel ranks on each side.
+
+    Attributes:
+        prefill: Ranks of prefill.
+        decode: Ranks of decode.
+    """
 
     prefill: int
     decode: int

@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.slots import find_clipped_axes
-from onnxkvrename.layout.dims import list_symbols
-from onnxkvrename.layout.layout import Layout, apply_sizes
+from onnxkvrename.layout.layout import Layout, apply_sizes, list_symbols
 from onnxkvrename.layout.load import LoadedLayout
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import posixpath
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.findings import Finding
-from onnxkvrename.layout.digest import check_stamp
-from onnxkvrename.layout.fold import fold_alike
 from onnxkvrename.layout.kinds import (
     BufferKind,
     InferredKind,
@@ -20,19 +21,16 @@ from onnxkvrename.layout.kinds import (
     has_block_table,
     infer_buffer_kind,
 )
-from onnxkvrename.layout.updates import (
-    UNKNOWN_UPDATE,
-    BufferUpdate,
-    UpdateTracer,
-    find_mix_ups,
-)
+from onnxkvrename.layout.layout import check_stamp, fold_alike
+from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate, UpdateTracer, find_mix_ups
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
-from onnxkvrename.rules.profile import PartPath, Rules
+from onnxkvrename.rules.profile import MERGED, PartPath, Rules
+from onnxkvrename.rules.windows import check_parts
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 
 NameStatus = Literal["plain", "token", "half", "missing", "broken"]
@@ -48,11 +46,11 @@ class ExternalFile(NamedTuple):
 
     Attributes:
         location: Its path relative to the model, as the model names it.
-        size: Its size in bytes; ``None`` if it cannot be used.
+        bytes: Its size; ``None`` where it is missing or cannot be used.
     """
 
     location: str
-    size: int | None
+    bytes: int | None
 
 
 class InspectedBuffer(NamedTuple):
@@ -111,13 +109,13 @@ class StampStatus(NamedTuple):
     """The layout digest in a model's metadata.
 
     Attributes:
-        digest: The digest, hexadecimal.
-        matches_graph: Whether the graph has that layout; ``None`` for a window, whose stamp
+        kv_layout_sha256: The digest, hexadecimal, right or wrong.
+        holds: Whether the graph has that layout; ``None`` for a window, whose stamp
             is that of its whole set.
     """
 
-    digest: str
-    matches_graph: bool | None
+    kv_layout_sha256: str
+    holds: bool | None
 
 
 class ModelSummary(NamedTuple):
@@ -161,7 +159,7 @@ class ModelSummary(NamedTuple):
     @property
     def external_bytes(self) -> int:
         """The bytes of the data files that can be used."""
-        return sum(file.size or 0 for file in self.files)
+        return sum(file.bytes or 0 for file in self.files)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -195,8 +193,6 @@ def inspect_models(
             windows[len(summaries)] = model
         summaries.append(summary)
     if len(windows) > 1:
-        from onnxkvrename.rules.windows import check_parts  # most models are not windows
-
         indexes, parts = list(windows), list(windows.values())
         found = check_parts(parts, rules, TokenChange(None), check_current_tokens=True)
         for number, finding in found:
@@ -373,3 +369,86 @@ def _classify_pair(pair: KvPair, broken: frozenset[str]) -> NameStatus:
     if len(tokens) > 1:
         return "half"
     return "token" if tokens != {""} else "plain"
+
+
+def fold_windows(summaries: Iterable[ModelSummary]) -> tuple[ModelSummary, ...]:
+    """Return the summaries with those of alike windows of a set as one, where the first was.
+
+    Windows are alike if the same exporter made them and they have the same stamp; no two of them
+    may have the same buffer. What is different from layer to layer is what the summary shows.
+    Models that cannot be read, and those outside of sets, stay as they are.
+    """
+    sets: dict[Hashable, list[ModelSummary]] = {}
+    for number, summary in enumerate(summaries):
+        sets.setdefault(_find_set(summary) or number, []).append(summary)
+    return tuple(
+        folded
+        for windows in sets.values()
+        for folded in ([_fold(windows)] if _can_fold(windows) else windows)
+    )
+
+
+def _find_set(summary: ModelSummary) -> Hashable:
+    """Return what alike windows of a set have in common; ``None`` for another model."""
+    part = summary.part
+    if part is None or part.name.stage == MERGED or summary.error is not None:
+        return None
+    return part.root, part.name.stage, part.name.model_name, summary.export, summary.stamp
+
+
+def _can_fold(windows: Sequence[ModelSummary]) -> bool:
+    buffers = [(item.buffer, item.layer) for window in windows for item in window.buffers]
+    return len(windows) > 1 and len(set(buffers)) == len(buffers)
+
+
+def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
+    ordered = sorted(windows, key=_find_first_layer)
+    tokens: Counter[str] = Counter()
+    for window in ordered:
+        tokens.update(dict(window.token_counts))
+    kept = {(item.name, item.reason): item for window in ordered for item in window.kept}
+    first = ordered[0]
+    return ModelSummary(
+        path="" if first.part is None else first.part.root,
+        size=sum(window.size for window in ordered),
+        export=first.export,
+        weight=_add_stats([window.weight for window in ordered]),
+        files=_list_files(ordered),
+        buffers=_sort_buffers(chain.from_iterable(window.buffers for window in ordered)),
+        token_counts=tuple(tokens.most_common()),
+        name_count=sum(window.name_count for window in ordered),
+        kept=tuple(kept.values()),
+        findings=tuple(chain.from_iterable(window.findings for window in ordered)),
+        stamp=first.stamp,
+        part=first.part,
+        windows=tuple(ordered),
+    )
+
+
+def _find_first_layer(window: ModelSummary) -> int:
+    return 0 if window.part is None else window.part.name.first_layer
+
+
+def _sort_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[InspectedBuffer, ...]:
+    return tuple(sorted(buffers, key=lambda item: item.layer))
+
+
+def _add_stats(stats: Sequence[ModelStats]) -> ModelStats:
+    names = dict.fromkeys(chain.from_iterable(item.function_names for item in stats))
+    return ModelStats(
+        sum(item.node_count for item in stats),
+        tuple(names),
+        sum(item.inline_tensor_count for item in stats),
+        sum(item.inline_bytes for item in stats),
+        sum(item.external_tensor_count for item in stats),
+    )
+
+
+def _list_files(windows: Iterable[ModelSummary]) -> tuple[ExternalFile, ...]:
+    """Return the files of external data; windows in one directory may have the same ones."""
+    files: dict[tuple[str, str], ExternalFile] = {}
+    for window in windows:
+        directory = posixpath.dirname(window.path.replace("\\", "/"))
+        for file in window.files:
+            files.setdefault((directory, file.location), file)
+    return tuple(files.values())

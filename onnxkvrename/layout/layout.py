@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.layout.dims import (
-    Shape,
-    Sizes,
-    compute_tensor_bytes,
-    list_symbols,
-    resolve_symbols,
-)
+from onnxkvrename.findings import Finding, build_finding, quote_word
 from onnxkvrename.layout.kinds import (
     BufferKind,
     InferredKind,
@@ -29,6 +25,8 @@ from onnxkvrename.layout.kinds import (
 )
 from onnxkvrename.layout.scales import BufferScales
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, BufferUpdate
+from onnxkvrename.limits import MAX_INT64
+from onnxkvrename.model.proto_reader import get_dtype_bits
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight
 from onnxkvrename.rules.kv_model import KvModel
@@ -37,6 +35,17 @@ from onnxkvrename.rules.plan import KvPair, UnchangedName
 NamedValue = TypeVar("NamedValue", Value, UnchangedName)
 
 _STATE_PARTS_BY_RANK = {3: "conv_state", 4: "recurrent_state"}
+Shape = tuple[Dim, ...]
+"""Sizes, symbols, and ``None`` for a dimension that the graph does not describe."""
+Sizes = Mapping[str, int]
+"""The sizes of symbols."""
+
+_ONE_BYTE_DTYPES = ("BOOL", "INT8", "MXINT8", "UINT8")
+_STAMP_HINT = (
+    "the graph changed, or it was stamped with another set: put the stamped file back, or, if "
+    "that is meant, stamp it again: `onnxkvrename manifest MODEL... --stamp`"
+)
+TraitsT = TypeVar("TraitsT", bound=Hashable)
 
 
 class KvBuffer(NamedTuple):
@@ -430,3 +439,162 @@ def _build_duplicate_error(first: KvBuffer, second: KvBuffer) -> ModelError:
         path=second.model,
         hint="give one model, or the windows of one",
     )
+
+
+def format_size_option(symbol: str, prefix: str = "") -> str:
+    """Return the option that gives a symbol a size, as it is typed: ``--dim ctx_len=SIZE``.
+
+    Args:
+        symbol: The symbol.
+        prefix: The side that it is for: ``prefill:``, ``decode:``, or empty for both.
+    """
+    return f"--dim {prefix}{quote_word(symbol)}=SIZE"
+
+
+def resolve_symbols(shape: Shape, sizes: Sizes) -> Shape:
+    """Return the shape with numbers for the symbols whose sizes are known."""
+    return tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)
+
+
+def count_elements(shape: Shape) -> int | None:
+    """Return the number of elements.
+
+    Returns:
+        ``None`` if a size is not known, or if there are more than `MAX_INT64`.
+    """
+    numbers = sorted(dim for dim in shape if isinstance(dim, int) and dim >= 0)
+    if len(numbers) < len(shape):
+        return None
+    count = 1
+    for number in numbers:  # a 0 comes first
+        count *= number
+        if count > MAX_INT64:
+            return None
+    return count
+
+
+def compute_tensor_bytes(shape: Shape, dtype: str) -> int | None:
+    """Return the bytes of a dense tensor, the last one padded.
+
+    An element of ``MXINT8`` counts as one byte, as a consumer counts it; the scales that
+    blocks of elements share are not in the graph.
+
+    Args:
+        shape: The shape of the tensor.
+        dtype: ONNX's name of the dtype, or ``MXINT8``.
+
+    Returns:
+        ``None`` if the number of elements or the size of one is not known.
+    """
+    count, bits = count_elements(shape), _find_element_bits(dtype)
+    return None if count is None or not bits else -(-count * bits // 8)
+
+
+def list_symbols(shapes: Iterable[Shape | None]) -> tuple[str, ...]:
+    """Return the symbols in shapes, each once, in the order of their first occurrences."""
+    symbols = (dim for shape in shapes for dim in shape or () if isinstance(dim, str))
+    return tuple(dict.fromkeys(symbols))
+
+
+def _find_element_bits(dtype: str) -> int:
+    """Return the bits of an element, 0 where they vary or are not known."""
+    bits = get_dtype_bits(dtype)
+    return bits if bits != 8 or dtype in _ONE_BYTE_DTYPES or dtype.startswith("FLOAT8") else 0
+
+
+def compute_layout_digest(layout: Layout) -> str:
+    """Return a digest that is equal for workers whose buffers are alike.
+
+    Returns:
+        SHA-256, in hexadecimal, of the JSON list of ``[layer, part, kind, dtype, shape,
+        name]`` of each buffer in order, without blanks and in ASCII. The name is the
+        input's. The batch is ``null``, since one sequence is transferred at a time; a
+        symbol whose size is known is that size. A ``--kv-cache-dtype`` comes last, if one is
+        given.
+    """
+    rows: list[object] = [
+        [b.layer, b.part, b.kind, b.dtype, _normalize_shape(layout, b), b.input or b.output]
+        for b in layout.buffers
+    ]
+    if layout.kv_cache_dtype is not None:
+        rows.append(layout.kv_cache_dtype)
+    return sha256(json.dumps(rows, separators=(",", ":")).encode("ascii")).hexdigest()
+
+
+def find_stamp_mismatches(layout: Layout, stamps: Mapping[str, str | None]) -> dict[str, Finding]:
+    """Return KV621 for every model whose stamp is not the digest of the layout.
+
+    Args:
+        layout: The layout of the models together.
+        stamps: The models' paths to their stamps, ``None`` for a model without one. If no
+            model has a stamp, none is missing.
+
+    Returns:
+        The models' paths to their findings.
+    """
+    if set(stamps.values()) <= {None}:
+        return {}
+    digest = compute_layout_digest(layout)
+    return {
+        path: _build_stamp_finding(stamp, digest)
+        for path, stamp in stamps.items()
+        if stamp != digest
+    }
+
+
+def check_stamp(source: KvModel, stamp: str | None) -> Finding | None:
+    """Return KV621 for a model with a stamp that is not the digest of its own layout.
+
+    Args:
+        source: A complete model, not a window.
+        stamp: Its stamp, ``None`` for a model without one.
+    """
+    if stamp is None:
+        return None
+    try:
+        layout = build_layout([source])
+    except ModelError as error:
+        return build_finding(
+            "KV621", "", f"has a stamp, but no layout: it {error.message}", _STAMP_HINT
+        )
+    return find_stamp_mismatches(layout, {source.path: stamp}).get(source.path)
+
+
+def _build_stamp_finding(stamp: str | None, digest: str) -> Finding:
+    if stamp is None:
+        hint = "stamp all of them together: `onnxkvrename manifest MODEL... --stamp`"
+        return build_finding(
+            "KV621", "", "has no stamp, but other windows of this model have one", hint
+        )
+    return build_finding(
+        "KV621",
+        "",
+        f"has the stamp {stamp[:12]}…, but the layout of its graph is {digest[:12]}…",
+        _STAMP_HINT,
+    )
+
+
+def _normalize_shape(layout: Layout, buffer: KvBuffer) -> list[Dim] | None:
+    shape = buffer.sequence_shape
+    return None if shape is None else [None, *layout.resolve_shape(shape)]
+
+
+def fold_alike(
+    buffers: Iterable[tuple[str, int, TraitsT]],
+) -> list[tuple[tuple[str, ...], tuple[int, ...], TraitsT]]:
+    """Fold buffers with the same traits into rows, their layers first, then their parts.
+
+    Args:
+        buffers: The part, the layer and the traits of each buffer.
+
+    Returns:
+        The parts, the layers and the traits of each row, all in the order of their first
+        buffer.
+    """
+    layers_of: dict[tuple[str, TraitsT], list[int]] = {}
+    for part, layer, traits in buffers:
+        layers_of.setdefault((part, traits), []).append(layer)
+    parts_of: dict[tuple[tuple[int, ...], TraitsT], list[str]] = {}
+    for (part, traits), layers in layers_of.items():
+        parts_of.setdefault((tuple(layers), traits), []).append(part)
+    return [(tuple(parts), layers, traits) for (layers, traits), parts in parts_of.items()]

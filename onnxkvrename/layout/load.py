@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, format_list, promote_to_errors, suggest_similar
-from onnxkvrename.layout.digest import find_stamp_mismatches
-from onnxkvrename.layout.dims import format_size_option, list_symbols
 from onnxkvrename.layout.layout import (
     Layout,
     apply_dtypes,
@@ -20,26 +18,29 @@ from onnxkvrename.layout.layout import (
     apply_sizes,
     apply_updates,
     build_layout,
+    find_stamp_mismatches,
+    format_size_option,
+    list_symbols,
 )
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.layout.scales import BufferScales, ScaleTracer
 from onnxkvrename.layout.updates import BufferUpdate, UpdateTracer, find_mix_ups
+from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.weights import Weight, describe_weights, merge_weights
+from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.rules.kv_model import KvModel, check_models_together, scan_model
+from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, Rules
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
 from onnxkvrename.sidecars.compiles import parse_specializations, read_compiles
-from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
+from onnxkvrename.sidecars.custom_io import parse_custom_io_dtypes
 from onnxkvrename.storage.read import FileIdentity, open_file, read_status, read_text_file
 
 _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
 """The stages of an export, the last one first: its models replace those of earlier ones."""
-_MAX_MANIFEST_BYTES = 1 << 26
-"""The largest manifest that is read, in bytes; real ones are far smaller."""
 
 
 class CompileInfo(NamedTuple):
@@ -244,7 +245,7 @@ def load_model_or_manifest(
             trace_scales=trace_scales,
             with_weights=with_weights,
         )
-    manifest = parse_manifest(read_text_file(path, _MAX_MANIFEST_BYTES), str(path))
+    manifest = parse_manifest(read_text_file(path, MAX_TEXT_BYTES), str(path))
     findings = promote_to_errors(manifest.findings) if strict else manifest.findings
     report = ModelReport(str(path), str(path), "unchanged", findings=findings)
     layout = apply_compile_info(manifest.layout, compile_info or CompileInfo())

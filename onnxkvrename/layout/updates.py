@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.limits import MAX_MATCHED_CHARS
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.rules.plan import KvPair
@@ -39,8 +40,6 @@ _LABELS: dict[UpdateKind, str] = {
     "untraced": "",
 }
 _RESIZING_KINDS: tuple[UpdateKind, ...] = ("append", "delta")
-_MAX_SYMBOL = 1000
-"""Longer symbols are compared, but not taken apart."""
 
 DimChange = Literal["same", "grows", "shrinks", "open"]
 """How the size of an axis changes from input to output; ``open`` if the shapes do not say."""
@@ -248,7 +247,7 @@ def _compare_dim(before: Dim, after: Dim) -> DimChange:
 
 def _is_larger_symbol(before: str, after: str) -> bool:
     """Return whether a symbol is a sum with another one in it, or the total of its past."""
-    if max(len(before), len(after)) > _MAX_SYMBOL:
+    if max(len(before), len(after)) > MAX_MATCHED_CHARS:
         return False
     terms = [term.strip() for term in after.split("+")]
     if len(terms) > 1 and before.strip() in terms:

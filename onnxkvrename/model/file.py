@@ -7,6 +7,7 @@ neither parsed nor held in memory. All but :func:`open_model`, :func:`read_piece
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.model.proto_reader import read_signature
+from onnxkvrename.limits import MAX_MODEL_BYTES
+from onnxkvrename.model.proto_reader import METADATA_PROPS, read_metadata_props, read_signature
 from onnxkvrename.model.protobuf import (
     BLOCK_SIZE,
-    MAX_PREFIX_SIZE,
+    PREFIX_SIZE,
     ByteSource,
     Piece,
     Record,
@@ -27,10 +29,29 @@ from onnxkvrename.model.protobuf import (
     encode_varint,
 )
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.storage.read import MAX_MODEL_SIZE, OpenFile, open_file, read_chunks
+from onnxkvrename.storage.read import OpenFile, open_file, read_chunks
 from onnxkvrename.storage.temp_file import TempFile
 
+STAMP_KEY = "onnxkvrename.kv_layout_sha256"
+"""The key of the stamp: the digest of a layout in a model's metadata, where two workers can
+compare it.
+
+A stamp is one entry of `metadata_props`, the last field of the file. Without it, the bytes
+are the old ones. It covers names and shapes of buffers, so it goes when a name changes."""
+_METADATA_PROPS_TAG = bytes([METADATA_PROPS << 3 | 2])
 _BUFFER_SIZE = 1 << 20
+_FORMATS_BY_MAGIC = (
+    (b"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
+    (b"<", "an HTML or XML page", "the download went wrong"),
+    (b"PK\x03\x04", "a zip archive", "unpack it first"),
+    (b"\x1f\x8b", "a gzip file", "unpack it first"),
+    (b"GGUF", "a GGUF file", "export the model to ONNX first"),
+    (b"\x80\x02", "a pickle", "export the model to ONNX first"),
+    (b"\x80\x03", "a pickle", "export the model to ONNX first"),
+    (b"\x80\x04", "a pickle", "export the model to ONNX first"),
+)
+_MANIFEST_TEXT = rb"(?i)kind[ \x1b\[0-9;m]+parts[ \x1b\[0-9;m]+layers\b"
+"""The headings of ``onnxkvrename manifest --format text``, in a pipe or with colors."""
 
 
 class OpenModel(NamedTuple):
@@ -70,20 +91,59 @@ def read_model_signature(source: ByteSource) -> Signature:
     """
     if source.size == 0:
         raise source.build_error("is empty", hint="export or copy it again")
-    if source.size > MAX_MODEL_SIZE:
+    if source.size > MAX_MODEL_BYTES:
         raise source.build_error(
-            f"is {source.size:,} bytes, more than the {MAX_MODEL_SIZE:,} that ONNX readers accept"
+            f"is {source.size:,} bytes, more than the {MAX_MODEL_BYTES:,} that ONNX readers accept"
         )
     try:
         return read_signature(source)
     except ModelError:
-        from onnxkvrename.model.other_formats import detect_other_format  # only for the message
-
-        other_format = detect_other_format(source.read(0, 4096))
+        other_format = _detect_other_format(source.read(0, 4096))
         if other_format is None:
             raise
         name, hint = other_format
         raise source.build_error(f"is {name}, not an ONNX model", hint=hint) from None
+
+
+def _detect_other_format(head: bytes) -> tuple[str, str] | None:
+    """Return what a file is that is not an ONNX model, and how to get one.
+
+    Args:
+        head: The first 4 KiB of the file.
+
+    Returns:
+        The name of the format with its article, and a hint; `None` if it is not known.
+    """
+    stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if stripped.startswith(b"<") and b"ir_version" in stripped[:80]:
+        return "ONNX text", "onnx.parser converts it to a model"
+    for magic, name, hint in _FORMATS_BY_MAGIC:
+        if stripped.startswith(magic):
+            return name, hint
+    if re.search(_MANIFEST_TEXT, head):
+        hint = "onnxkvrename manifest MODEL -o FILE writes the JSON"
+        return "a manifest printed as text: not a manifest in JSON", hint
+    if head[4:8] == b"ORTM":
+        return "an ONNX Runtime model (.ort)", "use the .onnx file it was made from"
+    if head[8:9] == b"{" and len(head) > 9 and int.from_bytes(head[:8], "little") < 1 << 27:
+        return "a safetensors file", "export the model to ONNX first"
+    if not head.strip(b"\0"):
+        return "nothing but zeros", "the copy or download went wrong"
+    if stripped.startswith(b"{") and b"onnxkvrename.manifest/" in head:
+        return "a manifest", "compare, check-consumer and manifest accept it instead of its model"
+    if _is_text(head):
+        return "a text file", "pass the .onnx file itself"
+    return None
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        text = head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 4:
+            return False
+        text = head[: error.start].decode("utf-8")
+    return all(char.isprintable() or char in "\t\r\n\f" for char in text)
 
 
 def splice_payloads(source: ByteSource, edits: Iterable[tuple[Record, bytes]]) -> tuple[Piece, ...]:
@@ -141,7 +201,7 @@ def _encode_length(source: ByteSource, record: Record, size: int) -> bytes:
         spare, step = width - needed, 1 if needed < target else -1
         if spare <= 1:
             width += step
-        if (step == 1 and spare == 2) or width > MAX_PREFIX_SIZE:
+        if (step == 1 and spare == 2) or width > PREFIX_SIZE:
             raise source.build_error(
                 f"the length at byte {record.length_start:,} is {spare} bytes longer than needed: "
                 "a new name there could not be removed again",
@@ -165,6 +225,66 @@ def _build_pieces(size: int, replaced: dict[int, tuple[int, bytes]]) -> Iterator
         yield new
     if size > pos:
         yield Span(pos, size - pos)
+
+
+def read_stamp(source: ByteSource) -> str | None:
+    """Return the stamp of a model, the last one if there are several; `None` if there is none."""
+    stamp = None
+    for _, key, value in read_metadata_props(source):
+        stamp = value if key == STAMP_KEY else stamp
+    return stamp
+
+
+def write_stamp(
+    source: ByteSource, stamp: str | None, pieces: Iterable[Piece]
+) -> tuple[Piece, ...]:
+    """Replace the stamps of a model by one, or by none.
+
+    Args:
+        source: The bytes of the model.
+        stamp: The new stamp; `None` for no stamp.
+        pieces: The result so far, as pieces of `source`.
+
+    Returns:
+        The pieces without the old stamps, and the new one at their end.
+
+    Raises:
+        ModelError: The bytes are not a protobuf message.
+    """
+    cuts = [span for span, key, _ in read_metadata_props(source) if key == STAMP_KEY]
+    remaining = tuple(_cut_spans(pieces, cuts))
+    return remaining if stamp is None else (*remaining, _encode_entry(stamp))
+
+
+def _encode_entry(stamp: str) -> bytes:
+    entry = b"".join(_encode_string(number, text) for number, text in ((1, STAMP_KEY), (2, stamp)))
+    return _METADATA_PROPS_TAG + encode_varint(len(entry)) + entry
+
+
+def _encode_string(number: int, text: str) -> bytes:
+    data = text.encode("utf-8")
+    return bytes([number << 3 | 2]) + encode_varint(len(data)) + data
+
+
+def _cut_spans(pieces: Iterable[Piece], cuts: list[Span]) -> Iterator[Piece]:
+    """Yield the pieces without some spans of the source, in which nothing was edited.
+
+    Both are in the order of the source.
+    """
+    remaining = iter(cuts)
+    cut = next(remaining, None)
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            yield piece
+            continue
+        start, end = piece.offset, piece.offset + piece.size
+        while cut is not None and cut.offset < end:
+            if cut.offset > start:
+                yield Span(start, cut.offset - start)
+            start = cut.offset + cut.size
+            cut = next(remaining, None)
+        if end > start:
+            yield Span(start, end - start)
 
 
 def sum_piece_sizes(pieces: Iterable[Piece]) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from onnxkvrename.limits import MAX_ENTRIES
 from onnxkvrename.model.proto_reader import (
     FUNCTION,
     GRAPH_INPUT,
@@ -34,14 +35,10 @@ DIM_SYMBOL_MARKER = b"_dim_"
 """Text between name and axis in a symbol that an exporter derived from a value's name.
 
 As `torch.onnx` does: `Concatpast_key.0_RetainedState_dim_2`."""
-MAX_OCCURRENCES = 1 << 15
-"""Occurrences of the names that were asked for, and symbols that may be derived from them."""
-MAX_GRAPHS = 1 << 14
-"""Subgraphs that contain one of the names."""
 _LOCATION_KEY = b"location"
 _NAMED = frozenset({1, 2})
 """The fields of a message whose first is a name: the name, and what it is for."""
-_MAX_STEMS = 64
+_STEM_COUNT = 64
 _STEM_SIZE = 5
 """Bytes that few other names begin with. Longer stems are more searches, and each costs as much
 as a walk over all fields."""
@@ -248,7 +245,7 @@ def _choose_stems(names: Iterable[bytes]) -> tuple[bytes, ...] | None:
     for name in sorted(names, key=len):
         if name and not any(stem in name for stem in stems):
             stems.append(max(re.split(rb"[0-9]+", name), key=len) or name)
-            if len(stems) > _MAX_STEMS:
+            if len(stems) > _STEM_COUNT:
                 return None
     return tuple(sorted({stem[:_STEM_SIZE] for stem in stems}))
 
@@ -267,7 +264,6 @@ class _GraphWalker:
         self.stems = None if stems is None else (*stems, _LOCATION_KEY)
         self.longest_name = max(map(len, self.names_by_bytes), default=0)
         self.occurrences: list[Occurrence] = []
-        self.graph_count = 0
         self.parent_scopes: list[int] = []
         self.symbols: list[tuple[str, Record]] = []
         self.references: dict[tuple[str, str], ExternalReference] = {}
@@ -275,9 +271,6 @@ class _GraphWalker:
     def walk_graph(self, graph: Record, parent_scope: int | None) -> int | None:
         """Walk a graph as a scope of its own, and return that scope."""
         scope = None
-        self.graph_count += 1
-        if self.graph_count > MAX_GRAPHS:
-            raise self.source.build_limit_error(f"{MAX_GRAPHS:,} subgraphs with such names", graph)
         if parent_scope is not None:
             scope = len(self.parent_scopes)
             self.parent_scopes.append(parent_scope)
@@ -310,8 +303,8 @@ class _GraphWalker:
         if name is None or record is None or scope is None:
             return
         self.occurrences.append(Occurrence(name, role, scope, record, op_type))
-        if len(self.occurrences) > MAX_OCCURRENCES:
-            limit = f"{MAX_OCCURRENCES:,} occurrences of KV buffers' names"
+        if len(self.occurrences) > MAX_ENTRIES:
+            limit = f"{MAX_ENTRIES:,} occurrences of KV buffers' names"
             raise self.source.build_limit_error(limit, record)
 
     def find_name(self, record: Record) -> str | None:
@@ -378,8 +371,8 @@ class _GraphWalker:
         ):
             for symbol in find_shape_symbols(self.source, type_):
                 self.symbols.append((self.source.read_string(symbol), symbol))
-            if len(self.symbols) > MAX_OCCURRENCES:
-                limit = f"{MAX_OCCURRENCES:,} symbols derived from names"
+            if len(self.symbols) > MAX_ENTRIES:
+                limit = f"{MAX_ENTRIES:,} symbols derived from names"
                 raise self.source.build_limit_error(limit, value)
 
     def walk_annotation(self, annotation: Record, scope: int | None) -> None:

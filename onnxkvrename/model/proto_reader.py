@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from onnxkvrename.limits import MAX_ENTRIES, MAX_INT64, MAX_RANK
 from onnxkvrename.model.protobuf import (
     LENGTH,
     VARINT,
@@ -19,16 +20,10 @@ from onnxkvrename.model.protobuf import (
     list_fields,
     read_fields,
 )
-from onnxkvrename.model.signature import Dim, ExportInfo, Signature, Value
+from onnxkvrename.model.signature import Dim, ExportInfo, Opset, Signature, Value
 
 GRAPH_INPUT, GRAPH_OUTPUT = 11, 12
 METADATA_PROPS = 14
-MAX_VALUES = 1 << 16
-"""Graph inputs, and graph outputs."""
-MAX_RANK = 256
-"""Dimensions of a tensor, or of a graph input or output."""
-_MAX_DATA_SIZE = 1 << 63
-"""The first size in bytes that does not fit into an int64, the type of ONNX's own sizes."""
 _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET = 1, 2, 3, 8
 _DTYPE_NAMES = (
     *("UNDEFINED", "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING"),
@@ -88,8 +83,8 @@ def read_signature(source: ByteSource) -> Signature:
     for record in read_fields(source, find_graph(source), stems=(), always=frozenset(values)):
         if record.number in values and record.wire_type == LENGTH:
             values[record.number].append(_read_value(source, record, types))
-            if len(values[record.number]) > MAX_VALUES:
-                raise source.build_limit_error(f"{MAX_VALUES:,} graph inputs or outputs", record)
+            if len(values[record.number]) > MAX_ENTRIES:
+                raise source.build_limit_error(f"{MAX_ENTRIES:,} graph inputs or outputs", record)
     return Signature(tuple(values[GRAPH_INPUT]), tuple(values[GRAPH_OUTPUT]))
 
 
@@ -112,7 +107,9 @@ def read_export_info(source: ByteSource) -> ExportInfo:
         read_optional_string(source, find_string(fields, _PRODUCER)),
         read_optional_string(source, find_string(fields, _PRODUCER_VERSION)),
         tuple(
-            (read_optional_string(source, find_string(opset, 1)), _read_int64(source, opset, 2))
+            Opset(
+                read_optional_string(source, find_string(opset, 1)), _read_int64(source, opset, 2)
+            )
             for opset in opsets
         ),
     )
@@ -126,12 +123,8 @@ def read_metadata_props(source: ByteSource) -> Iterator[tuple[Span, str, str]]:
     """
     for record in list_root_fields(source):
         if record.number == METADATA_PROPS and record.wire_type == LENGTH:
-            fields = list_fields(source, record, _STRING_ENTRY)
-            yield (
-                Span(record.tag_start, record.end - record.tag_start),
-                read_optional_string(source, find_string(fields, 1)),
-                read_optional_string(source, find_string(fields, 2)),
-            )
+            span = Span(record.tag_start, record.end - record.tag_start)
+            yield span, *_read_string_entry(source, record)
 
 
 def list_root_fields(source: ByteSource) -> list[Record]:
@@ -394,13 +387,13 @@ def _read_tensor_dims(source: ByteSource, fields: Iterable[Record]) -> list[int]
 
 
 def _compute_data_size(dims: Sequence[int], bits: int) -> int:
-    """Return the bytes of a tensor, at most `_MAX_DATA_SIZE`; -1 if a dimension is negative."""
+    """Return the bytes of a tensor, at most `MAX_INT64 + 1`; -1 if a dimension is negative."""
     if min(dims, default=0) < 0:
         return -1
     count = 1
     for dim in sorted(dims):  # a 0 comes first
-        count = min(count * dim, 8 * _MAX_DATA_SIZE)
-    return min(-(-count * bits // 8), _MAX_DATA_SIZE)
+        count = min(count * dim, 8 * MAX_INT64 + 8)
+    return min(-(-count * bits // 8), MAX_INT64 + 1)
 
 
 def _read_string_entry(source: ByteSource, entry: Record) -> tuple[str, str]:
@@ -427,15 +420,15 @@ def parse_extent(entries: Mapping[str, str], size: int) -> tuple[int, str]:
 
     Args:
         entries: The `external_data` of a tensor.
-        size: Bytes that its dtype and dims need, at most `_MAX_DATA_SIZE`; negative if a
+        size: Bytes that its dtype and dims need, at most one more than `MAX_INT64`; negative if a
             dimension is.
     """
     if not entries.get("location"):
         return 0, "has no location"
     if size < 0:
         return 0, "has a negative dimension"
-    if size == _MAX_DATA_SIZE:
-        return 0, f"needs {_MAX_DATA_SIZE:,} bytes or more, by its dimensions"
+    if size > MAX_INT64:
+        return 0, f"needs more than {MAX_INT64:,} bytes, by its dimensions"
     for key in ("offset", "length"):
         if not re.fullmatch("[0-9]{1,19}", entries.get(key, "0"), re.ASCII):
             return 0, f"has the {key} {entries[key]!r}, which is not a plain number"

@@ -9,31 +9,31 @@ The wire format: https://protobuf.dev/programming-guides/encoding/
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.limits import MAX_DEPTH, MAX_ENTRIES, MAX_NAME_BYTES, build_limit_error
 
 VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
 
 BLOCK_SIZE = 1 << 16
 """Bytes read at a time; a larger record is walked field by field."""
-MAX_DEPTH = 100
-"""Nested messages that protobuf's parsers accept."""
-MAX_NAME_SIZE = 1 << 16
-"""Bytes of a name. No exporter writes a longer one; an attacker may."""
-MAX_FIELDS = 1 << 14
-"""Fields of one message that are held in memory together: metadata, functions, dimensions."""
-MAX_PREFIX_SIZE = 5
-"""Bytes of a tag, and of a length, that protobuf's parsers accept."""
-_MAX_NUMBER_SIZE = 10
+PREFIX_SIZE = 5
+"""The most bytes of a tag, and of a length, that protobuf's parsers accept."""
+_NUMBER_SIZE = 10
 _SHORT_BLOCK_SIZE = 1 << 12
-_MAX_HEADER_SIZE = 32
+_HEADER_SIZE = 32
 """Bytes that hold any tag and length."""
 _FEW_SMALL_FIELDS = 256
 """Fields that are read one by one in less time than a pattern for them is compiled."""
+_SMALL_PAYLOAD_SIZE = 16
+"""Bytes of a payload that are skipped by a pattern."""
+_SMALL_FIELDS_AT_ONCE = 1000
+"""Fields that are skipped at a time; the matcher needs some hundred bytes for each."""
 _NO_HIT = 1 << 62
 
 
@@ -123,13 +123,12 @@ class ByteSource:
 
     def build_limit_error(self, limit: str, record: Record) -> ModelError:
         """Return the error for a model that is refused since reading it would cost too much."""
-        hint = "no known exporter writes so many; if yours does, please report it"
-        return self.build_error(f"has more than {limit}, at byte {record.start:,}", hint=hint)
+        return build_limit_error(f"{limit}, at byte {record.start:,}", path=self.path)
 
     def read_block(self, pos: int) -> tuple[bytes, int]:
         """Return a block with the whole header of the record at `pos`, and the block's offset."""
         base, edge = self._base, self._base + len(self._block)
-        if base <= pos and (pos + _MAX_HEADER_SIZE <= edge or (edge == self.size and pos <= edge)):
+        if base <= pos and (pos + _HEADER_SIZE <= edge or (edge == self.size and pos <= edge)):
             return self._block, base
         return self.load_block(pos)
 
@@ -168,10 +167,10 @@ class ByteSource:
         """Return a short payload: a name, a symbol.
 
         Raises:
-            ModelError: It has more than `MAX_NAME_SIZE` bytes.
+            ModelError: It has more than `MAX_NAME_BYTES` bytes.
         """
         size = record.end - record.start
-        if size > MAX_NAME_SIZE:
+        if size > MAX_NAME_BYTES:
             raise self.build_damage_error(f"a name of {size:,} bytes at byte {record.start:,}")
         return self.read_slice(record.start, size)
 
@@ -195,7 +194,7 @@ class ByteSource:
         pos = record.start
         while pos < record.end:
             block, base = self.read_block(pos)
-            value, index = _parse_varint(self, block, pos - base, _MAX_NUMBER_SIZE)
+            value, index = _parse_varint(self, block, pos - base, _NUMBER_SIZE)
             pos = base + index
             if pos > record.end:
                 raise self.build_damage_error(
@@ -242,19 +241,19 @@ def encode_varint(value: int, width: int = 1) -> bytes:
 def _read_record(source: ByteSource, pos: int, parent: Record) -> Record:
     """Return the record whose tag is at `pos`."""
     block, base = source.read_block(pos)
-    tag, index = _parse_varint(source, block, pos - base, MAX_PREFIX_SIZE)
+    tag, index = _parse_varint(source, block, pos - base, PREFIX_SIZE)
     number, wire_type = tag >> 3, tag & 7
     if not 0 < number < 1 << 29:
         raise source.build_damage_error(f"field number {number} at byte {pos:,}")
     length_start = start = base + index
     if wire_type == VARINT:
-        end = base + _parse_varint(source, block, index, _MAX_NUMBER_SIZE)[1]
+        end = base + _parse_varint(source, block, index, _NUMBER_SIZE)[1]
     elif wire_type == FIXED64:
         end = start + 8
     elif wire_type == FIXED32:
         end = start + 4
     elif wire_type == LENGTH:
-        size, index = _parse_varint(source, block, index, MAX_PREFIX_SIZE)
+        size, index = _parse_varint(source, block, index, PREFIX_SIZE)
         start = base + index
         end = start + size
     elif wire_type == GROUP:
@@ -271,14 +270,12 @@ def _read_record(source: ByteSource, pos: int, parent: Record) -> Record:
 
 def _find_group_end(source: ByteSource, group: Record) -> int:
     """Return the end of a group, its end tag included; nested groups are matched."""
-    from onnxkvrename.model.small_fields import skip_small_fields  # no exporter writes groups
-
     pos, open_groups = group.start, [group.number]
     while open_groups:
         if pos >= group.end or group.depth + len(open_groups) > MAX_DEPTH:
             raise source.build_damage_error(f"a group at byte {group.start:,} without an end")
         block, base = source.read_block(pos)
-        tag, index = _parse_varint(source, block, pos - base, MAX_PREFIX_SIZE)
+        tag, index = _parse_varint(source, block, pos - base, PREFIX_SIZE)
         if tag & 7 == END_GROUP:
             if tag >> 3 != open_groups.pop():
                 raise source.build_damage_error(
@@ -292,7 +289,7 @@ def _find_group_end(source: ByteSource, group: Record) -> int:
             pos = _read_record(source, pos, group).end
             block, base = source.read_block(pos)
             end = min(len(block), group.end - base)
-            pos = base + skip_small_fields(block, pos - base, end)
+            pos = base + _skip_small_fields(block, pos - base, end)
     return pos
 
 
@@ -325,7 +322,7 @@ def read_fields(
     needs_reading = b"" if stems is None else _build_tag_table(always)
     group_count = 0
     while pos < end:
-        in_block = base <= pos < edge - _MAX_HEADER_SIZE
+        in_block = base <= pos < edge - _HEADER_SIZE
         is_read_next = in_block and needs_reading and needs_reading[block[pos - base]]
         if stems is not None and not is_read_next:
             pos = _skip_unrelated_fields(source, pos, end, stems, always)
@@ -345,8 +342,8 @@ def read_fields(
         pos = record.end
         if record.wire_type == GROUP:
             group_count += 1
-            if group_count > MAX_FIELDS:
-                raise source.build_limit_error(f"{MAX_FIELDS:,} groups in a message", parent)
+            if group_count > MAX_ENTRIES:
+                raise source.build_limit_error(f"{MAX_ENTRIES:,} groups in a message", parent)
             continue
         if stems is not None and record.number not in always:
             source.small_field_count += 1
@@ -361,15 +358,15 @@ def list_fields(source: ByteSource, parent: Record, numbers: frozenset[int]) -> 
     """Return the fields of a message that have one of some numbers, in the file's order.
 
     Raises:
-        ModelError: No protobuf parser accepts the bytes, or there are more than `MAX_FIELDS`.
+        ModelError: No protobuf parser accepts the bytes, or there are more than `MAX_ENTRIES`.
     """
     fields: list[Record] = []
     stems = () if parent.parent is None else None  # only the model itself has much to skip
     for record in read_fields(source, parent, stems=stems, always=numbers):
         if record.number in numbers:
             fields.append(record)
-            if len(fields) > MAX_FIELDS:
-                raise source.build_limit_error(f"{MAX_FIELDS:,} fields in a message", parent)
+            if len(fields) > MAX_ENTRIES:
+                raise source.build_limit_error(f"{MAX_ENTRIES:,} fields in a message", parent)
     return fields
 
 
@@ -391,9 +388,7 @@ def _skip_unrelated_fields(
             if needs_reading[block[index]]:
                 start = index
                 if source.small_field_count >= _FEW_SMALL_FIELDS:
-                    from onnxkvrename.model.small_fields import skip_small_fields  # rarely needed
-
-                    index = skip_small_fields(block, index, min(block_end, hit), always)
+                    index = _skip_small_fields(block, index, min(block_end, hit), always)
                 if index == start:
                     return base + index
                 continue
@@ -439,3 +434,57 @@ def _build_tag_table(always: frozenset[int]) -> bytes:
 def _build_needed_table(always: frozenset[int]) -> bytes:
     """Return for each first byte of a tag whether its field was asked for."""
     return bytes(tag < 0x80 and tag >> 3 in {0, *always} for tag in range(256))
+
+
+def _skip_small_fields(
+    block: bytes, index: int, end: int, excluded: frozenset[int] = frozenset()
+) -> int:
+    """Return where the first field from `index` on begins that is not small, or ends after `end`.
+
+    One by one small fields take a microsecond each, and a hostile file may be full of them, some
+    only two bytes long. Small is a field with a tag of one byte and a number, or with a tag of two
+    bytes and a number or few bytes of payload, whose length may be written longer than needed.
+
+    Args:
+        block: Bytes of a message.
+        index: Where a field begins in the block.
+        end: Where to stop in it.
+        excluded: Numbers of fields that are not skipped.
+    """
+    match = _build_small_pattern(excluded).match(block, index, max(index, end))
+    return index if match is None else match.end()
+
+
+@lru_cache
+def _build_small_pattern(excluded: frozenset[int]) -> re.Pattern[bytes]:
+    """Return a pattern for many small fields, none with one of some numbers.
+
+    All of them are well-formed, and there is only one way to divide them.
+    """
+    numbers = [number for number in range(1, 16) if number not in excluded]
+    varint = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
+    fields = []
+    for wire_type, payload in ((VARINT, varint), (FIXED64, b".{8}"), (FIXED32, b".{4}")):
+        tags = re.escape(bytes(number << 3 | wire_type for number in numbers))
+        fields.append(b"[%b]%b" % (tags, payload))
+    reserved = b"|".join(
+        re.escape(bytes([number << 3 & 0x78 | 0x80 | wire_type, number >> 4]))
+        for number in sorted(excluded)
+        for wire_type in (VARINT, FIXED64, LENGTH, FIXED32)
+        if number > 15
+    )
+    no_reserved = b"(?!%b)" % reserved if reserved else b""
+    short = b"|".join(
+        b"(?:%b|%b\x80{0,%d}\\x00).{%d}"
+        % (re.escape(bytes([size])), re.escape(bytes([size | 0x80])), PREFIX_SIZE - 2, size)
+        for size in range(_SMALL_PAYLOAD_SIZE + 1)
+    )
+    for wire_type, payload in (
+        (VARINT, varint),
+        (FIXED64, b".{8}"),
+        (LENGTH, b"(?:%b)" % short),
+        (FIXED32, b".{4}"),
+    ):
+        tags = re.escape(bytes(0x80 | low << 3 | wire_type for low in range(16)))
+        fields.append(b"%b[%b][\x01-\x7f]%b" % (no_reserved, tags, payload))
+    return re.compile(b"(?:%b){0,%d}" % (b"|".join(fields), _SMALL_FIELDS_AT_ONCE), re.DOTALL)

@@ -24,9 +24,10 @@ from onnxkvrename.model.proto_reader import (
     read_tensor_type,
 )
 from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, list_fields, read_fields
+from onnxkvrename.storage.confined import Folder
 
-MAX_WEIGHTS = 32
-"""The most weights that are described of one model."""
+WEIGHT_COUNT = 32
+"""The weights that are described of one model: enough to tell it from others."""
 _SUFFIXES = (".weight", ".bias")
 """What frameworks call parameters; tables that depend on a length have different names."""
 _INITIALIZER, _RAW_DATA = 5, 9
@@ -51,7 +52,7 @@ class Weight(NamedTuple):
 
 
 def describe_weights(source: ByteSource, directory: Path) -> tuple[Weight, ...]:
-    """Return up to `MAX_WEIGHTS` weights, those with the fewest parts in their names first.
+    """Return up to `WEIGHT_COUNT` weights, those with the fewest parts in their names first.
 
     So two exports of one model choose alike. A name that two weights share is left out.
 
@@ -72,7 +73,7 @@ def describe_weights(source: ByteSource, directory: Path) -> tuple[Weight, ...]:
     names = sorted((name.count("."), name) for name, same in tensors.items() if len(same) == 1)
     return tuple(
         _describe_weight(source, name, tensors[name][0], directory)
-        for _, name in names[:MAX_WEIGHTS]
+        for _, name in names[:WEIGHT_COUNT]
     )
 
 
@@ -122,10 +123,8 @@ def read_external_data(
         start: The first byte.
         size: The number of bytes.
     """
-    from onnxkvrename.storage.open_beneath import open_directory  # many models have no data files
-
     try:
-        with open_directory(directory) as opened, opened.open_file(reference.location) as file:
+        with Folder(directory).open_file(reference.location) as file:
             return file.read(start, size) if file.size >= reference.end_offset else b""
     except ModelError:
         return b""

@@ -14,21 +14,25 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
-from onnxkvrename.errors import ModelError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list, quote_path, quote_word
-from onnxkvrename.qefficient.find_export import PARAMS_FILE
-from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.limits import MAX_TEXT_BYTES
+from onnxkvrename.rules.plan import RenamePlan, TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.results import ModelReport, RenameJob
+from onnxkvrename.rules.rewrite import rewrite_name
+from onnxkvrename.storage.read import read_status, read_text_file
 
 ExportParams = Mapping[str, Any]
 """The parameters of an export as :func:`parse_export_params` returns them, in the file's order."""
 
-_DIRECTORY_PATTERN = re.compile(r"(?s)(.+)-([0-9a-f]{16})")
+_DIRECTORY_PATTERN = r"(?s)(.+)-([0-9a-f]{16})"
 _CLASS_KEY, _TOKEN_KEY = "qeff_auto_class", "kv_cache_prefix"
 _IDS_AXIS, _EMBEDDINGS_AXIS = "input_ids", "inputs_embeds"
 # Only QEFFAutoModelForCausalLM.export writes the token into the hashed parameters.
@@ -41,13 +45,17 @@ _CLASSES_WITH_TOKEN = {
 _VISION_ENCODER_CLASS = "QEffVisionEncoderForTextImageToTextModel"
 # The names into which apply_kv_cache_prefix puts the token, according to its tests in
 # test_model_quickcheck.py.
-_QEFFICIENT_KV_PATTERN = re.compile(
+_QEFFICIENT_KV_PATTERN = (
     r"(?:past_key|past_value|compressed_kv|k_pe|conv_state|recurrent_state)\.[0-9]+"
     r"(?:_[A-Za-z0-9]+)?_(?:Internal)?RetainedState"
 )
 _OUTPUT_DIRECTORY_HINT = (
     "`-d renamed` writes the renamed model elsewhere, to be passed to compile(onnx_path=…)"
 )
+PARAMS_FILE = "hashed_export_params.json"
+"""The file in which QEfficient saves the parameters of an export."""
+_LEVELS = 3
+"""The number of directories above a model that may be the directory of its export."""
 
 
 class CacheEntry(NamedTuple):
@@ -100,6 +108,16 @@ def parse_export_params(text: str, path: str) -> ExportParams:
     return params
 
 
+def read_export_params(directory: Path) -> ExportParams:
+    """Return the parameters of the export in a directory.
+
+    Raises:
+        ModelError: The file cannot be read, or QEfficient does not write such a file.
+    """
+    path = directory / PARAMS_FILE
+    return parse_export_params(read_text_file(path, MAX_TEXT_BYTES), str(path))
+
+
 def render_export_params(params: ExportParams) -> str:
     """Return the text of the file, as QEfficient writes it, with the keys in their order."""
     import json
@@ -122,7 +140,7 @@ def compute_export_hash(params: ExportParams) -> str:
 
 def split_directory_name(directory: str) -> tuple[str, str] | None:
     """Return name and hash, ``None`` for a directory that is not named like one of the cache."""
-    match = _DIRECTORY_PATTERN.fullmatch(directory)
+    match = re.fullmatch(_DIRECTORY_PATTERN, directory)
     return (match[1], match[2]) if match else None
 
 
@@ -199,7 +217,7 @@ def explain_token_refusal(params: ExportParams, rules: Rules) -> str | None:
         name
         for name in params["export_params"]["output_names"]
         if (rules.match("output", name) is None)
-        is not (_QEFFICIENT_KV_PATTERN.fullmatch(name) is None)
+        is not (re.fullmatch(_QEFFICIENT_KV_PATTERN, name) is None)
     ]
     if different:
         return (
@@ -328,7 +346,7 @@ def _rename_output(name: str, rules: Rules, change: TokenChange) -> str:
     match = rules.match("output", name)
     if match is None or not change.can_replace(match.token):
         return name
-    return rules.rewrite_name(match, change.final_token)
+    return rewrite_name(rules, match, change.final_token)
 
 
 def _collect_tokens(names: Sequence[str], rules: Rules) -> set[str]:
@@ -347,3 +365,94 @@ def _check_types(params: ObjectReader) -> None:
     for key in (_CLASS_KEY, _TOKEN_KEY):
         if not params.is_null(key):
             params.read_string(key)
+
+
+def find_exports(model: Path) -> Iterator[Path]:
+    """Yield the directories above a model that hold the parameters of an export.
+
+    Raises:
+        ModelError: It cannot be determined if one does.
+    """
+    for directory in list(Path(os.path.abspath(model)).parents)[:_LEVELS]:
+        status = read_status(directory / PARAMS_FILE)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            yield directory
+
+
+def check_cache_reuse(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterator[Finding]:
+    """Yield KV402 for a model of QEfficient's cache that changes in place, or has changed there.
+
+    Args:
+        job: The model and where its result goes.
+        rules: The rules that recognise KV names.
+        plan: What changes in the model.
+    """
+    if job.in_place and not plan.name_map:
+        yield from check_cache_state(job, rules, plan)
+    found = _read_export(job.model) if job.in_place and plan.name_map else None
+    if found is None:
+        return
+    warning = check_export_reuse(job.model.name, *found, rules, plan.token_change)
+    if warning is not None:
+        yield warning
+
+
+def restate_cache_reuse(report: ModelReport, rules: Rules) -> tuple[Finding, ...]:
+    """Return the findings about a model that was renamed: KV402 says what its names are now.
+
+    Args:
+        report: The report on the model.
+        rules: The rules that recognise KV names.
+    """
+    is_warned = any(finding.code == "KV402" for finding in report.findings)
+    found = _read_export(Path(report.path)) if is_warned else None
+    if found is None:
+        return report.findings
+    outputs = (pair.output for pair in report.pairs if pair.output is not None)
+    matches = (rules.match("output", output.new_name) for output in outputs)
+    tokens = {match.token for match in matches if match is not None}
+    for now in check_export_tokens(Path(report.path).name, *found, rules, tokens):
+        return tuple(now if each.code == now.code else each for each in report.findings)
+    return report.findings
+
+
+def check_cache_state(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterator[Finding]:
+    """Yield KV402 for a model that keeps other tokens than its export in QEfficient's cache.
+
+    Args:
+        job: The model and where its result goes.
+        rules: The rules that recognise KV names.
+        plan: The KV buffers of the model, and what changes in them.
+    """
+    changes_here = job.in_place and bool(plan.name_map)
+    try:
+        found = _read_export(job.model) if plan.pairs and not changes_here else None
+    except KvRenameError:
+        return  # the model itself is read, whatever is above it
+    if found is None:
+        return
+    tokens = {pair.output.token for pair in plan.pairs if pair.output is not None}
+    yield from check_export_tokens(job.model.name, *found, rules, tokens)
+
+
+def _read_export(model: Path) -> tuple[Path, ExportParams] | None:
+    """Return the directory and the parameters of a model's export, if it is in the cache.
+
+    Raises:
+        ModelError: It cannot be determined if it is.
+    """
+    for directory in find_exports(model):
+        if split_directory_name(directory.name):
+            try:
+                return _shorten_path(directory, model), read_export_params(directory)
+            except KvRenameError:
+                return None  # QEfficient cannot read these parameters either: it reuses nothing
+    return None
+
+
+def _shorten_path(directory: Path, model: Path) -> Path:
+    """Return a directory above a model as the start of the model's path, if it is one."""
+    for parent in model.parents:
+        if Path(os.path.abspath(parent)) == directory:
+            return parent
+    return directory

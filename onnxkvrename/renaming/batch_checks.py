@@ -13,7 +13,8 @@ from onnxkvrename.model.file import open_model
 from onnxkvrename.renaming.output_path import find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.request import Request
-from onnxkvrename.rules.kv_model import KvModel, check_models_together
+from onnxkvrename.rules.check_together import check_models_together
+from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.rules.profile import MERGED, Rules
 from onnxkvrename.storage.read import read_status
@@ -241,7 +242,7 @@ class _SpaceCheck:
             directory = find_writable_directory(item.job)
             status = read_status(directory)
             device = None if status is None else status.st_dev
-            needed = sum(file.needed_size for file, _ in item.data_copies)
+            needed = sum(file.size for file, _ in item.data_copies)
             if item.needs_write:
                 needed += item.splice_plan.size
             check_free_space(directory, self.claimed[device] + needed, item.job.output)

@@ -7,23 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.documents import shorten_name
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import CODES, Finding, build_finding, quote_path
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.sidecars.bindings import BoundModels
-from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames
-from onnxkvrename.sidecars.rewrite import RewrittenSidecar, rewrite_sidecar
+from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
 from onnxkvrename.sidecars.search import LEAVE_HINT, FoundSidecar, Neighbours, read_neighbours
-from onnxkvrename.sidecars.stale import (
-    MODEL_SUFFIX,
-    STALE_CODE,
-    build_unknown_finding,
-    find_stale_sidecars,
-)
+from onnxkvrename.sidecars.stale import build_unknown_finding, find_stale_sidecars
 
 if TYPE_CHECKING:
     from onnxkvrename.renaming.prepare import PreparedModel
@@ -165,8 +160,8 @@ def _leave(
     if result.renamed:
         old, new = result.renamed[0]
         names = (
-            f"{len(result.renamed)} old names (first: {shorten_name(old)}, "
-            f"now {shorten_name(new)} in the result)"
+            f"{len(result.renamed)} old names (first: {shorten_text(old)}, "
+            f"now {shorten_text(new)} in the result)"
         )
     finding = build_finding(
         STALE_CODE, path, f"keeps {names}{clause}; with the result, {effect}", hint

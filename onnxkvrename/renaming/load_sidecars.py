@@ -21,17 +21,15 @@ from onnxkvrename.rules.find_models import (
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob
 from onnxkvrename.sidecars.bindings import BoundModels
-from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.sidecars.formats import SidecarFormat, load_sidecar_formats
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
-from onnxkvrename.sidecars.registry import load_sidecar_formats
-from onnxkvrename.sidecars.rewrite import RewrittenSidecar, rewrite_sidecar
+from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
 from onnxkvrename.sidecars.search import (
     FoundSidecar,
     detect_sidecars,
     read_sidecar_head,
     read_value_names,
 )
-from onnxkvrename.sidecars.stale import STALE_CODE
 from onnxkvrename.storage.read import resolve_path
 
 
@@ -148,8 +146,7 @@ def _build_named_sidecar(
         output = _resolve_output(path, job) if jobs_beside else job.output.parent / path.name
     is_package = run.request.takes_folders and sidecar_format.is_package
     root = _find_root(output, job)
-    is_binding = sidecar_format.is_binding
-    return Sidecar(path, output, rewrite, directory, False, root, is_package, is_binding)
+    return Sidecar(path, output, rewrite, directory, False, root, is_package)
 
 
 def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
@@ -181,7 +178,6 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
         is_found=True,
         root=root,
         is_package=is_package,
-        is_binding=found.format.is_binding,
         is_left=is_left,
     )
 

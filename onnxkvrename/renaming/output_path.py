@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
+from onnxkvrename.limits import MAX_MODEL_BYTES
 from onnxkvrename.model.file import read_pieces, sum_piece_sizes
 from onnxkvrename.model.protobuf import Piece
 from onnxkvrename.rules.results import RenameJob
+from onnxkvrename.storage.confined import check_no_link
+from onnxkvrename.storage.directories import find_existing_directory
 from onnxkvrename.storage.read import (
     CACHE_FAULT,
-    MAX_MODEL_SIZE,
     OpenFile,
     find_cache,
     has_content,
@@ -24,7 +27,7 @@ from onnxkvrename.storage.read import (
     read_status,
     resolve_path,
 )
-from onnxkvrename.storage.temp_file import find_stale_temp_files
+from onnxkvrename.storage.temp_file import list_temp_paths
 
 _ELSEWHERE_HINT = "`-d renamed` writes elsewhere"
 
@@ -36,9 +39,9 @@ def check_result_size(size: int, path: str | None = None) -> None:
         size: Bytes of the result.
         path: The model, for the error; ``None`` for one in memory.
     """
-    if size > MAX_MODEL_SIZE:
+    if size > MAX_MODEL_BYTES:
         raise ModelError(
-            f"would have {size:,} bytes, more than the {MAX_MODEL_SIZE:,} that ONNX readers accept",
+            f"would have {size:,} bytes, more than the {MAX_MODEL_BYTES:,} of ONNX readers",
             path=path,
             hint="choose a shorter token, or move weights to external data",
         )
@@ -63,8 +66,6 @@ def check_output_place(job: RenameJob, *others: Path) -> None:
         return
     for path in (job.target, *(Path(os.path.abspath(path)) for path in others)):
         if path.parent != job.root:
-            from onnxkvrename.storage.open_beneath import check_no_link  # most results need none
-
             check_no_link(path, job.root)
         repository = find_cache(path)
         if repository is not None and not _is_copied_folder(repository, job.root):
@@ -176,29 +177,16 @@ def _build_cache_error(path: Path, repository: Path, *, has_choice: bool = True)
 
 
 def _count_backup_links(path: Path, status: os.stat_result) -> int:
-    """Return how many links of a file are backups that a killed run left."""
+    """Return how many links of a file other runs keep, dead or alive."""
     if status.st_nlink == 1:
         return 0
     count = 0
-    for backup in find_stale_temp_files([path]):
-        backup_status = read_status(backup, follow_links=False)
-        if backup_status is not None:  # a run that is alive may remove its own meanwhile
-            count += os.path.samestat(status, backup_status)
+    with suppress(OSError):
+        for kept in list_temp_paths(Path(os.path.abspath(path)).parent):
+            kept_status = read_status(kept, follow_links=False)
+            if kept_status is not None:  # a run that is alive may remove its own meanwhile
+                count += os.path.samestat(status, kept_status)
     return count
-
-
-def find_outermost_missing_directory(target: Path) -> Path | None:
-    """Return the outermost directory that must be made for a target; ``None`` if none must be.
-
-    Raises:
-        ModelError: It cannot be determined whether a directory is there.
-    """
-    missing = None
-    for directory in target.parents:
-        if is_occupied(directory):
-            return missing
-        missing = directory
-    return missing
 
 
 def find_writable_directory(job: RenameJob) -> Path:
@@ -208,9 +196,7 @@ def find_writable_directory(job: RenameJob) -> Path:
         WriteError: That is not a directory, or not writable.
         ModelError: It cannot be determined what is there.
     """
-    directory = Path(os.path.abspath(job.output.parent))
-    # The root always exists, even if the system reports an error for it.
-    directory = next(filter(is_occupied, (directory, *directory.parents)), Path(directory.anchor))
+    directory = find_existing_directory(Path(os.path.abspath(job.output.parent)))
     fault = None
     if not is_directory(directory):
         fault = "is not a directory"

@@ -12,22 +12,19 @@ from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.limits import MAX_FILES
 from onnxkvrename.model.external_data import DataFile, plan_data_copies
 from onnxkvrename.renaming.output_path import check_output_place, find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
 from onnxkvrename.rules.find_models import identify_path
-from onnxkvrename.storage.copy import measure_data
-from onnxkvrename.storage.open_beneath import open_directory
+from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import (
     OutsideError,
     read_status,
     translate_read_errors,
 )
 from onnxkvrename.storage.temp_file import check_free_space
-
-MAX_FILES = 1 << 10
-"""The files that a folder may have which is copied as a whole."""
 
 
 def add_package_files(
@@ -77,7 +74,7 @@ def _add_files(
     for file, place, finding in plan_data_copies(files, target, force=force):
         copies.append((file, place))
         findings += [] if finding is None else [finding]
-    needed = sum(file.needed_size for file, _ in (*copies, *model.data_copies))
+    needed = sum(file.size for file, _ in (*copies, *model.data_copies))
     check_free_space(find_writable_directory(model.job), needed, item.sidecar.output)
     model = model._replace(
         report=model.report._replace(findings=(*model.report.findings, *findings)),
@@ -94,21 +91,18 @@ def _find_files(
     """Return the files of a folder that are not known, and findings on those left out."""
     files: list[DataFile] = []
     findings: list[Finding] = []
-    with open_directory(folder) as directory:
-        for location in _list_files(folder, results):
-            try:
-                with directory.open_file(location) as file:
-                    if identify_path(folder / location) in known:
-                        continue
-                    with translate_read_errors(file.path):
-                        size = measure_data(file.descriptor, file.size)
-                    files.append(DataFile(location, file.path, file.identity, directory.path, size))
-            except OutsideError as error:
-                path = os.path.join(folder, location)
-                finding = build_finding(
-                    "KV501", path, f"{error.message}, so it is not copied", "replace it with a copy"
-                )
-                findings.append(finding._replace(severity="warning"))
+    source = Folder(folder)
+    for location in _list_files(folder, results):
+        try:
+            with source.open_file(location) as file:
+                if identify_path(folder / location) not in known:
+                    files.append(DataFile(location, file.path, file.identity, source.path))
+        except OutsideError as error:
+            path = os.path.join(folder, location)
+            finding = build_finding(
+                "KV501", path, f"{error.message}, so it is not copied", "replace it with a copy"
+            )
+            findings.append(finding._replace(severity="warning"))
     return files, findings
 
 

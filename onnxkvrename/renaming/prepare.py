@@ -13,9 +13,10 @@ from onnxkvrename.model.file import (
     OpenModel,
     build_spliced_source,
     open_model,
+    read_stamp,
     sum_piece_sizes,
+    write_stamp,
 )
-from onnxkvrename.model.metadata import read_stamp, write_stamp
 from onnxkvrename.model.protobuf import ByteSource, Piece, Span
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.renaming.output_path import (
@@ -54,6 +55,20 @@ class SplicePlan(NamedTuple):
     def size(self) -> int:
         """Bytes of the result."""
         return sum_piece_sizes(self.pieces)
+
+
+class SidecarPlan(NamedTuple):
+    """The new content of a text file.
+
+    Attributes:
+        path: The file that it was made from.
+        identity: The state of that file when it was read.
+        content: All bytes of the result.
+    """
+
+    path: Path
+    identity: FileIdentity
+    content: bytes
 
 
 class PreparedModel(NamedTuple):

@@ -10,19 +10,19 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding
+from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.renaming.output_path import (
     check_in_place_write,
     check_output_place,
     find_blocking_file,
 )
-from onnxkvrename.renaming.prepare import PreparedModel
+from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan
 from onnxkvrename.renaming.request import Request
-from onnxkvrename.renaming.write import SidecarPlan
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.results import ModelReport, RenameJob, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.sidecars.search import LEAVE_HINT
-from onnxkvrename.storage.open_beneath import open_directory
+from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import (
     OpenFile,
     OutsideError,
@@ -31,9 +31,6 @@ from onnxkvrename.storage.read import (
     open_file,
     resolve_path,
 )
-
-MAX_READ_BYTES = 1 << 26
-"""The largest sidecar that is read, in bytes; a format may have a lower limit."""
 
 
 class Sidecar(NamedTuple):
@@ -48,7 +45,6 @@ class Sidecar(NamedTuple):
         is_found: True if the user did not name it, and may want it left as it is.
         root: The directory that the user gave for results, if the output is below it.
         is_package: True if all files of its directory go where the output goes.
-        is_binding: True if it names its models, which may also lie below its directory.
         is_left: True if the user wants it left as it is.
     """
 
@@ -59,18 +55,7 @@ class Sidecar(NamedTuple):
     is_found: bool = False
     root: Path | None = None
     is_package: bool = False
-    is_binding: bool = False
     is_left: bool = False
-
-    def find_models(self, jobs: Sequence[RenameJob]) -> list[int]:
-        """Return the indexes of the models that it may refer to: all, if none is near it."""
-        directory = resolve_path(self.directory or self.path.parent)
-        folders = [resolve_path(job.model.parent) for job in jobs]
-        beside = [index for index, folder in enumerate(folders) if folder == directory]
-        if beside and not self.is_binding:
-            return beside
-        below = [index for index, folder in enumerate(folders) if _is_below(folder, directory)]
-        return below or list(range(len(jobs)))
 
     @property
     def job(self) -> RenameJob:
@@ -154,9 +139,9 @@ def _prepare_sidecar(
 ) -> PreparedSidecar:
     path, output, job = item.sidecar.path, item.sidecar.output, item.sidecar.job
     with _open_sidecar(item.sidecar) as file:
-        if file.size > MAX_READ_BYTES:
+        if file.size > MAX_TEXT_BYTES:
             raise ModelError(
-                f"is {file.size:,} bytes, more than {MAX_READ_BYTES:,}", path=str(path)
+                f"is {file.size:,} bytes, more than {MAX_TEXT_BYTES:,}", path=str(path)
             )
         identity, old_content, status = file.identity, file.read(0, file.size), file.status
     rewritten = item.sidecar.rewrite(old_content, models)
@@ -192,14 +177,13 @@ def _open_sidecar(sidecar: Sidecar) -> Iterator[OpenFile]:
         with open_file(sidecar.path) as file:
             yield file
         return
-    with open_directory(sidecar.path.parent) as directory:
-        try:
-            with directory.open_file(sidecar.path.name) as file:
-                yield file
-        except OutsideError as error:
-            raise ModelError(
-                error.message, path=str(sidecar.path), hint="replace it with a copy"
-            ) from None
+    try:
+        with Folder(sidecar.path.parent).open_file(sidecar.path.name) as file:
+            yield file
+    except OutsideError as error:
+        raise ModelError(
+            error.message, path=str(sidecar.path), hint="replace it with a copy"
+        ) from None
 
 
 def _find_nearest_model(directory: Path, models: Sequence[ModelReport]) -> int:

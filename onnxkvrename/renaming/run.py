@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -10,28 +9,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import (
-    KvRenameError,
     ModelError,
     RulesError,
 )
-from onnxkvrename.findings import promote_to_errors
+from onnxkvrename.findings import CheckError, Finding, promote_to_errors
+from onnxkvrename.model.file import join_pieces, read_model_signature, sum_piece_sizes
+from onnxkvrename.model.proto_reader import read_signature
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.renaming.batch_checks import check_batch
+from onnxkvrename.renaming.output_path import check_result_size
 from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.place import (
     BatchWriter,
     PlaceError,
     Progress,
-    find_targets_to_clean,
-    remove_stale_files,
 )
-from onnxkvrename.renaming.prepare import (
-    PreparedModel,
-    prepare_model,
-    prepare_stamp,
-)
+from onnxkvrename.renaming.prepare import PreparedModel, prepare_model, prepare_stamp
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import list_tasks
+from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.find_models import find_candidates
+from onnxkvrename.rules.kv_model import scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.rules.results import (
@@ -43,13 +41,15 @@ from onnxkvrename.rules.results import (
     Status,
 )
 from onnxkvrename.storage.read import is_directory
-from onnxkvrename.storage.temp_file import resolve_moved_path
+from onnxkvrename.storage.recover import settle_stopped_runs
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar
     from onnxkvrename.storage.read import FileIdentity
+
+_NO_PATH = Path("<memory>")
 
 
 def rename_batch(
@@ -88,10 +88,11 @@ def rename_batch(
             written. Nothing has changed.
     """
     check_token_change(request.change)
+    directories = [job.target.parent for job in jobs]
+    read = [*request.read_files, *(job.model for job in jobs)]
+    is_half_done = request.writes and settle_stopped_runs(directories, read)
     sidecars = (*sidecars, *_find_sidecars(request, jobs, rules))
-    targets = _list_targets_to_clean([*jobs, *(sidecar.job for sidecar in sidecars)])
-    inputs = [*request.read_files, *(job.model for job in jobs), *(item.path for item in sidecars)]
-    keeps_files = request.writes and remove_stale_files(targets, inputs, links_only=True)
+    inputs = [*read, *(item.path for item in sidecars)]
     models = _prepare_models(request, jobs, rules, progress, executor)
     models = check_batch(models, request, rules)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
@@ -102,12 +103,11 @@ def rename_batch(
     if not request.writes or any(model.report.failed for model in models):
         return Report(_list_reports(models), _list_sidecar_reports(prepared_sidecars))
     inputs += [file.path for model in models for file in model.data_files]
-    keeps_files |= remove_stale_files([*targets, *_list_data_paths(models)], inputs)
     tasks = list_tasks(models, prepared_sidecars, force=request.force)
     writer = BatchWriter(tasks, progress, executor, directory_map, inputs)
     report = _write_results(models, prepared_sidecars, writer)
-    if keeps_files and not report.failed:
-        _remove_kept_files(targets, models, directory_map or {}, inputs)
+    if is_half_done and not report.failed:
+        settle_stopped_runs(directories, inputs)  # this run has finished the work of the other
     return report
 
 
@@ -210,9 +210,7 @@ def stamp_models(
         The result of each model. An error is in the model's report; then all are as they were.
         It is an error that a file has changed since it was read.
     """
-    targets = _list_targets_to_clean(jobs)
     inputs = [*data_paths, *(job.model for job in jobs)]
-    keeps_files = remove_stale_files(targets, inputs, links_only=True)
     models = tuple(
         prepare_stamp(job, report, identity, digest, force=force)
         for job, report, identity in zip(jobs, reports, identities, strict=True)
@@ -220,25 +218,8 @@ def stamp_models(
     models = tuple(map(_settle, check_batch(models, Request(), rules)))
     if any(model.report.failed for model in models):
         return Report(_list_reports(models))
-    keeps_files |= remove_stale_files(targets, inputs)
     writer = BatchWriter(list_tasks(models, (), force=force), inputs=inputs)
-    report = _write_results(models, (), writer)
-    if keeps_files and not report.failed:
-        _remove_kept_files(targets, models, {}, inputs)
-    return report
-
-
-def remove_links_of_killed_runs(jobs: Sequence[RenameJob]) -> None:
-    """Remove second links that killed runs left of models, before the models are read.
-
-    To remove one later would change the status of a model, and it would no longer be the file
-    that was read.
-
-    Args:
-        jobs: The models, which are about to be rewritten in place.
-    """
-    models = [job.model for job in jobs]
-    remove_stale_files(_list_targets_to_clean(jobs), models, links_only=True)
+    return _write_results(models, (), writer)
 
 
 def check_token_change(change: TokenChange) -> None:
@@ -248,26 +229,6 @@ def check_token_change(change: TokenChange) -> None:
         raise RulesError("no token given: pass a target or a token", hint=hint)
     if change.token is not None and (fault := find_token_error(change.token)):
         raise RulesError(f"the token {change.token!r} {fault}", hint="for example VLLM")
-
-
-def _list_targets_to_clean(jobs: Sequence[RenameJob]) -> list[Path]:
-    targets = (find_targets_to_clean(job.target, job.root) for job in jobs)
-    return list(dict.fromkeys(path for paths in targets for path in paths))
-
-
-def _remove_kept_files(
-    targets: Sequence[Path],
-    models: Sequence[PreparedModel],
-    moves: Mapping[Path, Path],
-    inputs: Sequence[Path],
-) -> None:
-    """Remove what a half done run had kept, after the work was finished."""
-    from onnxkvrename.storage.recover import remove_ended_runs  # only after a half done run
-
-    paths = [resolve_moved_path(path, moves) for path in (*targets, *_list_data_paths(models))]
-    with suppress(KvRenameError):  # the work is done; the next run tries again
-        remove_ended_runs(dict.fromkeys(path.parent for path in (*paths, *moves.values())))
-    remove_stale_files(paths, [resolve_moved_path(path, moves) for path in inputs])
 
 
 def _prepare_models(
@@ -308,10 +269,6 @@ def _report_written(models: Sequence[PreparedModel], sidecars: Sequence[Prepared
     )
 
 
-def _list_data_paths(models: Sequence[PreparedModel]) -> list[Path]:
-    return [Path(os.path.abspath(path)) for model in models for path in model.data_paths]
-
-
 def _list_reports(models: Sequence[PreparedModel]) -> tuple[ModelReport, ...]:
     return tuple(model.report for model in models)
 
@@ -338,3 +295,49 @@ def _build_failure_reports(
             yield model.report._replace(status="renamed")
         else:
             yield model.report
+
+
+def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
+    """Return the bytes of the renamed model.
+
+    External data is neither read nor changed: the bytes do not say where it is.
+
+    Args:
+        data: A serialized ModelProto.
+        change: The token to add or remove.
+        rules: The rules that recognize KV names.
+
+    Raises:
+        CheckError: A check refuses the model; its ``findings`` say why.
+        ModelError: The bytes are not a readable model, or would become too many.
+        RulesError: The token or the rules cannot be used.
+    """
+    check_token_change(change)
+    source = ByteSource.from_bytes(data)
+    scanned = scan_model(
+        source, read_model_signature(source), _NO_PATH, rules, change, data_beside=None
+    )
+    model = scanned.model
+    (set_findings,) = check_models_together([model], rules, change, check_current_tokens=False)
+    _refuse_errors((*model.findings, *set_findings))
+    name_map = model.plan.name_map
+    if not name_map and not (change.strip and model.stamp is not None):
+        return data
+    pieces, expected = splice_model(source, scanned, drops_stamp=model.stamp is not None)
+    check_result_size(sum_piece_sizes(pieces))
+    result = join_pieces(source, pieces)
+    if read_signature(ByteSource.from_bytes(result)) != expected:
+        raise ModelError(
+            "the result did not read back as planned",
+            hint="this is a bug in onnxkvrename: please report it",
+        )
+    return result
+
+
+def _refuse_errors(findings: tuple[Finding, ...]) -> None:
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        first = errors[0]
+        subject = f"{first.subject} " if first.subject else ""
+        more = f" and {len(errors) - 1} more errors" if len(errors) > 1 else ""
+        raise CheckError(f"{first.code}: {subject}{first.message}{more}", findings, hint=first.hint)

@@ -12,10 +12,9 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.model.external_data import DataFile, open_data_file
 from onnxkvrename.model.file import check_written_model, write_pieces
 from onnxkvrename.renaming.parallel import name_worker
-from onnxkvrename.renaming.prepare import PreparedModel, SplicePlan
+from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan, SplicePlan
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.read import (
-    FileIdentity,
     OpenFile,
     build_changed_error,
     is_file_unchanged,
@@ -25,20 +24,6 @@ from onnxkvrename.storage.temp_file import ProgressCallback, ReadyFile, TempFile
 
 if TYPE_CHECKING:
     from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
-
-
-class SidecarPlan(NamedTuple):
-    """The new content of a text file.
-
-    Attributes:
-        path: The file that it was made from.
-        identity: The state of that file when it was read.
-        content: All bytes of the result.
-    """
-
-    path: Path
-    identity: FileIdentity
-    content: bytes
 
 
 class WriteTask(NamedTuple):
@@ -52,6 +37,7 @@ class WriteTask(NamedTuple):
         in_place: Whether it replaces its source.
         force: Whether to overwrite an existing file, and to give up on keeping the owner.
         root: The directory below which no link may lead to the target; ``None`` for in place.
+        run_key: The key of the temporary names of the run.
     """
 
     model_index: int
@@ -61,6 +47,7 @@ class WriteTask(NamedTuple):
     in_place: bool
     force: bool
     root: Path | None = None
+    run_key: str | None = None
 
     def find_source_error(self) -> KvRenameError | None:
         """Return the error of a source that is no longer in the state that was read."""
@@ -139,7 +126,7 @@ def write_temp_file(
     try:
         with (
             _open_source(task) as source,
-            TempFile(task.target, task.display_path, task.root) as file,
+            TempFile(task.target, task.display_path, task.root, task.run_key) as file,
         ):
             if isinstance(task.source, SplicePlan):
                 write_pieces(source, task.source.pieces, file)

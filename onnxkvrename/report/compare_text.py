@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from onnxkvrename.findings import format_count
+from onnxkvrename.findings import format_count, format_layer_numbers, format_layers
 from onnxkvrename.handoff.compare import Handoff, PairResult
 from onnxkvrename.handoff.comparison import BufferPair, format_buffer_type
 from onnxkvrename.handoff.consumer import MemoryKind
@@ -24,13 +24,11 @@ from onnxkvrename.handoff.verdict import (
     Outcome,
 )
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
-from onnxkvrename.layout.dims import format_size_option
-from onnxkvrename.layout.fold import fold_alike
+from onnxkvrename.layout.layout import fold_alike, format_size_option
 from onnxkvrename.report.formats import Line, Span, build_line
 from onnxkvrename.report.formats.text import GREEN, RED
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.tables import format_columns
-from onnxkvrename.rules.layer_ranges import format_layer_numbers, format_layers
 from onnxkvrename.rules.results import ModelReport
 
 _SOME_PROMPTS = "prompts from some length on, which depends on unknown sizes"

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from onnxkvrename.findings import format_layer_ranges
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.rename_text import (
@@ -20,7 +21,6 @@ from onnxkvrename.report.rename_text import (
     render_sidecar_states,
 )
 from onnxkvrename.report.tables import build_table, render_lines
-from onnxkvrename.rules.layer_ranges import format_layer_ranges
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, PairSide, UnchangedName
 from onnxkvrename.rules.results import ModelReport, Report
 

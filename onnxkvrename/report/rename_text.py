@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import FlushError, UndoError
 from onnxkvrename.renaming.request import Request
@@ -92,7 +92,7 @@ def build_rename_answer(report: Report, request: Request, writing_command: str =
     return Answer(
         "rename",
         code,
-        render_json=partial(_render_json, report, code),
+        build_content=partial(_describe, report),
         render_text=partial(render_rename, report, request),
         files=tuple(
             _list_files(report, request, f" ({writing_command})" if writing_command else "")
@@ -101,10 +101,10 @@ def build_rename_answer(report: Report, request: Request, writing_command: str =
     )
 
 
-def _render_json(report: Report, code: int) -> str:
-    from onnxkvrename.report.documents.rename_json import report_to_json  # not for text
+def _describe(report: Report) -> tuple[Any, ...]:
+    from onnxkvrename.report.documents.rename_json import describe_report  # not for text
 
-    return report_to_json(report, "rename", code)
+    return describe_report(report)
 
 
 def _list_files(report: Report, request: Request, fix: str) -> Iterator[FileResult]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 
 from onnxkvrename.findings import Finding, build_finding, format_list
-from onnxkvrename.model.signature import Dim, Value, format_shape, is_type_compatible
+from onnxkvrename.model.signature import Dim, Value, format_value_type, is_type_compatible
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.windows import suggest_one_token
 
@@ -49,7 +49,8 @@ def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
             value, taker = misfits[0]
             message = (
                 f"does not fit the input of the same name of any other model: the output is "
-                f"{_describe(value)}, the input {_describe(taker)}{_count_more(misfits)}"
+                f"{format_value_type(value)}, the input {format_value_type(taker)}"
+                f"{_count_more(misfits)}"
             )
             yield index, build_finding("KV308", value.name, message, _HINT)
         keys = {
@@ -209,10 +210,6 @@ def _can_fill(value: Value, taker: Value, contexts: Collection[Dim]) -> bool:
         and isinstance(taker.shape[2], str)
         and taker.shape[2] in contexts
     )
-
-
-def _describe(value: Value) -> str:
-    return value.dtype if value.shape is None else f"{value.dtype} {format_shape(value.shape)}"
 
 
 def _count_more(items: Sequence[object]) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding
 from onnxkvrename.model.external_data import DataFile, find_data_files
-from onnxkvrename.model.file import open_model, splice_payloads
-from onnxkvrename.model.metadata import read_stamp, write_stamp
+from onnxkvrename.model.file import open_model, read_stamp, splice_payloads, write_stamp
 from onnxkvrename.model.occurrences import Occurrences, find_occurrences
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.protobuf import ByteSource, Piece
@@ -247,57 +246,3 @@ def locate_data(model: Path, locations: Iterable[str]) -> tuple[Path, ...]:
         for location in locations
         if "\0" not in location and max(map(len, map(os.fsencode, location.split("/")))) < 256
     )
-
-
-def check_models_together(
-    models: Sequence[KvModel],
-    rules: Rules,
-    change: TokenChange,
-    *,
-    check_current_tokens: bool,
-    is_complete: bool = True,
-) -> list[list[Finding]]:
-    """Return the findings that only all models together show, for each of them.
-
-    Args:
-        models: All models of a command. Those with a ``part`` are checked as sets.
-        rules: The rules that recognize KV names and the parts of sets.
-        change: The token to add or remove.
-        check_current_tokens: Whether tokens are checked as they are, not as they will be.
-        is_complete: Whether all models of the command could be read. Another one may be the
-            missing window, or the only one with buffers.
-    """
-    findings: list[list[Finding]] = [[] for _ in models]
-    connected = [m for m in models if (m.plan.feeds or m.needs) and not m.is_apart]
-    without = [
-        index
-        for index, model in enumerate(models)
-        if not (model.pairs or model.plan.name_map or model in connected)
-    ]
-    if without:
-        from onnxkvrename.rules.no_buffers import (  # only for models without any
-            build_no_buffers_finding,
-            check_other_profiles,
-        )
-
-        for index in without:
-            outputs, path = models[index].output_names, Path(models[index].path)
-            if len(without) == len(models) and is_complete:
-                findings[index].append(build_no_buffers_finding(outputs, rules, path))
-            else:
-                findings[index] += check_other_profiles(outputs, rules)
-    if connected and is_complete:
-        from onnxkvrename.rules.feeds import check_feeds  # most models stand alone
-
-        for index, finding in check_feeds(models):
-            findings[index].append(finding)
-    indexes = [index for index, model in enumerate(models) if model.part is not None]
-    if indexes and is_complete:
-        from onnxkvrename.rules.windows import check_parts  # most models are not windows
-
-        parts = [models[index] for index in indexes]
-        for part_index, finding in check_parts(
-            parts, rules, change, check_current_tokens=check_current_tokens
-        ):
-            findings[indexes[part_index]].append(finding)
-    return findings

@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-MAX_MATCHED_LENGTH = 4096
-"""Characters of a name that a pattern is tried on. Exporters write names of a few hundred; the
-patterns of the built-in profiles take linear time, but those of a user need not."""
+from onnxkvrename.limits import MAX_MATCHED_CHARS
 
 
 class NamePattern(NamedTuple):
@@ -35,7 +33,7 @@ class NamePattern(NamedTuple):
         return None if match is None else match.groupdict("")
 
     def _match(self, name: str) -> re.Match[str] | None:
-        if len(name) > MAX_MATCHED_LENGTH:
+        if len(name) > MAX_MATCHED_CHARS:
             return None
         return self.expression.fullmatch(name)
 
@@ -56,10 +54,12 @@ class NameTable(NamedTuple):
 
     Attributes:
         entries: The names, by how they are without a token.
+        parts: The same, by part and layer.
         suffixes: All suffixes of names.
     """
 
     entries: Mapping[str, ListedName]
+    parts: Mapping[tuple[str, int], ListedName]
     suffixes: tuple[str, ...]
 
     @property
@@ -69,10 +69,8 @@ class NameTable(NamedTuple):
 
     def find_groups(self, buffer: str, layer: int) -> dict[str, str]:
         """Return name and suffix of the buffer of a layer; nothing if it is not in the table."""
-        for entry in self.entries.values():
-            if (entry.buffer, entry.layer) == (buffer, layer):
-                return {"name": entry.core, "suffix": entry.suffix}
-        return {}
+        entry = self.parts.get((buffer, layer))
+        return {} if entry is None else {"name": entry.core, "suffix": entry.suffix}
 
     def matches(self, name: str) -> bool:
         """Return whether a name is in the table, with or without a token."""

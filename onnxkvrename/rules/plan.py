@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError
-from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.limits import MAX_BUFFERS, MAX_MATCHED_CHARS, build_limit_error, shorten_text
+from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules.load import is_built_in
-from onnxkvrename.rules.patterns import MAX_MATCHED_LENGTH
-from onnxkvrename.rules.profile import NameMatch, Rules
+from onnxkvrename.rules.profile import DIM_WORDS, NameMatch, Rules, find_terms
+from onnxkvrename.rules.rewrite import normalize_suffix, rewrite_name
 
-MAX_BUFFERS = 1 << 12
-"""KV buffers of a model, and names that claim one that another name has."""
 REASON_UNKNOWN = "unknown"
 """The reason for keeping a retained output that matches no rule."""
 REASON_TOO_LONG = "too long"
@@ -133,7 +131,12 @@ class KvFeed(NamedTuple):
 
 
 class UnchangedName(NamedTuple):
-    """A name that stays as it is, with the reason."""
+    """A name that stays as it is, with the reason.
+
+    Attributes:
+        name: The name.
+        reason: Why it stays.
+    """
 
     name: str
     reason: str
@@ -238,19 +241,15 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
             else:
                 pair_sides[side] = _build_pair_side(value, match, rules, change)
             if max(len(matches), len(duplicates)) > MAX_BUFFERS:
-                raise ModelError(
-                    f"has more than {MAX_BUFFERS:,} KV buffers (the last is {value.name[:80]})",
-                    hint="no known exporter makes so many; if yours does, please report it",
-                )
+                last = shorten_text(value.name)
+                raise build_limit_error(f"{MAX_BUFFERS:,} KV buffers (the last is {last})")
     part_order = rules.part_order
     order = {name: index for index, name in enumerate(part_order)}
     numbers = _number_rules(rules)
     pairs = [_build_pair(match, sides[key], rules, numbers) for key, match in matches.items()]
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
     if any(rule.kind_rules for rule in rules.kv_rules):
-        from onnxkvrename.rules.language.lone_sides import mark_lone_sides  # for few profiles
-
-        pairs = list(mark_lone_sides(pairs, rules))
+        pairs = list(_mark_lone_sides(pairs, rules))
     feeds = tuple(_find_feeds(signature, unchanged, sides, rules, change))
     feed_names = {feed.side.old_name for feed in feeds}
     return RenamePlan(
@@ -355,12 +354,12 @@ def _map_changed_names(sides: Iterable[PairSide | None]) -> dict[str, str]:
 
 def _build_pair_side(value: Value, match: NameMatch, rules: Rules, change: TokenChange) -> PairSide:
     token = match.token if change.keeps_tokens else change.final_token
-    renamed = rules.rewrite_name(match, token, normalize=change.normalize)
+    renamed = rewrite_name(rules, match, token, normalize=change.normalize)
     return PairSide(
         value,
         match.token,
         new_name=renamed if change.can_replace(match.token) else value.name,
-        has_normal_suffix=rules.normalize_suffix(match) == match.groups.get("suffix", ""),
+        has_normal_suffix=normalize_suffix(rules, match) == match.groups.get("suffix", ""),
     )
 
 
@@ -383,7 +382,7 @@ def _find_feeds(
 
 
 def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
-    if side == "output" and len(name) > MAX_MATCHED_LENGTH:
+    if side == "output" and len(name) > MAX_MATCHED_CHARS:
         return REASON_TOO_LONG
     reason = rules.find_reason_to_keep(name)
     if reason is None and side == "output":
@@ -422,10 +421,70 @@ def _build_pair(
     )
     if not (rules.dims or rule.axes):
         return pair
-    from onnxkvrename.rules.language.dims import name_axes  # most rules leave axes to the shape
-
     shape = next((side.value.shape for side in pair.sides if side.value.shape is not None), None)
-    return pair._replace(axes=name_axes(shape, rule.axes.get(match.buffer, ()), rules.dims))
+    return pair._replace(axes=_name_axes(shape, rule.axes.get(match.buffer, ()), rules.dims))
+
+
+def _name_axes(
+    shape: tuple[Dim, ...] | None, declared: Sequence[str], dims: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return a word for each axis of a buffer, empty for an unknown axis.
+
+    Args:
+        shape: The shape of the buffer.
+        declared: The words for the axes in the rules, for a buffer of that rank.
+        dims: The meaning of symbols in the rules.
+
+    Returns:
+        No words at all if all axes are unknown.
+    """
+    if shape is None:
+        return tuple(declared)
+    words = [_find_word(dim, dims) for dim in shape]
+    if len(declared) == len(shape):
+        words = [
+            "window" if (axis, word) == ("sequence", "window") else axis
+            for axis, word in zip(declared, words, strict=True)
+        ]
+    return tuple(words) if any(words) else ()
+
+
+def _find_word(dim: Dim, dims: Mapping[str, str]) -> str:
+    """Return the word for the axis of a size; for a sum, the word of its cached term."""
+    if not isinstance(dim, str):
+        return ""
+    meaning = dims.get(dim, "")
+    if meaning in DIM_WORDS:
+        return "sequence" if meaning == "new" else meaning
+    words = _list_words(find_terms(dim, dims), dims)
+    return next((word for word in words if word in ("window", "sequence")), "")
+
+
+def _list_words(terms: Sequence[str], dims: Mapping[str, str]) -> Iterator[str]:
+    yield from (dims.get(term, "") for term in terms)
+
+
+def _mark_lone_sides(pairs: Sequence[KvPair], rules: Rules) -> Iterator[KvPair]:
+    """Yield the pairs, with a mark on those of which the rules expect only one side.
+
+    This holds only for a whole kind: if some of its pairs have both sides, the others lost one.
+
+    Args:
+        pairs: All pairs of a model.
+        rules: The rules that paired them.
+    """
+    sides_by_kind: dict[tuple[int, str], set[tuple[bool, bool]]] = {}
+    for pair in pairs:
+        sides = pair.input is not None, pair.output is not None
+        sides_by_kind.setdefault((pair.rule, pair.kind), set()).add(sides)
+    lone = {
+        (rule, kind)
+        for (rule, kind), sides in sides_by_kind.items()
+        for side in rules.kv_rules[rule].get_kind_rule(kind).alone
+        if sides == {(side == "input", side == "output")}
+    }
+    for pair in pairs:
+        yield pair._replace(may_be_alone=True) if (pair.rule, pair.kind) in lone else pair
 
 
 def _find_required_parts(

@@ -18,10 +18,9 @@ from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.limits import MAX_REASON_CHARS, shorten_text
 
 T = TypeVar("T")
-
-_MAX_MESSAGE_CHARS = 200
 
 
 class Plugin(NamedTuple):
@@ -122,7 +121,7 @@ def find_plugins(
 def describe_exception(error: BaseException) -> str:
     """Return the type and the message of an exception on one line."""
     try:
-        message = str(error)[:_MAX_MESSAGE_CHARS]
+        message = shorten_text(str(error), MAX_REASON_CHARS)
     except BaseException:  # a plug-in's exception cannot even be printed
         message = ""
     return " ".join(f"{type(error).__name__}: {message}".split()).rstrip(":")

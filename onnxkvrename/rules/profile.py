@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from onnxkvrename.errors import RulesError
-from onnxkvrename.model.protobuf import MAX_NAME_SIZE
 from onnxkvrename.rules.patterns import Pattern
 
 _LAYER_PATTERN = re.compile("[0-9]{1,9}")
@@ -20,7 +18,8 @@ _NOTHING: Mapping[str, Any] = {}  # rules travel between processes, which a mapp
 SIDES = ("input", "output")
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}|([{}\[\]])")
 OPTIONAL_PART = re.compile(r"\[([^\[\]]*)\]")
-MAX_TOKEN_LENGTH = 64
+TOKEN_LENGTH = 64
+"""The most characters of a token."""
 WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
 """The stages of a set's parts: as exported, prepared for the merge, merged."""
 UPDATES = ("inplace", "append", "delta", "once")
@@ -273,12 +272,12 @@ class ProfileChoice(NamedTuple):
 
     Attributes:
         name: The profile, or the file of rules.
-        is_picked: True if it was picked because it knows the names of the models.
+        picked: Whether the names of the models selected it, not an option.
         also: Other profiles that know some of the names.
     """
 
     name: str
-    is_picked: bool = False
+    picked: bool = False
     also: tuple[str, ...] = ()
 
     def describe(self) -> str:
@@ -378,49 +377,6 @@ class Rules(NamedTuple):
                 return fill_template(rule.call_template, {"path": quoted, "token": token}, token)
         return None
 
-    def normalize_suffix(self, match: NameMatch) -> str:
-        """Return the suffix of an output, changed to one that consumers match with an input."""
-        suffix = match.groups.get("suffix", "")
-        return self.normal_suffixes.get(suffix, suffix)
-
-    def rewrite_name(self, match: NameMatch, token: str, *, normalize: bool = False) -> str:
-        """Return a name with a different token.
-
-        Args:
-            match: The name.
-            token: The token to write; empty for none.
-            normalize: Also change the suffix to one that consumers match with an input.
-
-        Raises:
-            RulesError: The new name does not match as the same buffer, layer and token, so the
-                rename could not be undone.
-        """
-        if self.target is not None:
-            from onnxkvrename.rules.language.conversion import convert_name  # only for --to
-
-            return convert_name(match, token, self, self.target)
-        parts = {**match.groups, "token": token}
-        if normalize and "suffix" in parts:
-            parts["suffix"] = self.normalize_suffix(match)
-        name = fill_template(match.rule.templates[match.side], parts, token)
-        if len(name) > MAX_NAME_SIZE:
-            hint = f"correct {match.side}_name or {match.side} in the rules"
-            problem = f"makes a name of more than {MAX_NAME_SIZE:,} characters"
-            raise RulesError(f"{match.side}_name {problem}", path=self.name, hint=hint)
-        reread = match.rule.match(match.side, name)
-        if reread is None or (reread.pair_key, reread.token) != (match.pair_key, token):
-            from onnxkvrename.rules.language.unread_names import build_unread_error  # only for one
-
-            raise build_unread_error(match, parts, name, self.name)
-        return name
-
-
-def serialize_choice(choice: ProfileChoice | None) -> dict[str, object] | None:
-    """Return the JSON form of a choice."""
-    if choice is None:
-        return None
-    return {"name": choice.name, "picked": choice.is_picked, "also": list(choice.also)}
-
 
 def find_token_error(token: str) -> str | None:
     """Return why a token cannot be used, or ``None`` if it can.
@@ -436,8 +392,8 @@ def find_token_error(token: str) -> str | None:
         return "may contain only ASCII letters and digits"
     if "RetainedState" in token:
         return "may not contain RetainedState"
-    if len(token) > MAX_TOKEN_LENGTH:
-        return f"is longer than {MAX_TOKEN_LENGTH} characters"
+    if len(token) > TOKEN_LENGTH:
+        return f"is longer than {TOKEN_LENGTH} characters"
     return None
 
 
@@ -445,3 +401,23 @@ def fill_template(template: str, parts: Mapping[str, str], token: str) -> str:
     """Return the text of a template; its part in brackets is written only with a token."""
     text = OPTIONAL_PART.sub(lambda part: part[1] if token else "", template)
     return PLACEHOLDER.sub(lambda placeholder: parts[placeholder[1]], text)
+
+
+def split_sum(text: str) -> list[str]:
+    """Return the terms of a sum of symbols; a single symbol is its only term."""
+    return [term.strip() for term in text.split("+")]
+
+
+def find_terms(symbol: str, dims: Mapping[str, str]) -> list[str]:
+    """Return the terms of a symbol that is a sum, by the rules or by its own text.
+
+    Args:
+        symbol: The symbol of a size.
+        dims: The meaning of symbols in the rules.
+
+    Returns:
+        Nothing for a symbol that is not a sum.
+    """
+    meaning = dims.get(symbol, symbol)
+    terms = split_sum(symbol if meaning in DIM_WORDS else meaning)
+    return terms if len(terms) > 1 else []

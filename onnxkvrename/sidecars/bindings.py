@@ -8,30 +8,28 @@ no name may change that the runtime would make itself.
 from __future__ import annotations
 
 import os
+import posixpath
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from typing import NamedTuple
 
-from onnxkvrename.documents import UnreadableTextError, shorten_name
+from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.findings import format_list
-from onnxkvrename.sidecars.format import SidecarFormat
+from onnxkvrename.limits import MAX_FILES, MAX_MATCHED_CHARS, MAX_TEMPLATES, shorten_text
+from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
-from onnxkvrename.sidecars.sections import Section, drop_unread_templates, list_sections
-from onnxkvrename.sidecars.templates import (
-    abstract_number,
-    derive_template,
-    fill_template,
-    find_generated_names,
-    find_printed_names,
-    is_template,
-)
-from onnxkvrename.sidecars.tree import Node, ScalarNode
+from onnxkvrename.sidecars.tree import MappingNode, Node, ScalarNode, SequenceNode, list_children
 
-_MAX_TEMPLATES = 64
-"""Distinct templates of a file; to fill each takes as long as the model has names."""
+PLACEHOLDER = "%d"
+"""Where a template has the number of a layer, as printf writes it."""
 
-_MAX_GROUPS = 1 << 8
-"""Distinct groups of models that sections of a file refer to; each has its names collected."""
+_PRINTED = re.compile(r"%[-+ #0]*[0-9]*(?:hh?|ll?|z)?[dius]|\{[A-Za-z_]*\}")
+_PLACES = 2
+"""Places in a text that a program prints into; the time to match it grows with their power."""
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+_ALL: frozenset[str] = frozenset()
 
 
 class BoundModels(NamedTuple):
@@ -109,8 +107,8 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
         if any(model.pairs or model.name_map for model in own):
             key = tuple(sorted({id(model) for model in own}))
             groups.setdefault(key, (own, []))[1].extend(section.scalars)
-    if len(groups) > _MAX_GROUPS:
-        raise UnreadableTextError(f"refers to more than {_MAX_GROUPS} groups of models")
+    if len(groups) > MAX_TEMPLATES:
+        raise UnreadableTextError(f"refers to more than {MAX_TEMPLATES} groups of models")
     for own, scalars in groups.values():
         planner.plan_section(scalars, models.build_names(own), own, is_shared=not locations)
     governed = [model for model in found.values() if model is not None]
@@ -214,8 +212,8 @@ class _Planner:
         """Return the old and new names that a text matches; none if it is not a name."""
         if is_template(text):
             self.templates.add(text)
-            if len(self.templates) > _MAX_TEMPLATES:
-                raise UnreadableTextError(f"has more than {_MAX_TEMPLATES} templates")
+            if len(self.templates) > MAX_TEMPLATES:
+                raise UnreadableTextError(f"has more than {MAX_TEMPLATES} templates")
             generated = find_generated_names(text, names.graph_values).values()
             if generated:
                 return {name: names.name_map.get(name, name) for name in generated}
@@ -247,7 +245,7 @@ class _Planner:
         if template is None:
             first, second = list(new_by_old.items())[:2] if len(new_by_old) > 1 else [("", "")] * 2
             self._refuse(
-                f"{shorten_name(text)} can no longer match all of its names: {first[0]} becomes "
+                f"{shorten_text(text)} can no longer match all of its names: {first[0]} becomes "
                 f"{first[1]}, but {second[0]} becomes {second[1]}",
                 "use rules that rename all layers in the same way",
             )
@@ -257,11 +255,11 @@ class _Planner:
 
     def _refuse_partial(self, text: str, new_by_old: Mapping[str, str], kept: str) -> None:
         if is_template(text):
-            problem = f"{shorten_name(text)} matches {len(new_by_old)} names, and"
+            problem = f"{shorten_text(text)} matches {len(new_by_old)} names, and"
         else:
-            problem = f"{shorten_name(text)} changes in one model, and in another"
+            problem = f"{shorten_text(text)} changes in one model, and in another"
         self._refuse(
-            f"{problem} {shorten_name(kept)} stays",
+            f"{problem} {shorten_text(kept)} stays",
             "rename all of them: pass all models of the folder, with rules for all layers",
         )
 
@@ -270,7 +268,7 @@ class _Planner:
         longest = max(names, key=lambda name: len(name.encode("utf-8", "surrogateescape")))
         if limit is not None and len(longest.encode("utf-8", "surrogateescape")) > limit:
             self._refuse(
-                f"{shorten_name(text)} would make {shorten_name(longest)}, longer than the "
+                f"{shorten_text(text)} would make {shorten_text(longest)}, longer than the "
                 f"{limit} bytes that {self.format.reader} accepts",
                 "choose a shorter token",
             )
@@ -322,9 +320,9 @@ class _Planner:
         return find_printed_names(text, sorted_names)
 
     def _refuse_rest(self, text: str, name: str) -> None:
-        has = "is" if text == name else f"makes {shorten_name(name)},"
+        has = "is" if text == name else f"makes {shorten_text(name)},"
         self._refuse(
-            f"{shorten_name(text)} {has} a name that changes in a model here, but this entry "
+            f"{shorten_text(text)} {has} a name that changes in a model here, but this entry "
             "would keep the old name",
             "set its filename to that model, and write templates with %d",
         )
@@ -334,7 +332,7 @@ class _Planner:
         shared = next((scalar for scalar in self.changes if scalar.is_shared), None)
         if shared is not None:
             self._refuse(
-                f"{shorten_name(shared.value)} is below a YAML anchor, and its alias may belong to "
+                f"{shorten_text(shared.value)} is below a YAML anchor, and its alias may belong to "
                 "another model",
                 "replace the alias with the full text",
             )
@@ -348,7 +346,7 @@ class _Planner:
             for place, texts in entries.items()
         ]
         self._refuse(
-            f"{len(missing)} names that change are not in it (first: {shorten_name(missing[0])}), "
+            f"{len(missing)} names that change are not in it (first: {shorten_text(missing[0])}), "
             f"so {self.format.reader} would keep looking for the old ones",
             f"first add {'; '.join(additions)}",
         )
@@ -385,7 +383,7 @@ def _check_distinct(new_texts: Mapping[str, str | None]) -> None:
     for old, new in new_texts.items():
         if new is not None and sources.setdefault(new, old) != old:
             raise UnreadableTextError(
-                f"names both {shorten_name(sources[new])} and {shorten_name(old)}, "
+                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
                 "which are the same buffer",
                 "keep one of the two",
             )
@@ -423,3 +421,191 @@ def list_bound_names(
 
 def _join(directory: str, location: str) -> str:
     return os.path.abspath(os.path.join(directory, location))
+
+
+def is_template(text: str) -> bool:
+    """Return whether a text has one ``%d``, and nothing else that printf would replace."""
+    return text.count("%") == 1 and PLACEHOLDER in text and len(text) <= MAX_MATCHED_CHARS
+
+
+def fill_template(template: str, number: int | str) -> str:
+    """Return the name that a template has for the layer with a number."""
+    return template.replace(PLACEHOLDER, str(number))
+
+
+def find_generated_names(template: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the names that a template generates, each by the number of its layer."""
+    head, _, tail = template.partition(PLACEHOLDER)
+    return {
+        number: name
+        for name in names
+        if name.startswith(head)
+        and name.endswith(tail)
+        and _NUMBER.fullmatch(number := name[len(head) : len(name) - len(tail)])
+    }
+
+
+def find_printed_names(text: str, sorted_names: Sequence[str]) -> frozenset[str]:
+    """Return the names that a text makes if a program prints numbers or words into it.
+
+    Args:
+        text: Any text; one without a place for a number makes nothing.
+        sorted_names: The names, in order.
+    """
+    places = list(_PRINTED.finditer(text[: MAX_MATCHED_CHARS + 1]))
+    is_short = len(text) <= MAX_MATCHED_CHARS
+    if not is_short or not 1 <= len(places) <= _PLACES or places[0].start() == 0:
+        return frozenset()
+    head = text[: places[0].start()]
+    first = bisect_left(sorted_names, head)
+    pattern, end = "", 0
+    for place in places:
+        printed = "[A-Za-z_]+" if place[0].endswith("s") else "[0-9]+"
+        pattern += re.escape(text[end : place.start()]) + printed
+        end = place.end()
+    name_pattern = re.compile(pattern + re.escape(text[end:]))
+    similar = takewhile(lambda name: name.startswith(head), islice(sorted_names, first, None))
+    return frozenset(
+        name for name in similar if len(name) <= MAX_MATCHED_CHARS and name_pattern.fullmatch(name)
+    )
+
+
+def derive_template(template: str, new_names: Mapping[str, str]) -> str | None:
+    """Return the template that generates new names; ``None`` if there is none.
+
+    Args:
+        template: The template of the old names.
+        new_names: The new name of each layer, by the number of the layer; at least one.
+    """
+    number, name = next(iter(new_names.items()))
+    candidates = []
+    if "%" not in name and len(name) <= MAX_MATCHED_CHARS:
+        starts = (match.start() for match in re.finditer(f"(?={number})", name))
+        candidates = [f"{name[:at]}{PLACEHOLDER}{name[at + len(number) :]}" for at in starts]
+    fitting = [
+        candidate
+        for candidate in candidates
+        if all(fill_template(candidate, layer) == new for layer, new in new_names.items())
+    ]
+    head = template.partition(PLACEHOLDER)[0]
+    # A token may have the layer's number as well: take the one at the same place.
+    return max(
+        fitting, key=lambda candidate: candidate.startswith(head + PLACEHOLDER), default=None
+    )
+
+
+def abstract_number(name: str) -> str:
+    """Return the template that a name most likely comes from: its first number is the layer."""
+    return re.sub("[0-9]+", PLACEHOLDER, name, count=1)
+
+
+class Section(NamedTuple):
+    """The texts of a configuration that refer to the same models.
+
+    Attributes:
+        files: The locations of those models, without needless parts; empty where none are named.
+        scalars: The texts, keys included, in the order of the file.
+    """
+
+    files: frozenset[str]
+    scalars: tuple[ScalarNode, ...]
+
+
+def drop_unread_templates(
+    node: Node, reads: Callable[[tuple[str, ...]], bool], keys: tuple[str, ...] = ()
+) -> Node:
+    """Return a tree without the templates that the reader of a configuration does not read.
+
+    Args:
+        node: The tree, or a part of it.
+        reads: Whether it reads a template, by the keys that lead to it.
+        keys: The keys that lead to the part.
+    """
+    if isinstance(node, SequenceNode):
+        return SequenceNode(
+            tuple(
+                drop_unread_templates(item, reads, keys)
+                for item in node.items
+                if not _is_unread(item, reads, keys)
+            )
+        )
+    if not isinstance(node, MappingNode):
+        return node
+    kept: list[tuple[Node, Node]] = []
+    for key, value in node.entries:
+        below = (*keys, key.value if isinstance(key, ScalarNode) else "")
+        if not _is_unread(value, reads, below):
+            kept.append((key, drop_unread_templates(value, reads, below)))
+    return MappingNode(tuple(kept))
+
+
+def _is_unread(node: Node, reads: Callable[[tuple[str, ...]], bool], keys: tuple[str, ...]) -> bool:
+    return isinstance(node, ScalarNode) and is_template(node.value) and not reads(keys)
+
+
+def list_sections(tree: Node) -> tuple[Section, ...]:
+    """Return the sections of a tree.
+
+    Raises:
+        UnreadableTextError: It names more than `MAX_FILES` models.
+    """
+    scalars: dict[frozenset[str], list[ScalarNode]] = {}
+    _add_sections(tree, _ALL, _find_files_below(tree, {}), scalars)
+    return tuple(Section(files, tuple(found)) for files, found in scalars.items())
+
+
+class _Files(NamedTuple):
+    """The models that a node names itself, and those that it and what is below it name."""
+
+    own: frozenset[str]
+    all: frozenset[str]
+
+
+_FilesByNode = dict[int, _Files]
+
+
+def _find_files_below(node: Node, found: _FilesByNode) -> _FilesByNode:
+    """Return the models that each list and mapping of a tree names, by the id of the node."""
+    own: set[str] = set()
+    every: set[str] = set()
+    for child in list_children(node):
+        if isinstance(child, (MappingNode, SequenceNode)):
+            _find_files_below(child, found)
+            every |= found[id(child)].all
+    if isinstance(node, MappingNode):
+        for key, value in node.entries:
+            every.update(_read_location(key))
+            for item in value.items if isinstance(value, SequenceNode) else (value,):
+                own.update(_read_location(item))
+    every |= own
+    if len(every) > MAX_FILES:
+        raise UnreadableTextError(f"names more than {MAX_FILES:,} models")
+    found[id(node)] = _Files(frozenset(own), frozenset(every))
+    return found
+
+
+def _add_sections(
+    node: Node,
+    files: frozenset[str],
+    found: _FilesByNode,
+    scalars: dict[frozenset[str], list[ScalarNode]],
+) -> None:
+    if isinstance(node, ScalarNode):
+        scalars.setdefault(files, []).append(node)
+        return
+    if isinstance(node, MappingNode):
+        own, below = found[id(node)]
+        files = own or below or files
+        for key, value in node.entries:
+            _add_sections(key, files, found, scalars)
+            _add_sections(value, _read_location(key) or files, found, scalars)
+        return
+    for child in list_children(node):
+        _add_sections(child, files, found, scalars)
+
+
+def _read_location(node: Node) -> frozenset[str]:
+    """Return the location of the model that a text names, if it does."""
+    if not isinstance(node, ScalarNode) or not node.value.endswith(MODEL_SUFFIX):
+        return _ALL
+    return frozenset({posixpath.normpath(node.value)})

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from onnxkvrename.documents import UnreadableTextError, parse_json, shorten_name
+from onnxkvrename.documents import UnreadableTextError, parse_json
 from onnxkvrename.errors import ModelError
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.find_models import list_compile_files
-from onnxkvrename.sidecars.formats.custom_io import parse_custom_io_dtypes
+from onnxkvrename.sidecars.custom_io import parse_custom_io_dtypes
 from onnxkvrename.storage.read import read_text_file
 
 _NON_SYMBOL_KEYS = {"name", "_graph_name"}
@@ -138,6 +139,6 @@ def _find_symbol_tables(data: Any, path: str) -> Iterator[dict[str, Any]]:
 def _parse_size(symbol: str, size: Any, path: str) -> int:
     text = str(size)
     if isinstance(size, bool) or not (text.isascii() and text.isdigit()) or len(text) > 18:
-        problem = f"has {shorten_name(symbol)} as {shorten_name(text)}, which is not a size"
+        problem = f"has {shorten_text(symbol)} as {shorten_text(text)}, which is not a size"
         raise ModelError(problem, path=path, hint=_FORM_HINT)
     return int(text)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.documents import shorten_name
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.rewrite import rewrite_name
 
 _NO_NAMES: Mapping[str, str] = {}
 
@@ -154,7 +155,7 @@ class ModelNames(NamedTuple):
             match = self.rules.match(side, name)
             if match is not None:
                 token = self.token_change.final_token
-                new_name = self.rules.rewrite_name(match, token, normalize=normalize)
+                new_name = rewrite_name(self.rules, match, token, normalize=normalize)
                 if new_name in self.kv_names:
                     yield match.token, new_name
 
@@ -167,7 +168,7 @@ class ModelNames(NamedTuple):
         token = self.token_change.token
         than = f" than {token}" if token else ""
         count = f"{len(conflicting)} names" if len(conflicting) > 1 else "a name"
-        problem = f"{count} with a different token{than} (first: {shorten_name(conflicting[0])})"
+        problem = f"{count} with a different token{than} (first: {shorten_text(conflicting[0])})"
         if self.token_change.strip:
             return problem, "`--strip` removes any token"
         return problem, "`--replace` replaces it with the new token"

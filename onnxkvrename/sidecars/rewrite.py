@@ -6,24 +6,23 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from onnxkvrename.documents import UnreadableTextError, shorten_name
+from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.sidecars.bindings import (
     BindingPlan,
     BoundModels,
     list_bound_names,
     plan_bindings,
 )
-from onnxkvrename.sidecars.format import SidecarFormat
-from onnxkvrename.sidecars.json_tree import MAX_JSON_CHARS
+from onnxkvrename.sidecars.formats import SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames
-from onnxkvrename.sidecars.stale import STALE_CODE
 from onnxkvrename.sidecars.text_edit import splice_values
 from onnxkvrename.sidecars.tree import Node, ScalarNode, flatten_tree
 
-MAX_SIDECAR_BYTES = MAX_JSON_CHARS
-"""The largest sidecar that is rewritten, in bytes. A caller may stop reading a file there."""
+STALE_CODE = "KV406"
+"""The code of a sidecar with names from before a rename, or that cannot get the new ones."""
 
 _NewNames = Mapping[str, "str | None"]
 """The new name of each name in a sidecar; ``None`` if it matches nothing in the model."""
@@ -187,8 +186,6 @@ def _build_form_error(
 
 
 def _decode_text(data: bytes) -> str:
-    if len(data) > MAX_SIDECAR_BYTES:
-        raise UnreadableTextError(f"is {len(data):,} bytes, more than {MAX_SIDECAR_BYTES:,}")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -210,7 +207,7 @@ def _check_distinct(new_names: _NewNames) -> None:
     for old, new in new_names.items():
         if new is not None and sources.setdefault(new, old) != old:
             raise UnreadableTextError(
-                f"names both {shorten_name(sources[new])} and {shorten_name(old)}, "
+                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
                 "which are the same buffer",
                 "keep one of the two",
             )
@@ -246,7 +243,7 @@ def _check_names(
         return
     present = {new for new in new_names.values() if new is not None}
     unmatched = [
-        shorten_name(old)
+        shorten_text(old)
         for old, new in new_names.items()
         if new is None and old not in names.neighbour_names
     ]
@@ -298,8 +295,8 @@ def _check_both_sides(path: str, new_names: _NewNames, names: ModelNames) -> Ite
     old_in_sidecar = {new: old for old, new in new_names.items() if new is not None}
     old_in_model = {new: old for old, new in names.name_map.items()}
     halves = [
-        f"{shorten_name(old_in_sidecar[side])} "
-        f"without {shorten_name(old_in_model.get(other_side, other_side))}"
+        f"{shorten_text(old_in_sidecar[side])} "
+        f"without {shorten_text(old_in_model.get(other_side, other_side))}"
         for pair in names.pairs
         for side, other_side in (pair, pair[::-1])
         if side in old_in_sidecar and other_side not in old_in_sidecar

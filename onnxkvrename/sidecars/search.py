@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.limits import MAX_FILES, MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.find_models import find_possible_sidecars
-from onnxkvrename.sidecars.format import SidecarFormat, SidecarFormats
-from onnxkvrename.sidecars.rewrite import MAX_SIDECAR_BYTES
-from onnxkvrename.sidecars.stale import MODEL_SUFFIX
+from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat, SidecarFormats
 from onnxkvrename.storage.read import open_file, read_status, resolve_path
 
-_MAX_CONTENT_BYTES = 1 << 20
-"""The largest file whose content is asked for a format; YAML that is longer is never parsed."""
 _YAML_COST = 8
 """How many bytes of other sidecars a byte of YAML counts as, which takes far longer to parse."""
-_MAX_NEIGHBOURS = 64
-"""The models beside a sidecar that are read to tell whether it is theirs."""
 
 LEAVE_HINT = "`--no-sidecars` does not change it"
 """How to continue without a sidecar that was found."""
@@ -66,7 +61,7 @@ def detect_sidecars(
         has_known_name = detected is not None
         if detected is None:
             try:
-                limit = MAX_SIDECAR_BYTES if strict else _MAX_CONTENT_BYTES
+                limit = MAX_TEXT_BYTES if strict else MAX_TEXT_BYTES // _YAML_COST
                 detected = formats.detect(path.name, _read_candidate(path, limit))
             except ModelError:
                 if strict:
@@ -75,10 +70,10 @@ def detect_sidecars(
             status = None if strict else read_status(path)
             cost = _YAML_COST if path.suffix in (".yaml", ".yml") else 1
             total_size += cost * status.st_size if status is not None else 0
-            if total_size > MAX_SIDECAR_BYTES:
+            if total_size > MAX_TEXT_BYTES:
                 raise ModelError(
                     f"was not checked: all sidecars here together have more than "
-                    f"{MAX_SIDECAR_BYTES:,} bytes, or {MAX_SIDECAR_BYTES // _YAML_COST:,} of YAML",
+                    f"{MAX_TEXT_BYTES:,} bytes, or {MAX_TEXT_BYTES // _YAML_COST:,} of YAML",
                     path=str(path),
                     hint=LEAVE_HINT,
                 )
@@ -100,7 +95,7 @@ def read_sidecar_head(path: Path) -> bytes:
         ModelError: The file does not exist, is not regular, or cannot be read.
     """
     with open_file(path) as file:
-        return file.read(0, min(file.size, MAX_SIDECAR_BYTES))
+        return file.read(0, min(file.size, MAX_TEXT_BYTES))
 
 
 class Neighbours(NamedTuple):
@@ -125,7 +120,7 @@ class Neighbours(NamedTuple):
 
 
 def read_neighbours(directory: Path, models: Collection[Path]) -> Neighbours:
-    """Return the other models of a directory; those after the first 64 are left out.
+    """Return the other models of a directory; those after the first 1,024 are left out.
 
     Args:
         directory: The directory; those below are not searched.
@@ -138,7 +133,7 @@ def read_neighbours(directory: Path, models: Collection[Path]) -> Neighbours:
     found = find_possible_sidecars([directory], lambda name: name.endswith(MODEL_SUFFIX))
     others = [path for path, _ in found if path.parent == directory]
     others = [path for path in others if resolve_path(path) not in known]
-    read = {path: read_value_names(path) for path in others[:_MAX_NEIGHBOURS]}
+    read = {path: read_value_names(path) for path in others[:MAX_FILES]}
     return Neighbours(
         {path: values for path, values in read.items() if values is not None},
         tuple(path for path, values in read.items() if values is None),

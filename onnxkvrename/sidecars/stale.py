@@ -6,22 +6,25 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from onnxkvrename.documents import shorten_name
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.find_models import find_candidates
+from onnxkvrename.rules.load import DEFAULT_PROFILE, has_profile
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
-
-if TYPE_CHECKING:
-    from onnxkvrename.sidecars.search import FoundSidecar
-
-MODEL_SUFFIX = ".onnx"
-"""How the name of a model ends in a configuration that refers to it."""
-STALE_CODE = "KV406"
-"""The code of a sidecar with names from before a rename, or that cannot get the new ones."""
+from onnxkvrename.rules.rewrite import rewrite_name
+from onnxkvrename.sidecars.formats import MODEL_SUFFIX, load_sidecar_formats
+from onnxkvrename.sidecars.model_names import ModelNames, OneModel
+from onnxkvrename.sidecars.rewrite import STALE_CODE, list_names
+from onnxkvrename.sidecars.search import (
+    FoundSidecar,
+    Neighbours,
+    detect_sidecars,
+    read_neighbours,
+    read_sidecar_head,
+)
 
 
 def find_stale_sidecars(
@@ -56,11 +59,6 @@ def find_stale_sidecars(
     candidates = find_candidates([model.parent], rules) if pairs else ()
     if not candidates:
         return
-    # Most models have no sidecar.
-    from onnxkvrename.sidecars.model_names import ModelNames, OneModel
-    from onnxkvrename.sidecars.rewrite import list_names
-    from onnxkvrename.sidecars.search import Neighbours, read_neighbours, read_sidecar_head
-
     neighbours: Neighbours | None = None
     own_names = ModelNames.from_models([OneModel(tuple(pairs))], TokenChange(None), rules)
     for found in _detect_sidecars(candidates, rules, replaced_paths):
@@ -92,9 +90,6 @@ def find_stale_sidecars(
 def _detect_sidecars(
     candidates: Sequence[tuple[Path, Path]], rules: Rules, replaced_paths: Collection[str]
 ) -> list[FoundSidecar]:
-    from onnxkvrename.sidecars.registry import load_sidecar_formats
-    from onnxkvrename.sidecars.search import detect_sidecars
-
     sidecars: list[FoundSidecar] = []
     with suppress(ModelError):  # more than a rename accepts: the first ones are checked
         for found in detect_sidecars(candidates, load_sidecar_formats(rules)):
@@ -125,7 +120,7 @@ def _find_stale_names(
             if match is None:
                 continue
             possible = (
-                rules.rewrite_name(match, token, normalize=normalize)
+                rewrite_name(rules, match, token, normalize=normalize)
                 for token in tokens
                 for normalize in (False, True)
             )
@@ -143,8 +138,8 @@ def _build_stale_finding(
     return build_finding(
         STALE_CODE,
         path,
-        f"has {len(stale)} old names from before a rename (first: {shorten_name(old)}, now "
-        f"{shorten_name(new)}); {effect}",
+        f"has {len(stale)} old names from before a rename (first: {shorten_text(old)}, now "
+        f"{shorten_text(new)}); {effect}",
         command,
     )
 
@@ -157,8 +152,6 @@ def _format_command(
     sidecar: str | None,
 ) -> str:
     """Return the command that renames in the sidecars of a model, or in one by its path."""
-    from onnxkvrename.rules.load import DEFAULT_PROFILE, has_profile
-
     tokens = {side.token for pair in pairs for side in pair.sides}
     token = max(tokens)
     change = ["--prefix", token] if token else ["--strip"]

@@ -10,7 +10,8 @@ import json
 import re
 from collections.abc import Mapping
 
-from onnxkvrename.documents import UnreadableTextError, shorten_name
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.sidecars.tree import ScalarNode
 
 _CHAR_PATTERNS = {
@@ -67,7 +68,7 @@ def _replace_changed_chars(inner: str, scalar: ScalarNode, new: str) -> str:
 
 def _build_rewrite_error(scalar: ScalarNode, notation: str) -> UnreadableTextError:
     return UnreadableTextError(
-        f"has {shorten_name(scalar.value)} written {notation}",
+        f"has {shorten_text(scalar.value)} written {notation}",
         "write this name plainly, on one line",
     )
 

@@ -98,13 +98,13 @@ def trace_buffer_scales(
     if not any(is_quantized(find_pair_dtype(pair)) for pair in pairs):
         return {}
     from onnxkvrename.verification.buffer_scales import (  # onnx, only for quantized buffers
-        MAX_SCALE_BYTES,
+        SCALE_BYTES,
         find_buffer_scales,
     )
     from onnxkvrename.verification.strip_weights import read_model_without_weights
 
     try:
-        model = read_model_without_weights(source, MAX_SCALE_BYTES)
+        model = read_model_without_weights(source, SCALE_BYTES)
     except ReadError:
         raise
     except ModelError:

@@ -19,6 +19,7 @@ from onnx.inliner import inline_local_functions
 
 from onnxkvrename.layout.kinds import find_pair_dtype, find_pair_shape
 from onnxkvrename.layout.scales import BufferScales, Scale, is_quantized
+from onnxkvrename.limits import MAX_CONSTANT_BYTES
 from onnxkvrename.model.proto_reader import get_dtype_name
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.verification.constants import SmallConstants
@@ -34,10 +35,8 @@ from onnxkvrename.verification.operators import (
     is_shape_only,
 )
 
-MAX_SCALE_BYTES = 1 << 14
-"""The largest scales that are read, in bytes."""
-MAX_BLOCKED_VALUES = 1 << 18
-"""The most values for whose blocks there are scales: a node could name any size of a block."""
+SCALE_BYTES = 1 << 14
+"""Bytes of a weight that is kept, as it may be scales."""
 _VALUE_PRESERVING_OPS = (
     "Identity",
     "Reshape",
@@ -79,7 +78,7 @@ def find_buffer_scales(
     """Return the scales of quantized buffers, by their inputs, or their outputs without one.
 
     Args:
-        model: A parsed model; weights of more than `MAX_SCALE_BYTES` are not needed.
+        model: A parsed model; weights of more than `SCALE_BYTES` are not needed.
         pairs: Its buffers.
         directory: Where its external data are.
     """
@@ -210,7 +209,7 @@ class _ScaleGraph:
                 return _build_scale(scale, numbers.reshape(-1, 1, 2), None)
             block_size = self._find_attribute(operation, "block_size") or 0
             if block_size:
-                if scale.ndim != len(axes) or not 0 < block_size * scale.size <= MAX_BLOCKED_VALUES:
+                if scale.ndim != len(axes) or not 0 < block_size * scale.size <= MAX_CONSTANT_BYTES:
                     raise _UnknownScaleError
                 shape = list(scale.shape)
             else:

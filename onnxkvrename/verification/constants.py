@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnxkvrename.limits import MAX_CONSTANT_BYTES
 from onnxkvrename.model.proto_reader import (
     ExternalReference,
     get_dtype_bits,
@@ -17,11 +18,9 @@ from onnxkvrename.model.proto_reader import (
 )
 from onnxkvrename.model.weights import read_external_data
 from onnxkvrename.verification.graph_bodies import Body, decode_name
-from onnxkvrename.verification.strip_weights import MAX_KEPT_BYTES, list_removed_data
+from onnxkvrename.verification.strip_weights import KEPT_BYTES, list_removed_data
 
-MAX_EXTERNAL_BYTES = 1 << 20
-"""The largest external data of a constant that are read."""
-_MAX_INTEGERS = 8
+_INTEGERS = 8
 """The values of a list of axes, or of starts or ends along them, that are read."""
 
 
@@ -40,7 +39,7 @@ class SmallConstants:
         """Return a short list of integers; `None` if it is not such a constant of this body."""
         value = self._find_value(name, ("value_ints",))
         if isinstance(value, AttributeProto):
-            return tuple(value.ints) if len(value.ints) <= _MAX_INTEGERS else None
+            return tuple(value.ints) if len(value.ints) <= _INTEGERS else None
         return None if value is None else _read_integers(value)
 
     def find_truth(self, name: str) -> bool | None:
@@ -84,7 +83,7 @@ class SmallConstants:
         size = prod(tensor.dims) * get_dtype_bits(get_dtype_name(tensor.data_type)) // 8
         entries = {entry.key: entry.value for entry in tensor.external_data}
         end, problem = parse_extent(entries, size)
-        if problem or not 0 < size <= MAX_EXTERNAL_BYTES or self._directory is None:
+        if problem or not 0 < size <= MAX_CONSTANT_BYTES or self._directory is None:
             return None
         reference = ExternalReference(entries["location"], end, tensor.name)
         start = int(entries.get("offset", 0))
@@ -130,7 +129,7 @@ def _read_integers(tensor: TensorProto) -> tuple[int, ...] | None:
     if (
         tensor.data_type not in (TensorProto.INT64, TensorProto.INT32)
         or len(tensor.dims) != 1
-        or not 0 < tensor.dims[0] <= _MAX_INTEGERS
+        or not 0 < tensor.dims[0] <= _INTEGERS
     ):
         return None
     if tensor.data_location == TensorProto.EXTERNAL:
@@ -148,7 +147,7 @@ def _read_integers(tensor: TensorProto) -> tuple[int, ...] | None:
 def _read_tensor_truth(tensor: TensorProto) -> bool | None:
     """Return whether all elements are true, or all are not; `None` if that is not known."""
     is_elsewhere = tensor.data_location == TensorProto.EXTERNAL or list_removed_data(tensor)
-    if is_elsewhere or not 0 < prod(tensor.dims) <= 8 * MAX_KEPT_BYTES:
+    if is_elsewhere or not 0 < prod(tensor.dims) <= 8 * KEPT_BYTES:
         return None
     try:
         values = numpy_helper.to_array(tensor).astype(bool)

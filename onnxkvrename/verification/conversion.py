@@ -9,9 +9,10 @@ from onnxkvrename.findings import Finding, build_names_finding
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import format_shape
-from onnxkvrename.rules.language.conversion import find_counterpart
+from onnxkvrename.rules.load import list_profiles, load_rules
 from onnxkvrename.rules.plan import KvPair, RenamePlan
 from onnxkvrename.rules.profile import NameMatch, Rules
+from onnxkvrename.rules.rewrite import find_counterpart
 from onnxkvrename.verification import trace_buffer_updates
 
 _KEEPING_UPDATES = ("inplace", "shift", "once")
@@ -93,8 +94,6 @@ def _suggest_profiles(plan: RenamePlan, rules: Rules, updates: Mapping[str, Buff
     A profile whose caches are updated in another way than those of the one that was asked for is
     of other consumers: no names of it help.
     """
-    from onnxkvrename.rules.load import list_profiles, load_rules  # only where one does not fit
-
     assert rules.target is not None
     fitting = [
         name

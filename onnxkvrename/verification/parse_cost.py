@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from onnx import ModelProto
 
+from onnxkvrename.limits import MAX_ENTRIES
 from onnxkvrename.model.protobuf import LENGTH
 
-MAX_PARTS = 16_384
-"""The nodes, attributes, tensors and the like that any model may have,"""
 BYTES_PER_PART = 16
-"""and one more for so many bytes. Exporters write one in 30 to 150 bytes, and a model whose values
+"""A model may have one part (a node, an attribute, a tensor) more than `MAX_ENTRIES` for so many
+bytes. Exporters write one in 30 to 150 bytes, and a model whose values
 have numbers for names, and its nodes none, one in 16. Other messages take less memory, and count
 as half of one; repeated texts count as a quarter. A model of a megabyte that is just below the
 limit takes up to 35 megabytes."""
@@ -44,7 +44,7 @@ def has_too_many_parts(data: bytes) -> bool:
         data: The model without its weights. Where it is damaged, what comes after does not
             count; the parser refuses it.
     """
-    limit = _PART_WEIGHT * (MAX_PARTS + len(data) // BYTES_PER_PART)
+    limit = _PART_WEIGHT * (MAX_ENTRIES + len(data) // BYTES_PER_PART)
     try:
         return _exceeds(data, limit)
     except IndexError:  # cut short
@@ -92,6 +92,14 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     return value, position + 1
 
 
+def is_repeated(field: FieldDescriptor) -> bool:
+    """Return whether a field may occur several times."""
+    # protobuf has `is_repeated` from 6.31 on, and warns of `label` since then.
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == FieldDescriptor.LABEL_REPEATED)
+
+
 @lru_cache(1)
 def _list_fields() -> _Fields:
     """Return the fields of a model that count, read off onnx's own description."""
@@ -104,7 +112,7 @@ def _list_fields() -> _Fields:
             for field in descriptor.fields:
                 if field.message_type is not None:
                     kind.by_number[field.number] = visit(field.message_type)
-                elif field.is_repeated and field.cpp_type == field.CPPTYPE_STRING:
+                elif is_repeated(field) and field.cpp_type == field.CPPTYPE_STRING:
                     kind.by_number[field.number] = None
         return kinds[descriptor.full_name]
 

@@ -13,14 +13,11 @@ from itertools import product
 from operator import or_
 from typing import NamedTuple
 
+from onnxkvrename.limits import MAX_ALTERNATIVES
 from onnxkvrename.verification.operators import OperandFlow, SizeChange, is_ctx_scatter
 
-_MAX_SOURCES = 16
-"""Sources that are kept for each value; of more only the nearest, and as uncertain."""
-_MAX_OUTCOMES = 4
-"""Outcomes of branches that are kept apart."""
-_MAX_RESIZINGS = 4
-"""Different ways to a size that are kept apart for each path."""
+_KEPT_APART = 4
+"""Outcomes of branches, and ways to a size of each path, that are kept apart."""
 
 
 class Resizing(NamedTuple):
@@ -128,7 +125,7 @@ def _limit_resizings(resizings: Iterable[Resizing]) -> frozenset[Resizing]:
     """Return a few different resizings; of too many one that is all of them, for good."""
     distinct = frozenset(resizings)
     changes = reduce(or_, (resizing.changes for resizing in distinct))
-    if len(distinct) <= _MAX_RESIZINGS and not (changes & SizeChange.SEVERAL and len(distinct) > 1):
+    if len(distinct) <= _KEPT_APART and not (changes & SizeChange.SEVERAL and len(distinct) > 1):
         return distinct
     axes = {resizing.axis for resizing in distinct if resizing.changes & SizeChange.APPENDS}
     axis = axes.pop() if len(axes) == 1 else None
@@ -141,12 +138,12 @@ class NodeLocation(NamedTuple):
 
     Attributes:
         op_type: The operator type.
-        node_name: The name of the node; `inner in outer` if it is in the body of
+        node: The name of the node; `inner in outer` if it is in the body of
             a function or subgraph.
     """
 
     op_type: str
-    node_name: str
+    node: str
 
 
 class FlowPath(NamedTuple):
@@ -373,7 +370,7 @@ def _qualify_location(inner: NodeLocation, call: NodeLocation) -> NodeLocation:
     """Return a location in a body as seen from the call; a scatter is known by its own name."""
     if is_ctx_scatter("com.qualcomm.cloud", call.op_type):
         return call
-    return NodeLocation(inner.op_type, " in ".join(filter(None, (inner.node_name, call.node_name))))
+    return NodeLocation(inner.op_type, " in ".join(filter(None, (inner.node, call.node))))
 
 
 def _merge_cheapest_paths(several_paths: Iterable[FlowPaths]) -> FlowPaths:
@@ -397,10 +394,10 @@ def _merge_cheapest_paths(several_paths: Iterable[FlowPaths]) -> FlowPaths:
             kept = cheapest[key]
             if (is_copy, is_again) != (kept.is_copy, kept.is_written_again):
                 cheapest[key] = kept._replace(is_copy=is_copy, is_written_again=is_again)
-    if len(cheapest) <= _MAX_SOURCES:
+    if len(cheapest) <= MAX_ALTERNATIVES:
         return cheapest
-    nearest = sorted(cheapest, key=lambda key: (cheapest[key].cost, key))[:_MAX_SOURCES]
-    reason = f"it is computed from more than {_MAX_SOURCES} values at once"
+    nearest = sorted(cheapest, key=lambda key: (cheapest[key].cost, key))[:MAX_ALTERNATIVES]
+    reason = f"it is computed from more than {MAX_ALTERNATIVES} values at once"
     return {(key[0], False): cheapest[key]._replace(uncertainty=reason) for key in nearest}
 
 
@@ -412,7 +409,7 @@ def _limit_outcomes(outcomes: Sequence[FlowPaths]) -> tuple[FlowPaths, ...]:
     for paths in outcomes:
         key = frozenset(select_cheapest_paths(paths))
         distinct[key] = _merge_similar_outcomes(distinct[key], paths) if key in distinct else paths
-    if len(distinct) <= _MAX_OUTCOMES:
+    if len(distinct) <= _KEPT_APART:
         return tuple(distinct.values())
     return build_uncertain_origin(
         [Origin(tuple(distinct.values()))], "branches have too many different results"

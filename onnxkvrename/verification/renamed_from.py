@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.external_data import DataFile, open_data_file
@@ -19,17 +19,16 @@ from onnxkvrename.model.file import (
     build_spliced_source,
     open_model,
     read_pieces,
+    read_stamp,
     sum_piece_sizes,
+    write_stamp,
 )
-from onnxkvrename.model.metadata import read_stamp, write_stamp
 from onnxkvrename.model.protobuf import ByteSource, Piece
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import is_content_of, read_chunks
-
-if TYPE_CHECKING:
-    from onnxkvrename.model.message_diff import Difference
+from onnxkvrename.verification.message_diff import Difference, compare_models
 
 Equality = Literal["bytes", "content", "different"]
 
@@ -47,20 +46,20 @@ class RenameProof(NamedTuple):
         source: The path of the source.
         token: The token of the model; empty for none.
         names: The names that changed, new by old.
-        equality: Whether the model has the bytes of the renamed source, the same content
+        equal: Whether the model has the bytes of the renamed source, the same content
             written in another way, or another content.
         reordered: What is found by its name and comes in another order, such as ``functions``,
             by its place in the schema; empty where the content is another one.
-        data_digests: The SHA-256 of each file of external data, by its location, where both
+        data_sha256: The SHA-256 of each file of external data, by its location, where both
             sides have the same; `None` where only the references were compared.
     """
 
     source: str
     token: str
     names: Mapping[str, str]
-    equality: Equality
+    equal: Equality
     reordered: tuple[str, ...]
-    data_digests: Mapping[str, str | None]
+    data_sha256: Mapping[str, str | None]
 
 
 def prove_renamed(
@@ -78,8 +77,8 @@ def prove_renamed(
         compare_data: Compare the contents of external data, not only the references.
 
     Returns:
-        The proof, and findings: KV121 for the first place with another content, or else KV122 for
-        places that are encoded otherwise, and KV121 for external data.
+        The proof, and findings: KV121 for the first place with another content, or else KV122
+        if nothing is but written otherwise, and KV121 for external data.
 
     Raises:
         ModelError: One of the files cannot be read, or is not a model.
@@ -97,8 +96,6 @@ def prove_renamed(
         reordered: tuple[str, ...] = ()
         expected = read_pieces(source.file, pieces)
         if not is_content_of(result.file, sum_piece_sizes(pieces), expected):
-            from onnxkvrename.model.message_diff import compare_models  # loads protobuf
-
             differences = compare_models(build_spliced_source(source.source, pieces), result.source)
             reordered = tuple(each.path for each in differences if each.kind == "order")
             findings += _describe_differences(differences)
@@ -160,14 +157,12 @@ def _find_refusals(source: KvModel) -> Iterator[Finding]:
 
 
 def _describe_differences(differences: Sequence[Difference]) -> Iterator[Finding]:
-    """Yield a finding for each difference that is more than another order."""
+    """Yield a finding for a difference that is more than another order."""
     for kind, path, text in differences:
         if kind == "content":
             yield build_finding("KV121", path, text, _CONTENT_HINT)
-        elif kind == "encoding":
-            yield build_finding("KV122", path, text, _ENCODING_HINT)
     if not differences:
-        message = "some tags or lengths are encoded in a different way"
+        message = "some tags, lengths or numbers are encoded in a different way"
         yield build_finding("KV122", "", message, _ENCODING_HINT)
 
 

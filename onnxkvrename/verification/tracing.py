@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from onnx import ModelProto, NodeProto
 
+from onnxkvrename.limits import MAX_ALTERNATIVES
 from onnxkvrename.verification.constants import SmallConstants
 from onnxkvrename.verification.graph_bodies import (
     Body,
@@ -55,9 +56,6 @@ from onnxkvrename.verification.provenance import (
     merge_origins,
     mix_origins,
 )
-
-_MAX_ROUNDS = 16
-"""Rounds in which the states of a loop must settle; a loop that needs more stays uncertain."""
 
 
 class BodySummary(NamedTuple):
@@ -385,7 +383,7 @@ def _trace_iterations(
 
     outputs = run_iteration()
     alternatives = outputs
-    for _ in range(_MAX_ROUNDS):
+    for _ in range(MAX_ALTERNATIVES):
         merged = [merge_origins(pair) for pair in zip(states, outputs, strict=False)]
         if merged == states:
             return alternatives

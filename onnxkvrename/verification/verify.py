@@ -15,7 +15,8 @@ from onnxkvrename.findings import (
     format_list,
     promote_to_errors,
 )
-from onnxkvrename.layout.digest import check_stamp
+from onnxkvrename.layout.layout import check_stamp
+from onnxkvrename.limits import MAX_LISTED
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
@@ -33,13 +34,22 @@ from onnxkvrename.options import (
     RulesFile,
     Strict,
 )
-from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS
+from onnxkvrename.rules.check_together import check_models_together
+from onnxkvrename.rules.checks import CONSUMER_TOKENS
+from onnxkvrename.rules.feeds import (
+    check_feed_names,
+    check_folder_tokens,
+    find_filled_outputs,
+    is_filled,
+)
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.kv_model import KvModel, check_models_together, read_kv_model, scan_model
+from onnxkvrename.rules.kv_model import KvModel, read_kv_model, scan_model
 from onnxkvrename.rules.patterns import Pattern
+from onnxkvrename.rules.pick import pick_rules
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import SIDES, Rules
 from onnxkvrename.rules.results import ModelCheck, ModelReport, report_model
+from onnxkvrename.rules.rewrite import describe_part
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.verification import trace_needs
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
@@ -54,7 +64,6 @@ from onnxkvrename.verification.running.retention_loop import (
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 _DATA_CODES = ("KV501", "KV502", "KV503")
-_MAX_SHOWN_NAMES = 5
 
 
 class VerifyRequest(NamedTuple):
@@ -253,13 +262,6 @@ def verify_window_sets(
         is_encoder = proof is not None and bool(proof.names)
         set_findings[index] += (f for f in found if not (is_encoder and f.code == "KV001"))
     if is_complete and request.group_windows and any(map(_is_connected, models)):
-        from onnxkvrename.rules.feeds import (  # most models stand alone
-            check_feed_names,
-            check_folder_tokens,
-            find_filled_outputs,
-            is_filled,
-        )
-
         items = list(verified)
         for index, filled in enumerate(find_filled_outputs(models)):
             report = items[index].report
@@ -391,7 +393,7 @@ def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> I
                 f"contain {expected}, but are not KV buffers; a consumer would select them",
             ),
             "choose another token",
-            shown=_MAX_SHOWN_NAMES,
+            shown=MAX_LISTED,
         )
 
 
@@ -437,7 +439,7 @@ def _check_selection(signature: Signature, plan: RenamePlan, select: Pattern) ->
                 [name for name in names if name in wrong],
                 messages,
                 "an expression must match whole names, as in .*vllmKvCache.*",
-                shown=_MAX_SHOWN_NAMES,
+                shown=MAX_LISTED,
             )
 
 
@@ -474,8 +476,6 @@ def _choose_reference_rules(reference: Path, rules: Rules, model: KvModel) -> Ru
     names = {value.name for value in (*signature.inputs, *signature.outputs)}
     if not model.pairs or any(rules.match(side, n) for n in names for side in SIDES):
         return rules
-    from onnxkvrename.rules.pick import pick_rules  # only after a conversion
-
     return pick_rules([reference], None, None)
 
 
@@ -515,6 +515,4 @@ def build_runnable_model(
 def _identify_part(pair: KvPair, *, by_role: bool) -> str:
     if not by_role:
         return pair.buffer
-    from onnxkvrename.rules.language.conversion import describe_part
-
     return describe_part(pair.cache or pair.kind, pair.buffer, pair.role)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from onnxkvrename.layout.dims import format_size_option
+from onnxkvrename.layout.layout import format_size_option
 from onnxkvrename.vllm.packed_groups import build_packed_groups, build_uniform_groups
 from onnxkvrename.vllm.specs import (
     MLA_KINDS,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.layout.dims import format_size_option
+from onnxkvrename.layout.layout import format_size_option
 from onnxkvrename.vllm.specs import (
     CHUNKED_KINDS,
     ENCODER_KINDS,

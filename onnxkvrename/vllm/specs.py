@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.kinds import BufferKind, get_kind_traits
+from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.model.signature import Dim
 
 VllmVersion = Literal["0.24", "0.33"]
@@ -53,11 +54,8 @@ DS_MLA_ROW_BYTES = 656
 """Bytes of a token in a cache of ``fp8_ds_mla`` that is not DeepSeek-V4's."""
 DS_MLA_HEAD_SIZE = 576
 """Elements of the latent and the rope that such a row holds."""
-MAX_GPU_MEMORY = (1 << 62) - 1
-"""The most memory of a GPU that a request may have, in bytes."""
 
 _FULL_KINDS = frozenset[BufferKind]({"full_attention", "mla_attention"})
-_SIZE_LIMIT = 1 << 31
 
 
 class ProjectionRequest(NamedTuple):
@@ -91,8 +89,8 @@ def check_request(request: ProjectionRequest) -> None:
     """Check the version of vLLM, the dtype and the sizes in a request.
 
     Raises:
-        KvRenameError: The version or the dtype is not known, or a size is below 1, or 2^31 or more
-            (a memory 2^62 or more).
+        KvRenameError: The version or the dtype is not known, or a size is below 1 or above
+            `MAX_INT64`.
     """
     if request.vllm_version not in VLLM_VERSIONS:
         raise KvRenameError(
@@ -110,14 +108,14 @@ def check_request(request: ProjectionRequest) -> None:
     for length in request.prompt_lengths:
         _check_size("prompt", length)
     if request.gpu_memory is not None:
-        _check_size("GPU memory", request.gpu_memory, MAX_GPU_MEMORY + 1)
+        _check_size("GPU memory", request.gpu_memory)
 
 
-def _check_size(name: str, size: int, limit: int = _SIZE_LIMIT) -> None:
+def _check_size(name: str, size: int) -> None:
     if size < 1:
         raise KvRenameError(f"a {name} of {size} is too small", hint="give 1 or more")
-    if size >= limit:
-        raise KvRenameError(f"a {name} of {size} is too large", hint=f"give less than {limit}")
+    if size > MAX_INT64:
+        raise KvRenameError(f"a {name} of {size} is too large", hint=f"give {MAX_INT64} or less")
 
 
 ConditionState = Literal["met", "not met", "requires"]

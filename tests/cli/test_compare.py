@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 from hugging_face import save_decoder
-from schemas import validate
+from schemas import load_schema, validate
 from tiers import thin
 
 import onnxkvrename
@@ -17,11 +17,7 @@ from onnxkvrename import rename
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = json.loads(
-    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "compare-1.json").read_text(
-        "utf-8"
-    )
-)
+SCHEMA = load_schema("compare-1")
 TOKEN = "vllmKvCache"
 SIZES = ("--dim", "ctx_len=32", "--dim", "sliding_window=8")
 BROKEN = "llama2l_dynamo_subfn"

@@ -11,13 +11,13 @@ import models
 import onnx
 import pytest
 from models import node, saved
-from schemas import validate
+from schemas import load_schema, validate
 from tiers import thin
 from window_sets import write_windows
 
 import onnxkvrename
 from onnxkvrename.layout.inspect import inspect_model
-from onnxkvrename.model.metadata import STAMP_KEY
+from onnxkvrename.model.file import STAMP_KEY
 from onnxkvrename.report.pages.frame import make_mark
 from onnxkvrename.report.pages.inspect_page import render_html
 from onnxkvrename.rules.load import list_profiles
@@ -25,11 +25,7 @@ from onnxkvrename.verification import trace_buffer_updates
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = json.loads(
-    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "inspect-1.json").read_text(
-        "utf-8"
-    )
-)
+SCHEMA = load_schema("inspect-1")
 MODEL = "decoder.onnx"
 WRITTEN = "x.html: page written\n"
 

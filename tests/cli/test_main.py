@@ -18,7 +18,7 @@ from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.rules.load import list_profiles
 from onnxkvrename.rules.results import Report
 
-SCHEMA = load_schema("report-1.json")
+SCHEMA = load_schema("report-1")
 LOSSY = rb"""
 retained = '.*'
 [[kv]]

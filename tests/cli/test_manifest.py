@@ -19,14 +19,14 @@ from schemas import load_schema, validate
 import onnxkvrename
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.layout.digest import compute_layout_digest
+from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import load_model_or_manifest
 from onnxkvrename.layout.manifest import parse_manifest
-from onnxkvrename.model.metadata import STAMP_KEY
+from onnxkvrename.model.file import STAMP_KEY
 from onnxkvrename.storage.temp_file import TempFile, translate_write_errors
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
-SCHEMA, PROJECTION = (load_schema(name) for name in ("manifest-1.json", "projection-1.json"))
+SCHEMA, PROJECTION = (load_schema(name) for name in ("manifest-1", "projection-1"))
 MODEL = "decoder.onnx"
 KINDS = ("decoder", "mla", "hybrid", "sampler", "internal_suffix", "functions", "control_flow")
 

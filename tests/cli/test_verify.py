@@ -18,7 +18,7 @@ from onnxkvrename.rules.load import list_profiles
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = load_schema("verify-1.json")
+SCHEMA = load_schema("verify-1")
 MODEL = "decoder.onnx"
 SAID = "decoder.onnx: 4 of 4 buffers retained by dataflow, layers 0-1, updated by ScatterElements"
 

@@ -7,7 +7,7 @@ import onnx.helper
 import pytest
 from onnx import TensorProto
 
-from onnxkvrename.layout.dims import (
+from onnxkvrename.layout.layout import (
     Shape,
     compute_tensor_bytes,
     count_elements,

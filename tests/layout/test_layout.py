@@ -9,8 +9,16 @@ from types import MappingProxyType
 import pytest
 
 from onnxkvrename import ModelError, load_rules
-from onnxkvrename.layout.digest import check_stamp, compute_layout_digest, find_stamp_mismatches
-from onnxkvrename.layout.layout import KvBuffer, Layout, apply_dtypes, apply_sizes, build_layout
+from onnxkvrename.layout.layout import (
+    KvBuffer,
+    Layout,
+    apply_dtypes,
+    apply_sizes,
+    build_layout,
+    check_stamp,
+    compute_layout_digest,
+    find_stamp_mismatches,
+)
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import build_minimal_plan

@@ -15,9 +15,9 @@ from models import saved
 
 from onnxkvrename import KvRenameError, ModelError, load_rules, rename
 from onnxkvrename.findings import build_finding
-from onnxkvrename.layout.digest import compute_layout_digest
+from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout, load_model_or_manifest
-from onnxkvrename.layout.manifest import manifest_to_json
+from onnxkvrename.layout.manifest import DOCUMENT, describe_layout
 from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.rules.find_models import build_job
 
@@ -42,7 +42,9 @@ def codes(found: LoadedLayout) -> list[str]:
 
 
 def written(path: Path, found: LoadedLayout) -> Path:
-    path.write_text(manifest_to_json(found.layout, found.reports, int(found.failed)), "utf-8")
+    path.write_text(
+        DOCUMENT.render(describe_layout(found.layout, found.reports), int(found.failed)), "utf-8"
+    )
     return path
 
 

@@ -9,9 +9,8 @@ import pytest
 from window_sets import write_windows
 
 from onnxkvrename import load_rules
-from onnxkvrename.layout.inspect import ModelSummary, inspect_model
-from onnxkvrename.layout.window_sets import fold_windows
-from onnxkvrename.model.metadata import STAMP_KEY
+from onnxkvrename.layout.inspect import ModelSummary, fold_windows, inspect_model
+from onnxkvrename.model.file import STAMP_KEY
 
 
 def inspect_all(root: Path) -> list[ModelSummary]:

@@ -20,6 +20,7 @@ from onnx import ModelProto
 from tiers import thin
 
 from onnxkvrename import ModelError, WriteError, rename
+from onnxkvrename.limits import MAX_MODEL_BYTES
 from onnxkvrename.model.file import (
     build_spliced_source,
     check_written_model,
@@ -34,13 +35,13 @@ from onnxkvrename.model.file import (
 from onnxkvrename.model.occurrences import find_occurrences
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import (
-    MAX_PREFIX_SIZE,
+    PREFIX_SIZE,
     ByteSource,
     Record,
     Span,
     read_fields,
 )
-from onnxkvrename.storage.read import MAX_MODEL_SIZE, open_file
+from onnxkvrename.storage.read import open_file
 from onnxkvrename.storage.temp_file import TempFile
 
 
@@ -269,7 +270,7 @@ def test_a_model_is_read_through_its_file(tmp_path: Path) -> None:
             models.KEY_OUT,
             models.VALUE_OUT,
         ]
-        assert model.file.size == path.stat().st_size <= MAX_MODEL_SIZE
+        assert model.file.size == path.stat().st_size <= MAX_MODEL_BYTES
 
 
 # Splicing
@@ -342,7 +343,7 @@ def test_results_are_read_by_every_protobuf_as_tags_stay_as_they_are():
         assert result[0] == 2 << 3 | 2
 
 
-widths = st.integers(1, MAX_PREFIX_SIZE)
+widths = st.integers(1, PREFIX_SIZE)
 edge_sizes = st.one_of(st.integers(0, 40), st.integers(90, 150), st.integers(16_340, 16_400))
 
 

@@ -11,13 +11,13 @@ from models import BROKEN, CLOSE, OPEN, field, varint
 from tiers import thin
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.limits import MAX_NAME_BYTES
 from onnxkvrename.model import protobuf as wire
 from onnxkvrename.model.protobuf import (
     BLOCK_SIZE,
     FIXED32,
     FIXED64,
     LENGTH,
-    MAX_NAME_SIZE,
     VARINT,
     ByteSource,
     Record,
@@ -156,10 +156,10 @@ def test_a_file_that_shrinks_while_it_is_read_is_noticed():
 
 def test_a_name_of_more_than_64_kib_is_refused():
     source = ByteSource.from_bytes(
-        field(1, "a" * MAX_NAME_SIZE) + field(2, "a" * (MAX_NAME_SIZE + 1))
+        field(1, "a" * MAX_NAME_BYTES) + field(2, "a" * (MAX_NAME_BYTES + 1))
     )
     fits, too_long = read_fields(source, source.root)
-    assert source.read_string(fits) == "a" * MAX_NAME_SIZE
+    assert source.read_string(fits) == "a" * MAX_NAME_BYTES
     with pytest.raises(ModelError, match="65,537 bytes"):
         source.read_string(too_long)
 

@@ -11,7 +11,7 @@ from models import info, node
 from onnx import ModelProto, numpy_helper
 
 from onnxkvrename.model.file import open_model
-from onnxkvrename.model.weights import MAX_WEIGHTS, Weight, describe_weights, merge_weights
+from onnxkvrename.model.weights import WEIGHT_COUNT, Weight, describe_weights, merge_weights
 
 
 def model_with(**weights: np.ndarray) -> ModelProto:
@@ -83,12 +83,12 @@ def test_nothing_is_read_outside_of_the_directory_of_the_model(tmp_path: Path) -
 
 def test_only_some_are_described_and_always_the_same_ones(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    many = {f"layers__{number}__weight": ROW for number in range(2 * MAX_WEIGHTS)}
+    many = {f"layers__{number}__weight": ROW for number in range(2 * WEIGHT_COUNT)}
     onnx.save(model_with(**many, embed__weight=ROW), path)
     names = [weight.name for weight in describe(path)]
     onnx.save(model_with(embed__weight=ROW, **dict(reversed(many.items()))), path)
     assert names == [weight.name for weight in describe(path)]
-    assert (len(names), names[0]) == (MAX_WEIGHTS, "embed.weight")
+    assert (len(names), names[0]) == (WEIGHT_COUNT, "embed.weight")
 
 
 def test_windows_that_disagree_on_a_weight_say_nothing_of_it() -> None:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from models import saved
 
-from onnxkvrename.sidecars.formats.custom_io import render_custom_io
+from onnxkvrename.sidecars.custom_io import render_custom_io
 
 NAMES = [(f"past_{part}.0", f"past_{part}.0_RetainedState") for part in ("key", "value")]
 

@@ -13,8 +13,8 @@ from kill_commands import read_directory
 from models import saved
 
 from onnxkvrename import rename, rename_all
-from onnxkvrename.sidecars.formats.custom_io import render_custom_io
-from onnxkvrename.sidecars.rewrite import MAX_SIDECAR_BYTES
+from onnxkvrename.limits import MAX_TEXT_BYTES
+from onnxkvrename.sidecars.custom_io import render_custom_io
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
@@ -306,7 +306,7 @@ def test_names_may_be_of_a_model_beside_it_that_cannot_be_read(here: Path, run) 
 def test_files_that_are_no_sidecars_are_passed_over(here: Path, run, snapshot) -> None:
     (here / SIDECAR).unlink()
     (here / "torn.yaml").write_text("IOName: [past_key.0")
-    (here / "large.yaml").write_text(PLAIN + "#" * MAX_SIDECAR_BYTES)
+    (here / "large.yaml").write_text(PLAIN + "#" * MAX_TEXT_BYTES)
     (here / "values.yaml").write_text("past_key.0: past_key.0\n")
     (here / "not-text.yml").write_bytes(b"IOName \xff")
     (here / "chart.yaml").mkdir()
@@ -325,7 +325,7 @@ def test_files_that_are_no_sidecars_are_passed_over(here: Path, run, snapshot) -
     [
         (lambda path: path.write_text("- IOName: ["), "custom I/O"),
         (lambda path: path.write_bytes(b"\xff"), "is not UTF-8 text"),
-        (lambda path: path.write_text(PLAIN + "#" * MAX_SIDECAR_BYTES), "more than"),
+        (lambda path: path.write_text(PLAIN + "#" * MAX_TEXT_BYTES), "more than"),
         (lambda path: (path.unlink(), path.mkdir()), "is a directory"),
         (lambda path: (path.unlink(), path.symlink_to("nowhere")), "no such file"),
         (lambda path: (path.rename("io"), path.symlink_to("io")), "symbolic link"),
@@ -351,7 +351,7 @@ def test_a_known_name_that_cannot_follow_is_an_error_with_the_way_around(
 def test_there_is_an_end_to_how_much_is_looked_at(here: Path, run, snapshot) -> None:
     for number in range(9):  # YAML takes far longer to parse than JSON
         (here / f"io_{number}.yaml").write_text(f"- IOName: a\n#{'#' * (1 << 17)}"[: 1 << 17])
-    assert MAX_SIDECAR_BYTES // 8 < 9 << 17
+    assert MAX_TEXT_BYTES // 8 < 9 << 17
     before = snapshot(here)
     outcome = run(*RENAME)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)

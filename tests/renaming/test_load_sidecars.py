@@ -16,8 +16,8 @@ from models import saved
 from tiers import full
 
 from onnxkvrename import rename
-from onnxkvrename.sidecars.formats.custom_io import render_custom_io
-from onnxkvrename.sidecars.rewrite import MAX_SIDECAR_BYTES
+from onnxkvrename.limits import MAX_TEXT_BYTES
+from onnxkvrename.sidecars.custom_io import render_custom_io
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
@@ -290,7 +290,7 @@ def test_what_cannot_be_followed_ends_the_job_in_one_line(
     (here / "custom_io_torn.yaml").write_text("- IOName: [\n")
     os.mkfifo(here / "pipe")
     if name == "custom_io_large.yaml":
-        (here / name).write_text(PLAIN + "#" * MAX_SIDECAR_BYTES)
+        (here / name).write_text(PLAIN + "#" * MAX_TEXT_BYTES)
     before = snapshot(here)
     (here / "secret.yaml").chmod(0)
     process = spawn(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR, "--sidecar", name)

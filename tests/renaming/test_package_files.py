@@ -16,7 +16,7 @@ from models import saved
 from onnx import TensorProto
 
 from onnxkvrename import rename_all
-from onnxkvrename.renaming.package_files import MAX_FILES
+from onnxkvrename.limits import MAX_FILES
 
 CONFIG = "genai_config.json"
 

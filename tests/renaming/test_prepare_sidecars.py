@@ -11,8 +11,8 @@ import pytest
 
 from onnxkvrename import ModelError, ModelReport, Report, load_rules
 from onnxkvrename.findings import build_finding
+from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.renaming.prepare_sidecars import (
-    MAX_READ_BYTES,
     PreparedSidecar,
     Sidecar,
     prepare_sidecars,
@@ -118,7 +118,7 @@ def test_what_is_wrong_with_a_text_is_part_of_the_result(text: Path) -> None:
 
 def too_long(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(MAX_READ_BYTES + 1)
+        file.truncate(MAX_TEXT_BYTES + 1)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def too_long(path: Path) -> None:
         (Path.unlink, "no such file"),
         (lambda path: (path.unlink(), path.mkdir()), "is a directory"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular"),
-        (too_long, f"{MAX_READ_BYTES + 1:,} bytes"),
+        (too_long, f"{MAX_TEXT_BYTES + 1:,} bytes"),
     ],
 )
 def test_a_text_that_cannot_be_read_is_told_without_waiting(

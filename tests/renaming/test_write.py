@@ -27,7 +27,7 @@ def of_model(model: Path, target: Path) -> WriteTask:
 def of_data(model: Path, target: Path) -> WriteTask:
     path = model.with_name("decoder.onnx.data")
     with open_file(path) as file:
-        data_file = DataFile(path.name, path, file.identity, path.parent, file.size)
+        data_file = DataFile(path.name, path, file.identity, path.parent)
     return WriteTask(0, data_file, target, Path("called"), in_place=False, force=False)
 
 

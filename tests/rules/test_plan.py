@@ -4,7 +4,7 @@ import pytest
 
 from onnxkvrename import load_rules
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.rules.load import parse_rules
+from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan, rename_symbols
 
 QEFF = load_rules()

@@ -215,7 +215,7 @@ def test_a_plugin_cannot_end_the_command_but_ctrl_c_can(
     [
         (ValueError("a\n  b"), "ValueError: a b"),
         (ValueError(), "ValueError"),
-        (ValueError("x" * 9999), f"ValueError: {'x' * 200}"),
+        (ValueError("x" * 9999), f"ValueError: {'x' * 200}…"),
     ],
 )
 def test_an_exception_is_described_on_one_line(error: Exception, description: str) -> None:

@@ -6,9 +6,11 @@ import pytest
 
 from onnxkvrename import RulesError
 from onnxkvrename.renaming.run import check_token_change
-from onnxkvrename.rules.load import load_rules, parse_rules
+from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import PartName, SetRule, find_token_error
+from onnxkvrename.rules.rewrite import rewrite_name
 
 QEFF = load_rules()
 RULES = """
@@ -117,7 +119,7 @@ def test_a_name_that_is_nearly_a_buffer_is_none(name: str) -> None:
 def test_bytes_that_are_no_text_do_not_upset_a_match(raw: bytes) -> None:
     name = raw.decode("utf-8", "surrogateescape")
     match = QEFF.match("input", name)
-    assert match is None or QEFF.rewrite_name(match, "") == name
+    assert match is None or rewrite_name(QEFF, match, "") == name
     assert QEFF.find_reason_to_keep(name) is None
     assert not QEFF.is_retained_name(name)
 
@@ -168,13 +170,13 @@ def test_the_token_goes_in_between_layer_and_suffix(
 ) -> None:
     match = QEFF.match(side, name)
     assert match is not None
-    assert QEFF.rewrite_name(match, token) == new
+    assert rewrite_name(QEFF, match, token) == new
 
 
 def test_normalize_gives_the_suffix_that_consumers_pair() -> None:
     match = QEFF.match("output", "past_key.0_InternalRetainedState")
     assert match is not None
-    assert QEFF.rewrite_name(match, "V", normalize=True) == "past_key.0_V_RetainedState"
+    assert rewrite_name(QEFF, match, "V", normalize=True) == "past_key.0_V_RetainedState"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
     match = rules.match("output", "v1_out")
     assert match is not None
     with pytest.raises(RulesError, match="mine: output_name writes "):
-        rules.rewrite_name(match, "T")
+        rewrite_name(rules, match, "T")
 
 
 @pytest.mark.parametrize(

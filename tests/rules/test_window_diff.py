@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from onnxkvrename.findings import format_layer_runs, format_layers
 from onnxkvrename.model.signature import Dim, Value, format_value_type, is_type_compatible
-from onnxkvrename.rules.layer_ranges import format_layer_runs, format_layers
-from onnxkvrename.rules.window_diff import find_outliers, most_common
+from onnxkvrename.rules.windows import find_outliers, most_common
 
 Shape = tuple[Dim, ...] | None
 

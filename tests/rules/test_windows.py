@@ -11,7 +11,7 @@ from onnxkvrename import load_rules
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Dim, ExportInfo, Signature, Value
 from onnxkvrename.rules.kv_model import KvModel, scan_model
-from onnxkvrename.rules.load import parse_rules
+from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.windows import PartGroup, check_parts, group_parts
@@ -562,9 +562,9 @@ def test_symbols_of_a_shared_input_may_differ_and_who_has_no_use_for_it_lacks_it
     ("made_by", "message"),
     [
         (EXPORT._replace(ir_version=9), "IR version 9 (8 in {0})"),
-        (EXPORT._replace(producer_name="other"), "producer other 2.13.0 (pytorch 2.13.0 in {0})"),
+        (EXPORT._replace(producer="other"), "producer other 2.13.0 (pytorch 2.13.0 in {0})"),
         (
-            EXPORT._replace(producer_name="", producer_version=""),
+            EXPORT._replace(producer="", producer_version=""),
             "producer unknown (pytorch 2.13.0 in {0})",
         ),
         (EXPORT._replace(opsets=(("", 18),)), "opset ai.onnx 18 (17 in {0})"),

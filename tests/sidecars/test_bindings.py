@@ -19,11 +19,12 @@ from onnxkvrename import load_rules
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.sidecars.bindings import BindingPlan, BoundModels, plan_bindings
-from onnxkvrename.sidecars.formats.genai_config import FORMAT
-from onnxkvrename.sidecars.json_tree import parse_json_tree
+from onnxkvrename.sidecars.formats import BUILT_IN
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
+from onnxkvrename.sidecars.tree import parse_json_tree
 
 CONFIG, YAML = "genai_config.json", "inference_metadata.yaml"
+FORMAT = next(each for each in BUILT_IN if each.is_package)
 ANY_PLACE = replace(FORMAT, reads_template=None)
 KEYS = ("past_key_values.%d.key", "past_key_values.%d.value", "present.%d.key", "present.%d.value")
 

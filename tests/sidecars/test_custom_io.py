@@ -9,14 +9,14 @@ import yaml
 
 from onnxkvrename import KvRenameError, ModelError
 from onnxkvrename.documents import UnreadableTextError
-from onnxkvrename.sidecars.formats.custom_io import (
+from onnxkvrename.sidecars.custom_io import (
     PRECISIONS,
     check_precision,
     find_custom_io_dtypes,
     find_custom_io_names,
     render_custom_io,
 )
-from onnxkvrename.sidecars.yaml_tree import parse_yaml_tree
+from onnxkvrename.sidecars.tree import parse_yaml_tree
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 WRITTEN = """\

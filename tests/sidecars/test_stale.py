@@ -10,7 +10,7 @@ import pytest
 
 from onnxkvrename import inspect, rename
 from onnxkvrename.rules.load import PROFILES_DIRECTORY
-from onnxkvrename.sidecars.formats.custom_io import render_custom_io
+from onnxkvrename.sidecars.custom_io import render_custom_io
 
 MODEL, SIDECAR = "decoder.onnx", "custom_io.yaml"
 NAMES = [f"past_{part}.{layer}" for layer in (0, 1) for part in ("key", "value")]

@@ -8,8 +8,15 @@ import pytest
 from ruamel.yaml import YAML
 
 from onnxkvrename.documents import UnreadableTextError
-from onnxkvrename.sidecars.tree import MappingNode, Node, OpaqueNode, ScalarNode, SequenceNode
-from onnxkvrename.sidecars.yaml_tree import MAX_YAML_CHARS, parse_yaml_tree
+from onnxkvrename.sidecars.tree import (
+    MAX_YAML_CHARS,
+    MappingNode,
+    Node,
+    OpaqueNode,
+    ScalarNode,
+    SequenceNode,
+    parse_yaml_tree,
+)
 
 
 def scalars(node: Node | None) -> list[ScalarNode]:

@@ -362,7 +362,7 @@ def test_many_different_sizes_settle_in_one() -> None:
         ("past_len", "past_len2 + seq", "open"),
         ("ctx_len", "ctx_len", "same"),
         ("ctx_len", "total", "open"),
-        ("a" * 2000, "a" * 2000 + " + b", "open"),
+        ("a" * 5000, "a" * 5000 + " + b", "open"),
         (3, 5, "grows"),
         (16, 4, "shrinks"),
         (16, 16, "same"),

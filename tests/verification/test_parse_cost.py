@@ -7,12 +7,13 @@ import pytest
 from models import decoder, field, info, node
 
 from onnxkvrename import ModelError
+from onnxkvrename.limits import MAX_ENTRIES
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.verification.parse_cost import BYTES_PER_PART, MAX_PARTS, has_too_many_parts
+from onnxkvrename.verification.parse_cost import BYTES_PER_PART, has_too_many_parts
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
-COUNT = 6 * MAX_PARTS
+COUNT = 6 * MAX_ENTRIES
 GRAPH, NODE, INITIALIZER, VALUE_INFO, ATTRIBUTE, SUBGRAPH = 7, 1, 5, 13, 5, 11
 EMPTY = {
     "nodes": field(NODE, b"") * COUNT,
@@ -29,7 +30,7 @@ EMPTY = {
 @pytest.mark.parametrize("records", EMPTY.values(), ids=EMPTY)
 def test_records_that_would_cost_far_more_than_their_bytes_are_refused(records: bytes) -> None:
     data = field(GRAPH, records)
-    with pytest.raises(ModelError, match="16,384 parts"):
+    with pytest.raises(ModelError, match="65,536 parts"):
         read_model_without_weights(ByteSource.from_bytes(data))
 
 
@@ -37,10 +38,10 @@ def test_what_exporters_write_stays_far_below_the_limit() -> None:
     for path in FIXTURES.rglob("*.onnx"):
         model = onnx.load(path, load_external_data=False).SerializeToString()
         assert not has_too_many_parts(model)
-    model = decoder(*(node("Neg", ["x"], [f"output_{i}"]) for i in range(2 * MAX_PARTS)))
-    model.graph.value_info.extend(info(f"output_{i}", 1, "seq_len", 64) for i in range(MAX_PARTS))
+    model = decoder(*(node("Neg", ["x"], [f"output_{i}"]) for i in range(2 * MAX_ENTRIES)))
+    model.graph.value_info.extend(info(f"output_{i}", 1, "seq_len", 64) for i in range(MAX_ENTRIES))
     data = model.SerializeToString()
-    assert len(data) > MAX_PARTS * BYTES_PER_PART
+    assert len(data) > MAX_ENTRIES * BYTES_PER_PART
     assert not has_too_many_parts(data)
     assert read_model_without_weights(ByteSource.from_bytes(data)) == model
 

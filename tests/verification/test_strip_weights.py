@@ -15,7 +15,7 @@ from tiers import thin
 from onnxkvrename import ModelError
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.verification.strip_weights import (
-    MAX_KEPT_BYTES,
+    KEPT_BYTES,
     RemovedData,
     list_removed_data,
     read_model_without_weights,
@@ -39,7 +39,7 @@ def clear_data(model: ModelProto) -> ModelProto:
     for message in models.every(result):
         if isinstance(message, TensorProto):
             data = [getattr(message, name) for name in DATA]
-            if list_removed_data(message) or sum(map(len, data)) > MAX_KEPT_BYTES:
+            if list_removed_data(message) or sum(map(len, data)) > KEPT_BYTES:
                 for name in DATA:
                     message.ClearField(name)
                 kept = [e for e in message.metadata_props if e.key != "onnxkvrename.taken"]
@@ -87,7 +87,7 @@ def test_each_kind_of_data_is_taken_and_leaves_something_in_its_field(
 
 def test_data_are_taken_up_to_a_size_only() -> None:
     model = decoder()
-    for size in (MAX_KEPT_BYTES, MAX_KEPT_BYTES + 1):
+    for size in (KEPT_BYTES, KEPT_BYTES + 1):
         model.graph.initializer.add(name="w", data_type=3, dims=[size], raw_data=bytes(size))
     assert [bool(list_removed_data(tensor)) for tensor in strip(model).graph.initializer] == [
         False,

@@ -14,12 +14,12 @@ from onnx import ModelProto
 from onnx.helper import make_tensor
 
 from onnxkvrename import KvRenameError, ModelError, RulesError, load_rules
-from onnxkvrename.layout.digest import compute_layout_digest
+from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import load_layout
-from onnxkvrename.model.metadata import STAMP_KEY
+from onnxkvrename.model.file import STAMP_KEY
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.rules.load import parse_rules
+from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.patterns import compile_pattern
 from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.verification.verify import (

@@ -5,9 +5,9 @@ from build_layouts import build_attention, build_layers, build_linear, build_mla
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import KvBuffer
+from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.specs import (
-    MAX_GPU_MEMORY,
     VLLM_VERSIONS,
     Condition,
     ConditionState,
@@ -130,7 +130,7 @@ def test_a_decided_condition_has_the_reason_that_applies() -> None:
         (ProjectionRequest(0), "a block size of 0 is too small"),
         (ProjectionRequest(16, tensor_parallel_size=0), "a tensor parallelism of 0 is too small"),
         (ProjectionRequest(16, prompt_lengths=(1, 0)), "a prompt of 0 is too small"),
-        (ProjectionRequest(1 << 31), "a block size of 2147483648 is too large"),
+        (ProjectionRequest(1 << 63), "a block size of 9223372036854775808 is too large"),
         (ProjectionRequest(16, pipeline_parallel_size=0), "a pipeline parallelism of 0 is too"),
         (ProjectionRequest(16, gpu_memory=0), "a GPU memory of 0 is too small"),
         (
@@ -149,4 +149,4 @@ def test_a_request_with_impossible_settings_raises(
 def test_a_request_with_the_largest_sizes_passes() -> None:
     largest = (1 << 31) - 1
     check_request(ProjectionRequest(largest, largest, prompt_lengths=(largest,)))
-    check_request(ProjectionRequest(16, gpu_memory=MAX_GPU_MEMORY))
+    check_request(ProjectionRequest(16, gpu_memory=MAX_INT64))

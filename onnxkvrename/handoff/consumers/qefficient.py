@@ -15,8 +15,7 @@ from onnxkvrename.findings import Finding, begin_message, build_finding, format_
 from onnxkvrename.handoff.consumer import Consumer, add_checks
 from onnxkvrename.handoff.consumers import vllm_qaic
 from onnxkvrename.handoff.selection import SelectedValue, is_hybrid, select_values
-from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.layout.layout import Layout, Shape
 
 _PREFIXES = ("past_", "conv_state.", "recurrent_state.", "compressed_", "k_pe")
 _LINEAR_PREFIXES = ("conv_state.", "recurrent_state.")

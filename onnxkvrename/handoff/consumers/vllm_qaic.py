@@ -40,8 +40,7 @@ from onnxkvrename.handoff.selection import (
     is_hybrid,
     select_values,
 )
-from onnxkvrename.layout.dims import Shape
-from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.layout.layout import KvBuffer, Layout, Shape
 from onnxkvrename.model.signature import format_shape
 
 TOKEN = "vllmKvCache"

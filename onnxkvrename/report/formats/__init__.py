@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
@@ -120,7 +120,8 @@ class Answer(NamedTuple):
     Attributes:
         command: The name of the command.
         exit_code: The exit code of the process.
-        render_json: Renders the command's own JSON document.
+        build_content: Returns the content of the command's JSON document; ``None`` for a job that
+            could not be done.
         render_text: Renders the command's own text.
         files: The results for each file, in the order of the arguments.
         notes: The outcome of the job as a whole.
@@ -129,7 +130,7 @@ class Answer(NamedTuple):
 
     command: str
     exit_code: int
-    render_json: Callable[[], str]
+    build_content: Callable[[], tuple[Any, ...]] | None = None
     render_text: Callable[[Screen], Iterable[Line]] = _render_nothing
     files: tuple[FileResult, ...] = ()
     notes: tuple[Note, ...] = ()

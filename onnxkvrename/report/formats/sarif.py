@@ -15,11 +15,10 @@ from urllib.parse import quote
 
 from onnxkvrename import __version__
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, Severity
+from onnxkvrename.findings import CODES, Finding, Severity
 from onnxkvrename.report.formats import Answer, Format, Line, Note, Screen
 from onnxkvrename.report.formats.text import format_error, format_finding
 from onnxkvrename.report.inert import escape_json, escape_text
-from onnxkvrename.rules.checks import load_codes
 
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -39,7 +38,7 @@ FORMAT = Format(_render)
 
 def _build_log(answer: Answer) -> dict[str, Any]:
     codes: dict[str, tuple[Severity, str]] = {
-        **load_codes(),
+        **CODES,
         _PENDING_RULE: ("error", _PENDING_MEANING),
     }
     rule_indexes = {rule: index for index, rule in enumerate(codes)}

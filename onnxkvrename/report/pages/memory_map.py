@@ -15,7 +15,7 @@ from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.simulate import TransferSetup, find_linear_segments
 from onnxkvrename.handoff.slots import MemorySlot
 from onnxkvrename.handoff.worker import UNKNOWN_SIZE, UNLIMITED_LENGTH
-from onnxkvrename.layout.dims import format_size_option
+from onnxkvrename.layout.layout import format_size_option
 from onnxkvrename.report.compare_text import format_pair_types, format_state, list_startup_codes
 from onnxkvrename.report.pages.buffer_states import (
     BufferState,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from onnxkvrename import __version__
 from onnxkvrename.errors import RulesError
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.profile import UPDATES
 
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -192,7 +193,7 @@ def _quote(text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise RulesError(
-            f"the name {text[:60]!r} is not Unicode, so no rules can be written for it",
+            f"the name {shorten_text(text)!r} is not Unicode, so no rules can be written for it",
             hint="export the model again, with different names",
         ) from None
     escaped = "".join(

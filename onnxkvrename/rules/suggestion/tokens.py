@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import RulesError
-from onnxkvrename.rules.checks.pairs import CONSUMER_TOKENS
+from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.profile import find_token_error
 
-_MAX_WORDS = 4
+_WORDS = 4
 """Words at the end of a name that may be a token or a part of it."""
 _DIGITS = re.compile("[0-9]+")
 _WORD_CHARACTER = re.compile("[0-9A-Za-z]")
@@ -197,7 +197,7 @@ def _find_parts_of_names(model: NamedModel) -> dict[str, str]:
     for pair in model.pairs:
         rest = pair
         words: list[str] = []
-        for _ in range(_MAX_WORDS):
+        for _ in range(_WORDS):
             word = _find_last_word(rest)
             if not word:
                 break

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from onnx import ModelProto
 
+from onnxkvrename.limits import MAX_DEPTH, STEPS_PER_NODE
 from onnxkvrename.verification.graph_bodies import (
     Body,
     FunctionKey,
@@ -43,10 +44,6 @@ _COMBINING_OPS = frozenset(
     )
 )
 _RECURRENT_OPS = frozenset(("LSTM", "GRU", "RNN", "LinearAttention", "CausalConvWithState"))
-_MAX_CALLS = 32
-"""Functions that call each other; what more of them do is not known."""
-_STEPS_PER_NODE = 16
-"""Steps for each node of the graph that may be taken, as functions are walked for each call."""
 
 
 class _Trace(NamedTuple):
@@ -80,7 +77,7 @@ def find_features(model: ModelProto, pairs: Sequence[StatePair]) -> frozenset[st
     sources = [pair.input.name for pair in pairs if pair.update.kind == "once" and pair.feeds_back]
     if not sources or len(sources) == len(pairs):
         return frozenset()
-    walk = _Walk(build_function_bodies(model), _STEPS_PER_NODE * (len(model.graph.node) + 64))
+    walk = _Walk(build_function_bodies(model), STEPS_PER_NODE * (len(model.graph.node) + 64))
     body = build_graph_body(model.graph)
     traces = {name: _NEW for name in body.inputs if name not in body.constants}
     for number, name in enumerate(sources):
@@ -149,7 +146,7 @@ class _Walk:
         if not merged.sources or is_shape_only(operation.domain, operation.op_type):
             is_known = is_shape_only(operation.domain, operation.op_type)
             return [_NEW if merged.is_new and not is_known else _CONSTANT] * count
-        if key in self._functions and key not in callers and len(callers) < _MAX_CALLS:
+        if key in self._functions and key not in callers and len(callers) < MAX_DEPTH:
             function = self._functions[key]
             arguments = dict(zip(function.inputs, reads, strict=False))
             return self.follow(function, arguments, callers | {key})

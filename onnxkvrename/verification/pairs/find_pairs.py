@@ -14,13 +14,13 @@ An input with which the model computes needs more (:mod:`hidden_states`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnx import ModelProto
 
-from onnxkvrename.errors import ModelError
 from onnxkvrename.layout.updates import BufferUpdate, DimChange, compare_dims
+from onnxkvrename.limits import MAX_BUFFERS, build_limit_error
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import KvPair, PairSide
 from onnxkvrename.verification.dataflow import PROVED_VERDICTS, decide_flow
@@ -34,8 +34,6 @@ from onnxkvrename.verification.pairs.value_uses import find_branch_states, find_
 from onnxkvrename.verification.provenance import FlowPath, Origin, select_cheapest_paths
 from onnxkvrename.verification.tracing import trace_origins
 
-MAX_CANDIDATES = 1 << 12
-"""Inputs that may be states; as many as a model may have buffers."""
 _RANK_WITH_HEADS = 4
 """The axes of a cache that has one for its heads, which logits have not."""
 _QUANTIZED_DTYPES = frozenset({"UINT8", "INT8", "UINT4", "INT4", "UINT2", "INT2"})
@@ -70,7 +68,7 @@ def find_state_pairs(model: ModelProto, signature: Signature) -> tuple[StatePair
         cannot be proved is in none.
 
     Raises:
-        ModelError: More than `MAX_CANDIDATES` inputs may be states.
+        ModelError: More than `MAX_BUFFERS` inputs may be states.
     """
     candidates = _list_candidates(model, signature)
     dtypes = {value.dtype for value in candidates}
@@ -111,11 +109,8 @@ def _list_candidates(model: ModelProto, signature: Signature) -> list[Value]:
         for value in _select_unique(signature.inputs)
         if value.name not in weights and may_be_state(value.dtype)
     ]
-    if len(candidates) > MAX_CANDIDATES:
-        raise ModelError(
-            f"has more than {MAX_CANDIDATES:,} inputs that may be states",
-            hint="no exporter makes so many; if one does, please report it",
-        )
+    if len(candidates) > MAX_BUFFERS:
+        raise build_limit_error(f"{MAX_BUFFERS:,} inputs that may be states")
     return candidates
 
 
@@ -270,8 +265,3 @@ def _build_delta(source: Value, output: Value) -> BufferUpdate:
     changes: Sequence[str] = compare_dims(source.shape, output.shape) or ()
     different = [axis for axis, change in enumerate(changes) if change != "same"]
     return BufferUpdate("delta", different[0] if len(different) == 1 else None)
-
-
-def map_pairs(pairs: Iterable[StatePair]) -> Mapping[str, str]:
-    """Return the names of pairs, input to output."""
-    return {pair.input.name: pair.output.name for pair in pairs}

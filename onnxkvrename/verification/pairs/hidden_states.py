@@ -14,6 +14,7 @@ from typing import NamedTuple
 from onnx import ModelProto
 
 from onnxkvrename.layout.updates import BufferUpdate
+from onnxkvrename.limits import STEPS_PER_NODE
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.verification.graph_bodies import (
     Body,
@@ -29,8 +30,6 @@ from onnxkvrename.verification.tracing import trace_dependencies
 
 _COMBINING_OPS = frozenset(("Add", "Sub", "Sum", "Max", "Min", "Where", "ScatterND"))
 _GATING_OPS = frozenset(("Mul", "Div", "Where", "ScatterND"))
-_STEPS_PER_NODE = 16
-"""Steps for each node of a graph that may be taken in it; more prove nothing."""
 
 
 class StatePair(NamedTuple):
@@ -216,7 +215,7 @@ def _find_affine_states(
         if is_opaque:
             for name in operation.outputs:
                 producers.pop(name, None)
-    steps_left = _STEPS_PER_NODE * (len(operations) + 64)
+    steps_left = STEPS_PER_NODE * (len(operations) + 64)
     affine = set()
     for number, pair in enumerate(pairs):
         length = _follow_alone(pair, number, len(pairs), producers, bits, steps_left)

@@ -11,7 +11,7 @@ from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.findings import format_list, quote_path
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.rules.load import parse_rules
+from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.suggestion.rules_text import StateNames, write_rules

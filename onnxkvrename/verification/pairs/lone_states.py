@@ -14,13 +14,12 @@ from itertools import takewhile
 
 from onnx import ModelProto
 
+from onnxkvrename.limits import MAX_ENTRIES
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.verification.pairs.find_pairs import may_be_state
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.tracing import trace_dependencies
 
-_MAX_COMPARED = 1 << 16
-"""Comparisons of names; with more, nothing is found."""
 _LETTERS_AND_NUMBER = re.compile("(?=.*[0-9])(?=.*[A-Za-z]{2})")
 
 
@@ -40,7 +39,7 @@ def find_lone_states(
         [value for value in values if value.name not in paired and _has_fixed_size(value, symbols)]
         for values in (signature.inputs, signature.outputs)
     )
-    if not pairs or len(inputs) * len(outputs) > _MAX_COMPARED:
+    if not pairs or len(inputs) * len(outputs) > MAX_ENTRIES:
         return ()
     changes = {_find_change(pair.input.name, pair.output.name) for pair in pairs}
     found = {}

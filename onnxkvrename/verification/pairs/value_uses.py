@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from onnx import ModelProto, TensorProto
 
+from onnxkvrename.limits import STEPS_PER_NODE
 from onnxkvrename.verification.graph_bodies import (
     Body,
     Operation,
@@ -23,12 +24,8 @@ from onnxkvrename.verification.graph_bodies import (
 )
 from onnxkvrename.verification.operators import OperandFlow, SizeChange, find_operand_flows
 
-_MAX_ROOTS = 256
-"""Values that an output may be joined from."""
-_MAX_DISTANCE = 8
+_DISTANCE = 8
 """Operators between a value and the weights that tell where it is used."""
-_STEPS_PER_NODE = 16
-"""Steps for each node of a body that may be taken in it; more prove nothing."""
 _BOOL = TensorProto.BOOL
 _DUMMY_OPS = ("Constant", "ConstantOfShape")
 
@@ -227,7 +224,7 @@ class _ValueUses:
             for position, name in enumerate(operation.inputs):
                 if name:
                     self._consumers.setdefault(name, []).append((operation, position))
-        self._steps_left = _STEPS_PER_NODE * (len(self._operations) + 64)
+        self._steps_left = STEPS_PER_NODE * (len(self._operations) + 64)
 
     def _take_step(self) -> bool:
         """Count a step; false if too many were taken."""
@@ -246,7 +243,7 @@ class _ValueUses:
         seen = {name}
         while pending:
             value = pending.pop()
-            if not self._take_step() or len(roots) > _MAX_ROOTS:
+            if not self._take_step():
                 return ()
             operation, position = self._producers.get(value, (None, 0))
             flows = () if operation is None else _list_flows(operation, position)
@@ -295,7 +292,7 @@ class _ValueUses:
                     return frozenset()
                 is_moved = _is_move_only(operation, operand)
                 next_distance = distance if is_moved else distance + 1
-                if next_distance > _MAX_DISTANCE or operation.op_type in ("Shape", "Size"):
+                if next_distance > _DISTANCE or operation.op_type in ("Shape", "Size"):
                     continue
                 for position, other in enumerate(() if is_moved else operation.inputs):
                     if position != operand:
@@ -305,7 +302,7 @@ class _ValueUses:
                             if root in weights
                         )
                 for output in operation.outputs:
-                    if output and next_distance < distances.get(output, _MAX_DISTANCE + 1):
+                    if output and next_distance < distances.get(output, _DISTANCE + 1):
                         distances[output] = next_distance
                         (pending.appendleft if is_moved else pending.append)(output)
         return frozenset(places)

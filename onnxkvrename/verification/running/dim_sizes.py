@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.rules.language.dims import find_terms
+from onnxkvrename.limits import MAX_MATCHED_CHARS
+from onnxkvrename.rules.profile import find_terms
 from onnxkvrename.sidecars.compiles import parse_specializations
 from onnxkvrename.storage.read import read_text_file
 
@@ -24,7 +25,6 @@ DEFAULT_DIM_SIZE = 4
 _FILE_NAME = "specializations.json"
 _COMPILE_PREFIX = "qpc-"
 """How the names of QEfficient's compiles begin, which are folders of the export."""
-_MAX_PARSED_CHARS = 2000
 
 _NO_MEANINGS: Mapping[str, str] = {}
 _TIED_WORDS = {"batch": 1, "new": 2, "sequence": 4, "window": 8, "encoder": 6}
@@ -171,11 +171,11 @@ def list_corrections(
         fixed: Symbols whose size is not to be changed.
     """
     free = {symbol: size for symbol, size in sizes.items() if symbol not in set(fixed)}
-    for one, other in _list_size_pairs(message[:_MAX_PARSED_CHARS]):
+    for one, other in _list_size_pairs(message[:MAX_MATCHED_CHARS]):
         for symbol, size in free.items():
             if one != other and size in (one, other):
                 yield symbol, other if size == one else one
-    for match in re.finditer(_RANGE_PATTERN, message[:_MAX_PARSED_CHARS]):
+    for match in re.finditer(_RANGE_PATTERN, message[:MAX_MATCHED_CHARS]):
         limit = int(match[1]) + 1
         yield from ((symbol, limit) for symbol, size in free.items() if size > limit)
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding
+from onnxkvrename.limits import MAX_MATCHED_CHARS, MAX_REASON_CHARS, MAX_TEXT_BYTES
 from onnxkvrename.verification.running.dim_sizes import read_specialized_sizes
 from onnxkvrename.verification.running.ort_session import OutputResult
 from onnxkvrename.verification.running.retention_loop import (
@@ -38,17 +39,13 @@ from onnxkvrename.verification.running.retention_loop import (
 
 TIME_VARIABLE, MEMORY_VARIABLE = "ONNXKVRENAME_RUN_TIMEOUT", "ONNXKVRENAME_RUN_MEMORY"
 """What the environment may say instead: seconds, and MiB."""
-_MAX_LIMIT = 10_000_000
 _LEAST_SECONDS, _SECONDS_PER_GIB = 600, 60
 _LEAST_MEBIBYTES, _MEMORY_PER_MODEL_BYTE = 4096, 4
 """onnxruntime parses the weights, copies them, and packs some of them again."""
-_MAX_REPLY_BYTES = 64 << 20
-_MAX_TAIL_BYTES = 2000
 _MEMORY_PATTERN = (
     rb"MemoryError|bad_alloc|annot allocate memory|emory allocation|can't start new thread"
 )
 """How Python, C++, the system and OpenBLAS say that there is no more memory."""
-_MAX_REASON_CHARS = 200
 
 _BOOTSTRAP = (
     "import json, sys; request = json.loads(sys.stdin.buffer.readline()); "
@@ -286,8 +283,8 @@ def _run_process(request: bytes, seconds: int) -> _EndedProcess:
         with suppress(BrokenPipeError):  # it has ended already; its exit code says why
             process.stdin.write(request + b"\n")
             process.stdin.flush()
-        output = process.stdout.read(_MAX_REPLY_BYTES + 1)
-        was_stopped = len(output) > _MAX_REPLY_BYTES
+        output = process.stdout.read(MAX_TEXT_BYTES + 1)
+        was_stopped = len(output) > MAX_TEXT_BYTES
         if was_stopped:
             process.kill()
         exit_code = process.wait()
@@ -306,15 +303,15 @@ def _build_end_error(
     """Return the error for a process that ended without a reply."""
     path = str(model.path)
     signal_name = _get_signal_name(-ended.exit_code)
-    if len(ended.output) > _MAX_REPLY_BYTES:
-        return RunLimitError(f"onnxruntime printed more than {_MAX_REPLY_BYTES:,} bytes", path=path)
+    if len(ended.output) > MAX_TEXT_BYTES:
+        return RunLimitError(f"onnxruntime printed more than {MAX_TEXT_BYTES:,} bytes", path=path)
     if ended.was_stopped or signal_name == "SIGXCPU":
         return RunLimitError(
             f"onnxruntime took more than {limits.seconds:,} s",
             path=path,
             hint=f"with {TIME_VARIABLE}={2 * limits.seconds} in the environment it may take more",
         )
-    if re.search(_MEMORY_PATTERN, ended.output[-_MAX_TAIL_BYTES:]):
+    if re.search(_MEMORY_PATTERN, ended.output[-MAX_MATCHED_CHARS:]):
         return _build_memory_error(model, limits)
     if signal_name == "SIGKILL":
         return RunLimitError(
@@ -326,7 +323,7 @@ def _build_end_error(
             path=path,
             hint="try another version of onnxruntime; this process was not affected",
         )
-    reason = ended.last_line[:_MAX_REASON_CHARS].decode("utf-8", "backslashreplace")
+    reason = ended.last_line[:MAX_REASON_CHARS].decode("utf-8", "backslashreplace")
     return KvRenameError(f"the process that runs onnxruntime failed: {reason}", path=path)
 
 
@@ -367,9 +364,9 @@ def _read_limit(variable: str) -> int | None:
     text = os.environ.get(variable, "")
     if not text:
         return None
-    if not re.fullmatch("[0-9]{1,8}", text, re.ASCII) or not 0 < int(text) <= _MAX_LIMIT:
+    if not re.fullmatch("0*[1-9][0-9]{0,7}", text, re.ASCII):
         raise KvRenameError(
-            f"{variable}={text!r} is not a number from 1 to {_MAX_LIMIT:,}", hint="unset it"
+            f"{variable}={text!r} is not a number of up to 8 digits", hint="unset it"
         )
     return int(text)
 

@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import quote_word
+from onnxkvrename.limits import MAX_FEED_BYTES, MAX_MATCHED_CHARS, MAX_REASON_CHARS, shorten_text
 from onnxkvrename.verification.running.dim_sizes import (
     DEFAULT_DIM_SIZE,
     read_dims,
     resolve_dim_sizes,
 )
-
-MAX_FEED_BYTES = 1 << 30
-"""The most bytes that the feeds of one step may take."""
 
 ValueKey = tuple[str, ...]
 """Identifies an input or output whatever token its name has: scope, buffer and layer of a pair,
@@ -29,8 +27,6 @@ else the name."""
 
 _THREAD_COUNT = 2
 _FATAL_LOG_LEVEL = 4
-_MAX_PARSED_CHARS = 2000
-_MAX_REASON_CHARS = 200
 
 _MEMORY_PATTERN = "bad_?alloc|bad allocation|Failed to allocate memory|Cannot allocate memory"
 """How messages say that there is no more memory."""
@@ -437,7 +433,7 @@ def summarize_ort_error(message: str) -> str:
         At most 200 characters: plain words for a known reason, else onnxruntime's own
         without codes and paths.
     """
-    reason = " ".join(message[:_MAX_PARSED_CHARS].split())
+    reason = " ".join(message[:MAX_MATCHED_CHARS].split())
     for noise, replacement in _NOISE_PATTERNS:
         reason = re.sub(noise, replacement, reason)
     for pattern, explanation in _EXPLANATIONS:
@@ -445,6 +441,4 @@ def summarize_ort_error(message: str) -> str:
         if match is not None:
             reason = match.expand(explanation)
             break
-    if len(reason) <= _MAX_REASON_CHARS:
-        return reason
-    return reason[: _MAX_REASON_CHARS - 1] + "…"
+    return shorten_text(reason, MAX_REASON_CHARS)

@@ -27,7 +27,7 @@ from onnxkvrename.verification.running.retention_loop import (
     run_retention_loop,
 )
 
-_MAX_OPEN_FILES = 512
+_OPEN_FILES = 512
 _CPU_SECONDS_PER_SECOND = 4
 """More than the threads that a run has: the limit of CPU time is for an orphan."""
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
@@ -100,7 +100,7 @@ def limit_process(parent: int, seconds: int) -> None:
 
         limits = {
             "RLIMIT_CPU": seconds * _CPU_SECONDS_PER_SECOND,
-            "RLIMIT_NOFILE": _MAX_OPEN_FILES,
+            "RLIMIT_NOFILE": _OPEN_FILES,
             "RLIMIT_FSIZE": 0,
             "RLIMIT_CORE": 0,
         }

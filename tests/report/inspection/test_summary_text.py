@@ -10,8 +10,7 @@ from window_sets import write_windows
 
 from onnxkvrename import KvRenameError, load_rules
 from onnxkvrename.findings import build_finding
-from onnxkvrename.layout.inspect import ExternalFile, ModelSummary, inspect_model
-from onnxkvrename.layout.window_sets import fold_windows
+from onnxkvrename.layout.inspect import ExternalFile, ModelSummary, fold_windows, inspect_model
 from onnxkvrename.report.inspection.facts import format_bytes
 from onnxkvrename.report.inspection.summary_text import render_model_summary
 

@@ -15,9 +15,8 @@ from tiers import thin
 from window_sets import write_windows
 
 from onnxkvrename import load_rules
-from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, inspect_model
+from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, fold_windows, inspect_model
 from onnxkvrename.layout.kinds import get_kind_traits, list_kinds
-from onnxkvrename.layout.window_sets import fold_windows
 from onnxkvrename.report.pages.frame import COLORS
 from onnxkvrename.report.pages.inspect_page import render_html
 from onnxkvrename.report.pages.map_table import KIND_COLORS

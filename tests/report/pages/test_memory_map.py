@@ -19,7 +19,7 @@ from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.simulate import is_in_ranges
 from onnxkvrename.handoff.verdict import REFUSALS
-from onnxkvrename.layout.dims import Shape
+from onnxkvrename.layout.layout import Shape
 from onnxkvrename.report.pages import fold_rows
 from onnxkvrename.report.pages.buffer_states import BufferState
 from onnxkvrename.report.pages.memory_map import (

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from onnxkvrename.errors import RulesError
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.report.inert import escape_text
-from onnxkvrename.rules.load import parse_rules
+from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
+from onnxkvrename.rules.rewrite import rewrite_name
 from onnxkvrename.rules.suggestion.rules_text import StateNames, write_rules
 from onnxkvrename.rules.suggestion.tokens import split_token
 
@@ -148,7 +149,7 @@ def test_rules_can_be_written_for_any_names(pairs: dict[str, str]) -> None:
         assert into is not None
         assert out is not None
         assert into.pair_key == out.pair_key
-        assert rules.rewrite_name(into, "T") != name
+        assert rewrite_name(rules, into, "T") != name
 
 
 @pytest.mark.parametrize("part", ["##a[", "\u034f", "\U000e0101", "\u3164", "größe", "\x7f"])

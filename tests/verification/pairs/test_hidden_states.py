@@ -66,7 +66,7 @@ def test_a_function_is_not_looked_into() -> None:
 
 
 def test_a_walk_that_takes_too_long_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hidden_states, "_STEPS_PER_NODE", 0)
+    monkeypatch.setattr(hidden_states, "STEPS_PER_NODE", 0)
     assert not is_kept(build_model(SYMBOLS, GATED))
 
 

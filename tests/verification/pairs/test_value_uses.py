@@ -117,7 +117,7 @@ def test_values_in_the_same_places_are_not_told_apart() -> None:
 
 
 def test_a_graph_with_too_many_steps_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(value_uses, "_STEPS_PER_NODE", 0)
+    monkeypatch.setattr(value_uses, "STEPS_PER_NODE", 0)
     model = build_merged(READS.format("k", "v"), MAKES)
     assert find_branch_states(model, ["k", "v"], ["k2", "v2"]) == {}
     joined = build_model("k2 = MatMul(x, w) a = Concat<axis = 0>(k, k2) v2 = Identity(u)")

@@ -152,7 +152,7 @@ def test_the_limits_grow_with_the_model_and_memory_up_to_what_the_machine_has(
 
 
 @pytest.mark.parametrize("variable", [TIME_VARIABLE, MEMORY_VARIABLE])
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "8G", "9" * 8, "9" * 5000])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "8G", "9" * 9, "9" * 5000])
 def test_a_limit_that_makes_no_sense_is_refused(
     variable: str, text: str, monkeypatch: pytest.MonkeyPatch, run
 ) -> None:
@@ -268,7 +268,7 @@ def test_a_reply_that_cannot_be_read_is_an_error_on_one_line(
 
 
 def test_a_process_that_never_stops_printing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated_run, "_MAX_REPLY_BYTES", 1 << 20)
+    monkeypatch.setattr(isolated_run, "MAX_TEXT_BYTES", 1 << 20)
     with pytest.raises(RunLimitError, match="1,048,576 bytes"):
         run_code("[os.write(1, bytes(4096)) for _ in iter(int, 1)]", monkeypatch)
 

@@ -35,4 +35,4 @@ def test_an_unknown_reason_is_one_line_without_codes() -> None:
 
 def test_a_long_reason_is_cut() -> None:
     reason = summarize_ort_error("x" * 5000)
-    assert reason == "x" * 199 + "…"
+    assert reason == "x" * 200 + "…"

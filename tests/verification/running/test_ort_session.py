@@ -13,8 +13,8 @@ from onnx import ModelProto, TensorProto
 from onnx.helper import make_function, make_graph, make_model, make_opsetid, make_tensor
 
 from onnxkvrename import KvRenameError, ModelError
+from onnxkvrename.limits import MAX_FEED_BYTES
 from onnxkvrename.verification.running.ort_session import (
-    MAX_FEED_BYTES,
     OrtSession,
     ValueKey,
     build_feed,

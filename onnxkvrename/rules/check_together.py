@@ -1,0 +1,184 @@
+"""Check all models of a command together, and say what is known of those without KV buffers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from onnxkvrename.errors import ModelError
+from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
+from onnxkvrename.limits import MAX_ALTERNATIVES
+from onnxkvrename.model.file import open_model
+from onnxkvrename.rules.kv_model import KvModel
+from onnxkvrename.rules.load import find_profiles, is_built_in
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.storage.read import is_directory
+
+
+def check_models_together(
+    models: Sequence[KvModel],
+    rules: Rules,
+    change: TokenChange,
+    *,
+    check_current_tokens: bool,
+    is_complete: bool = True,
+) -> list[list[Finding]]:
+    """Return the findings that only all models together show, for each of them.
+
+    Args:
+        models: All models of a command. Those with a ``part`` are checked as sets.
+        rules: The rules that recognize KV names and the parts of sets.
+        change: The token to add or remove.
+        check_current_tokens: Whether tokens are checked as they are, not as they will be.
+        is_complete: Whether all models of the command could be read. Another one may be the
+            missing window, or the only one with buffers.
+    """
+    findings: list[list[Finding]] = [[] for _ in models]
+    connected = [m for m in models if (m.plan.feeds or m.needs) and not m.is_apart]
+    without = [
+        index
+        for index, model in enumerate(models)
+        if not (model.pairs or model.plan.name_map or model in connected)
+    ]
+    if without:
+        for index in without:
+            outputs, path = models[index].output_names, Path(models[index].path)
+            if len(without) == len(models) and is_complete:
+                findings[index].append(build_no_buffers_finding(outputs, rules, path))
+            else:
+                findings[index] += _check_other_profiles(outputs, rules)
+    if connected and is_complete:
+        from onnxkvrename.rules.feeds import check_feeds  # most models stand alone
+
+        for index, finding in check_feeds(models):
+            findings[index].append(finding)
+    indexes = [index for index, model in enumerate(models) if model.part is not None]
+    if indexes and is_complete:
+        from onnxkvrename.rules.windows import check_parts  # most models are not windows
+
+        parts = [models[index] for index in indexes]
+        for part_index, finding in check_parts(
+            parts, rules, change, check_current_tokens=check_current_tokens
+        ):
+            findings[indexes[part_index]].append(finding)
+    return findings
+
+
+def build_no_buffers_finding(
+    outputs: Iterable[str], rules: Rules | None = None, path: Path | None = None
+) -> Finding:
+    """Return finding KV001 for a model without buffers.
+
+    Args:
+        outputs: The names of its outputs.
+        rules: The rules that match none of them; the hint does not name them.
+        path: The model, beside which its decoder may be; ``None`` for a model in memory.
+    """
+    names = list(outputs)
+    own_profile = "" if rules is None else rules.name
+    others = [name for name in find_profiles(names) if name != own_profile]
+    if others:
+        message = f"no KV buffer matches these rules: the outputs are {format_list(names)}"
+        return build_finding("KV001", "", message, f"`--profile {others[0]}` knows these names")
+    message = f"no KV buffer here: the outputs are {format_list(names)}"
+    if not names:
+        message = "no KV buffer: the model has no outputs"
+    decoders = [] if path is None else _find_decoders(path, names, rules)
+    if path is None or not decoders:
+        hint = (
+            "export the model with its cache as inputs and outputs; `onnxkvrename pairs MODEL` "
+            "shows caches under names that no profile knows"
+        )
+        return build_finding("KV001", "", message, hint)
+    is_beside = decoders[0].parent == path.parent
+    shown = [each.name if is_beside else f"{each.parent.name}/{each.name}" for each in decoders]
+    verbs = "reads them and has" if len(shown) == 1 else "read them and have"
+    message += f"; {format_list(shown, limit=3)} beside it {verbs} KV buffers"
+    return build_finding("KV001", "", message, f"pass {quote_path(str(decoders[0]))}")
+
+
+def _find_decoders(path: Path, outputs: Collection[str], rules: Rules | None) -> list[Path]:
+    """Return the models with KV buffers that read a model's outputs.
+
+    They are beside it, or else in the directories beside it.
+    """
+    folder = path.parent
+    beside = [each for each in _list_models(folder) if each.name != path.name]
+    found = _select_decoders(beside, outputs, rules)
+    if found:
+        return found
+    parent = folder / os.pardir if folder.name in ("", os.pardir) else folder.parent
+    own_name = os.path.basename(os.path.abspath(folder))
+    folders = [each for each in _list_directory(parent) if _is_directory(each)]
+    if len(folders) > MAX_ALTERNATIVES:
+        return []
+    others = (each for each in folders if each.name != own_name)
+    models = (model for each in others for model in _list_models(each))
+    return _select_decoders(models, outputs, rules)
+
+
+def _select_decoders(
+    models: Iterable[Path], outputs: Collection[str], rules: Rules | None
+) -> list[Path]:
+    candidates = islice(models, MAX_ALTERNATIVES)
+    return [model for model in candidates if _is_decoder(model, outputs, rules)]
+
+
+def _is_decoder(model: Path, outputs: Collection[str], rules: Rules | None) -> bool:
+    """Return whether a model has KV buffers, and an input with the name of one of some outputs."""
+    try:
+        with open_model(model) as opened:
+            names = [value.name for value in opened.signature.outputs]
+            is_reader = any(value.name in outputs for value in opened.signature.inputs)
+    except ModelError:
+        return False
+    if not is_reader:
+        return False
+    if rules is not None and any(rules.match("output", name) is not None for name in names):
+        return True
+    return next(find_profiles(names), None) is not None
+
+
+def _list_models(folder: Path) -> list[Path]:
+    return [path for path in _list_directory(folder) if path.suffix == ".onnx"]
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return is_directory(path)
+    except ModelError:
+        return False
+
+
+def _list_directory(folder: Path) -> list[Path]:
+    try:
+        return [folder / name for name in sorted(os.listdir(folder))]
+    except OSError:
+        return []
+
+
+def _check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Finding]:
+    """Yield KV001 for a model without buffers, beside others, that another profile knows.
+
+    It is an error where the rules were picked for the user, who may not know that they leave
+    a model out, else a warning.
+
+    Args:
+        outputs: The names of its outputs.
+        rules: The rules; only a built-in profile is compared with the others.
+    """
+    if not is_built_in(rules.name):
+        return
+    for name in find_profiles(list(outputs)):
+        finding = build_finding(
+            "KV001",
+            "",
+            f"profile {rules.name} matches no KV buffer of this model, but profile {name} does",
+            f"use a command of its own: `MODEL --profile {name}`",
+        )
+        is_picked = rules.choice is not None and rules.choice.picked
+        yield finding if is_picked else finding._replace(severity="warning")
+        return

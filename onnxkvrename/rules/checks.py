@@ -1,0 +1,407 @@
+"""Check the KV pairs of one model, and what its new names would break."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from onnxkvrename.findings import (
+    Finding,
+    build_finding,
+    build_names_finding,
+    find_similar,
+    format_list,
+    quote_word,
+)
+from onnxkvrename.limits import MAX_ALTERNATIVES, MAX_MATCHED_CHARS
+from onnxkvrename.model.signature import (
+    NameUses,
+    Signature,
+    format_shape,
+    is_shape_compatible,
+)
+from onnxkvrename.rules.plan import (
+    REASON_NOT_RETAINED,
+    REASON_TOO_LONG,
+    REASON_UNKNOWN,
+    STATE_KINDS,
+    KvPair,
+    RenamePlan,
+    find_conflicting_symbols,
+)
+
+WINDOW_SIZE_HINT = (
+    "export again, layer by layer with layerwise_window_size=1: QEfficient gives larger windows "
+    "the inputs of their first layer only"
+)
+"""How to export windows with all inputs; repeating the same export would not add them."""
+
+CONSUMER_TOKENS = {"vllmkvcache": ("vllmKvCache", "vllm-qaic")}
+"""Tokens of known consumers with their names, by the token in lower case.
+
+Consumers themselves are in `handoff`, which a plain rename does not load.
+"""
+_RESIZING_UPDATES = ("append", "delta")
+_MIN_RANK = 3
+"""The axes of the smallest cache: batch, context and size."""
+_UNMATCHED_REASONS = (REASON_UNKNOWN, REASON_NOT_RETAINED)
+"""Why names are not renamed that no rule excludes."""
+
+
+def check_model(signature: Signature, plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
+    """Check the pairs of one model, as it is and as it will be after the rename.
+
+    Args:
+        signature: The model's graph inputs and outputs.
+        plan: Its pairs, and their new names.
+        uses: Where the graph uses the names that matter to the plan.
+
+    Yields:
+        Findings KV101 to KV109, KV111, KV112, KV125, KV201, KV202 and KV204.
+    """
+    yield from _check_duplicates(signature, plan)
+    inputs = {value.name for value in signature.inputs}
+    fed_layers = {pair.layer for pair in plan.pairs if pair.input is not None}
+    unmatched = _UnmatchedValues(signature, plan)
+    for pair in plan.pairs:
+        yield from _check_both_sides(pair, inputs, fed_layers, unmatched)
+        yield from _check_types(pair, plan.updates_by_kind.get(pair.kind, ""))
+        yield from _check_rank(pair, plan)
+        yield from _check_usage(pair, inputs, uses)
+    if not plan.token_change.normalize:
+        yield from _check_suffixes(plan)
+    yield from _check_tokens(plan)
+    yield from _check_layers(plan)
+    yield from _check_unknown_states(plan)
+    yield from _check_collisions(plan, uses)
+
+
+def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Finding]:
+    for side, values in (("input", signature.inputs), ("output", signature.outputs)):
+        for name, count in Counter(value.name for value in values).items():
+            if count > 1 and name in plan.old_names:
+                yield build_finding(
+                    "KV106",
+                    name,
+                    f"is declared {count} times as a graph {side}",
+                    "export the model again",
+                )
+    ambiguous = [item.name_with_token for item in plan.duplicates]
+    keep_pattern = _build_keep_pattern(name for name in ambiguous if name is not None)
+    for duplicate in plan.duplicates:
+        ambiguous_name = duplicate.name_with_token
+        if ambiguous_name is not None:
+            others = {duplicate.name: duplicate.token, duplicate.first_name: duplicate.first_token}
+            token = others.pop(ambiguous_name)
+            yield build_finding(
+                "KV106",
+                ambiguous_name,
+                f"matches the rules as {next(iter(others))} with the token {token}, "
+                "but that name exists without a token, too",
+                "if it is not a KV buffer, exclude it in your rules: "
+                f"[[keep]] with a reason and pattern = '{keep_pattern}'",
+            )
+        elif duplicate.name != duplicate.first_name:
+            yield build_finding(
+                "KV106",
+                duplicate.name,
+                f"is the same buffer as {duplicate.first_name} by the rules: same part, same layer",
+                "exclude one of the two in your rules: [[keep]] with a reason and a pattern",
+            )
+
+
+def _build_keep_pattern(names: Iterable[str]) -> str:
+    """Return a pattern that matches these names, and those of other layers.
+
+    It is for a hint, where a backtick would mark a command.
+    """
+    parts = dict.fromkeys(re.sub("[0-9]+", "[0-9]+", re.escape(name)) for name in names)
+    return "|".join(parts).replace("\\`", r"\x60").replace("`", r"\x60")
+
+
+class _UnmatchedValues:
+    """Graph inputs and outputs that no rule matches, by numbers in their names, dtype and rank.
+
+    They are indexed once, when the first pair lacks a side: hostile models lack thousands.
+    """
+
+    def __init__(self, signature: Signature, plan: RenamePlan) -> None:
+        self._values = {"input": signature.inputs, "output": signature.outputs}
+        self._plan = plan
+        self._indexes: dict[str, dict[tuple[str, str, int], list[str]]] = {}
+
+    def list_similar(self, pair: KvPair, side: str) -> list[str]:
+        """Return the first values on a side with the layer, dtype and rank of a pair."""
+        if side not in self._indexes:
+            self._indexes[side] = self._build_index(side)
+        own = pair.sides[0].value
+        key = (str(pair.layer), own.dtype, len(own.shape or ()))
+        return self._indexes[side].get(key, [])
+
+    def _build_index(self, side: str) -> dict[tuple[str, str, int], list[str]]:
+        unchanged = self._plan.unchanged_names
+        kept = {item.name for item in unchanged if item.reason not in _UNMATCHED_REASONS}
+        index: dict[tuple[str, str, int], list[str]] = {}
+        for value in self._values[side]:
+            name = value.name
+            if len(name) > MAX_MATCHED_CHARS or name in self._plan.old_names or name in kept:
+                continue
+            for number in dict.fromkeys(re.findall("[0-9]+", name)):
+                names = index.setdefault((number, value.dtype, len(value.shape or ())), [])
+                if len(names) < MAX_ALTERNATIVES:
+                    names.append(name)
+        return index
+
+
+def _check_both_sides(
+    pair: KvPair, inputs: set[str], fed_layers: set[int], unmatched: _UnmatchedValues
+) -> Iterator[Finding]:
+    if pair.output is not None and pair.output.old_name in inputs:
+        yield build_finding(
+            "KV106",
+            pair.output.old_name,
+            "is both a graph input and a retained output, so the cache is never updated",
+            "export without the token, then rename",
+        )
+    elif pair.may_be_alone:
+        return
+    elif pair.output is not None and pair.input is None:
+        hint = "export it again" if pair.layer in fed_layers else WINDOW_SIZE_HINT
+        yield _find_unmatched_side(pair, "input", unmatched) or build_finding(
+            "KV101",
+            pair.output.old_name,
+            f"has no input, so the next step cannot read {pair.buffer} of layer {pair.layer}",
+            f"the compiler rejects this model; {hint}",
+        )
+    elif pair.output is None and pair.input is not None:
+        yield _find_unmatched_side(pair, "output", unmatched) or build_finding(
+            "KV102",
+            pair.input.old_name,
+            f"has no retained output, so {pair.buffer} of layer {pair.layer} is lost after a step",
+            "export the model again",
+        )
+
+
+def _find_unmatched_side(pair: KvPair, side: str, unmatched: _UnmatchedValues) -> Finding | None:
+    """Return KV101 or KV102 if the missing side is there, under a name that no rule matches.
+
+    Args:
+        pair: A pair with one side.
+        side: The side that it does not have.
+        unmatched: The graph inputs and outputs among which that may be.
+    """
+    own = pair.sides[0]
+    similar = unmatched.list_similar(pair, side)
+    if not similar:
+        return None
+    name = find_similar(own.old_name, similar, cutoff=0) or similar[0]
+    return build_finding(
+        "KV102" if side == "output" else "KV101",
+        own.old_name,
+        f"has no {side} that the rules match; the {side} {name} has the same layer and dtype",
+        f"if that is its {side}, correct the pattern `{side}` in your rules; "
+        "else export the model again",
+    )
+
+
+def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
+    """Yield KV103 and KV104; other sizes are right where rules say that the output has them."""
+    if pair.input is None or pair.output is None:
+        return
+    into, out = pair.input.value, pair.output.value
+    if into.dtype != out.dtype:
+        yield build_finding(
+            "KV103",
+            out.name,
+            f"is {out.dtype}, but its input {into.name} is {into.dtype}",
+            "both sides of a buffer share one piece of memory; export the model again",
+        )
+    if (
+        into.shape is not None
+        and out.shape is not None
+        and not is_shape_compatible(into.shape, out.shape)
+        and not (update in _RESIZING_UPDATES and len(into.shape) == len(out.shape))
+    ):
+        yield build_finding(
+            "KV104",
+            out.name,
+            f"is {format_shape(out.shape)}, "
+            f"but its input {into.name} is {format_shape(into.shape)}",
+            "both sides of a buffer share one piece of memory; export the model again",
+        )
+
+
+def _check_rank(pair: KvPair, plan: RenamePlan) -> Iterator[Finding]:
+    """Yield KV125 for a value with the name of a cache, but with too few axes.
+
+    A state may have any axes, as what the user's own rules name, and the scales of a cache.
+    """
+    if not plan.is_built_in or pair.beside or (pair.cache or pair.kind) in STATE_KINDS:
+        return
+    for side in pair.sides:
+        shape = side.value.shape
+        if shape is not None and len(shape) < _MIN_RANK:
+            yield build_finding(
+                "KV125",
+                side.old_name,
+                f"is {format_shape(shape)}: a cache has at least {_MIN_RANK} axes, so this is a "
+                "different value with the name of one",
+                "if it is a KV buffer, say so in your own rules (--rules FILE)",
+            )
+            return
+
+
+def _check_usage(pair: KvPair, inputs: set[str], uses: NameUses) -> Iterator[Finding]:
+    if pair.output is not None and pair.output.old_name not in uses.producer_op_types:
+        yield build_finding(
+            "KV105",
+            pair.output.old_name,
+            "is not produced by any node, so the buffer is never updated",
+            "export without the token, then rename"
+            if pair.output.old_name in inputs
+            else "export the model again",
+        )
+    if pair.input is not None and pair.input.old_name not in uses.read_names:
+        yield build_finding(
+            "KV107",
+            pair.input.old_name,
+            "is not read by any node: the model ignores what the previous step retained",
+            "check the export; harmless only if this layer shares another one's cache",
+        )
+
+
+def _check_suffixes(plan: RenamePlan) -> Iterator[Finding]:
+    outputs = [
+        pair.output for pair in plan.pairs if pair.output and not pair.output.has_normal_suffix
+    ]
+    if outputs:
+        token = plan.token_change.final_token or outputs[0].token
+        change = f"--prefix {quote_word(token)}" if token else "--target vllm-qaic"
+        yield build_names_finding(
+            "KV112",
+            [output.old_name for output in outputs],
+            (
+                "has a suffix that some consumers do not match with its input",
+                "have a suffix that some consumers do not match with their inputs",
+            ),
+            f"`onnxkvrename MODEL... {change} --normalize` makes the suffix _RetainedState",
+        )
+
+
+def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
+    token = plan.token_change.final_token
+    known, consumer = CONSUMER_TOKENS.get(token.lower(), (token, ""))
+    if token != known and plan.pairs:
+        yield build_finding(
+            "KV204",
+            "",
+            f"the token {token} differs from {known} only in capitals; {consumer} selects names "
+            f"with {known} and ignores these buffers",
+            f"`onnxkvrename rename MODEL... --prefix {known} --replace`",
+        )
+    sides = [side for pair in plan.pairs for side in pair.sides]
+    sides += [feed.side for feed in plan.feeds]
+    conflicting = [side for side in sides if not plan.token_change.can_replace(side.token)]
+    if conflicting:
+        tokens = sorted({side.token for side in conflicting})
+        asked = plan.token_change.token
+        different = f"a different token{f' than {asked}' if asked else ''}: {format_list(tokens)}"
+        strip = "`--strip` removes any token"
+        if len(tokens) == 1:
+            strip = f"`--strip --prefix {quote_word(tokens[0])}` removes it"
+        yield build_names_finding(
+            "KV202",
+            [side.old_name for side in conflicting],
+            (f"already carries {different}", f"already carry {different}"),
+            strip
+            if plan.token_change.strip
+            else "`--replace` replaces it with the new token, --strip removes it",
+        )
+
+
+def _check_layers(plan: RenamePlan) -> Iterator[Finding]:
+    names_by_layer: dict[tuple[int, int, str], dict[str, str]] = {}
+    mains_by_layer: dict[tuple[int, int, str], set[str]] = {}
+    for pair in plan.pairs:
+        key = pair.layer, pair.rule, pair.kind
+        names_by_layer.setdefault(key, {})[pair.buffer] = pair.sides[0].old_name
+        mains_by_layer.setdefault(key, set()).update({pair.beside} - {""})
+    for (layer, rule, kind), names in sorted(names_by_layer.items()):
+        required = plan.required_parts[rule, kind]
+        mains = mains_by_layer[layer, rule, kind]
+        for buffer in dict.fromkeys((*required, *sorted(mains))):
+            if buffer not in names:
+                yield build_finding(
+                    "KV108",
+                    next(iter(names.values())),
+                    f"is incomplete: layer {layer} has no {buffer}",
+                    "check the export: consumers need all parts of a layer",
+                )
+    layers = sorted({pair.layer for pair in plan.pairs})
+    gaps = [(low + 1, high - 1) for low, high in pairwise(layers) if high > low + 1]
+    if gaps:
+        missing = [f"{low}" if low == high else f"{low} to {high}" for low, high in gaps]
+        yield build_finding(
+            "KV109",
+            "",
+            f"the model has layers {layers[0]} to {layers[-1]}, but not {format_list(missing)}",
+            "check the export, unless these layers have no cache",
+        )
+
+
+def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
+    for unchanged in plan.unchanged_names:
+        if unchanged.reason == REASON_UNKNOWN:
+            yield build_finding(
+                "KV111",
+                unchanged.name,
+                "is a retained state that no rule matches, so it is not renamed",
+                "if it is a KV buffer, add it to a rules file (--rules FILE)",
+            )
+        elif unchanged.reason == REASON_TOO_LONG:
+            yield build_finding(
+                "KV111",
+                unchanged.name,
+                f"has more than {MAX_MATCHED_CHARS:,} characters: no rule is tried on it, and it "
+                "is not renamed",
+                "export the model again with shorter names, if it is a KV buffer",
+            )
+
+
+def _check_collisions(plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
+    old_names_by_new: dict[str, list[str]] = {}
+    for old_name, new_name in plan.name_map.items():
+        old_names_by_new.setdefault(new_name, []).append(old_name)
+    for new_name, names in old_names_by_new.items():
+        if len(names) > 1:
+            old_names = format_list(names)
+            yield build_finding(
+                "KV201", new_name, f"would be the new name of {old_names}", "correct the templates"
+            )
+    for new_name, use in uses.taken_names.items():
+        yield build_finding(
+            "KV201",
+            new_name,
+            f"is already {use}",
+            "choose another token, or rename that value first",
+        )
+    for new_name, use in uses.hidden_names.items():
+        if new_name in uses.taken_names:
+            continue
+        finding = build_finding(
+            "KV201",
+            new_name,
+            f"is already {use}; onnx and onnxruntime reject such a model",
+            "choose another token, or rename that value first",
+        )
+        # Removing a token may restore a model that was like this before.
+        yield finding._replace(severity="warning") if plan.token_change.strip else finding
+    for symbol in sorted(find_conflicting_symbols(uses.symbols, uses.producer_op_types, plan)):
+        yield build_finding(
+            "KV201",
+            symbol,
+            "is already a dimension; it would look like one derived from an output's new name",
+            "choose another token, or rename that dimension first",
+        )

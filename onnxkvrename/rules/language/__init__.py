@@ -1,1 +1,0 @@
-"""The parts of rules that only some profiles have: kinds as tables, axes, branches; mistakes."""

@@ -1,0 +1,219 @@
+"""Write the names of buffers: with another token, or as another profile calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from onnxkvrename.errors import RulesError
+from onnxkvrename.limits import shorten_text
+from onnxkvrename.rules.patterns import NameTable
+from onnxkvrename.rules.profile import KvRule, NameMatch, Rules, fill_template
+
+_COMMON_TOKENS = ("VLLM", "vllmKvCache")
+_ROLES_BY_PART = {
+    **{f"{role}{end}": role for role in ("key", "value") for end in ("", "_self", "_cross")},
+    "compressed_kv": "latent",
+    "k_pe": "rope",
+    "conv_state": "conv",
+    "recurrent_state": "recurrent",
+}
+"""The roles of parts in profiles that list them, without the ``past_`` before them."""
+_FAMILIES = {
+    "full_attention": "attention",
+    "sliding_window": "attention",
+    "chunked_local_attention": "attention",
+    "mla_attention": "mla",
+    "sliding_window_mla": "mla",
+    "cross_attention": "cross",
+    "mamba": "linear",
+}
+"""One word for kinds that differ only in how much of the context they hold."""
+
+
+def rewrite_name(rules: Rules, match: NameMatch, token: str, *, normalize: bool = False) -> str:
+    """Return a name with a different token.
+
+    Args:
+        rules: The rules that match the name.
+        match: The name.
+        token: The token to write; empty for none.
+        normalize: Also change the suffix to one that consumers match with an input.
+
+    Raises:
+        RulesError: The new name does not match as the same buffer, layer and token, so the
+            rename could not be undone.
+    """
+    if rules.target is not None:
+        return convert_name(match, token, rules, rules.target)
+    parts = {**match.groups, "token": token}
+    if normalize and "suffix" in parts:
+        parts["suffix"] = normalize_suffix(rules, match)
+    name = fill_template(match.rule.templates[match.side], parts, token)
+    reread = match.rule.match(match.side, name)
+    if reread is None or (reread.pair_key, reread.token) != (match.pair_key, token):
+        raise _build_unread_error(match, parts, name, rules.name)
+    return name
+
+
+def normalize_suffix(rules: Rules, match: NameMatch) -> str:
+    """Return the suffix of an output, changed to one that consumers match with an input."""
+    suffix = match.groups.get("suffix", "")
+    return rules.normal_suffixes.get(suffix, suffix)
+
+
+def _build_unread_error(
+    match: NameMatch, parts: Mapping[str, str], name: str, source: str
+) -> RulesError:
+    """Return the error for a name with a token that is not read back.
+
+    The hint is about the token if the rules read another one back, else about the rules.
+
+    Args:
+        match: The name before.
+        parts: The parts of the new name, with its token.
+        name: The new name.
+        source: What the rules are called.
+    """
+    token = parts["token"]
+    other = next((other for other in _COMMON_TOKENS if _is_read_back(match, parts, other)), None)
+    return RulesError(
+        f"{match.side}_name writes {shorten_text(name)!r}, which cannot be parsed back by "
+        f"`{match.side}` as {match.buffer}, layer {match.layer}, token {token or 'none'}",
+        path=source,
+        hint=f"choose another token, for example {other}"
+        if other is not None and token
+        else f"correct {match.side}_name or {match.side} in the rules",
+    )
+
+
+def _is_read_back(match: NameMatch, parts: Mapping[str, str], token: str) -> bool:
+    name = fill_template(match.rule.templates[match.side], {**parts, "token": token}, token)
+    reread = match.rule.match(match.side, name)
+    return reread is not None and (reread.pair_key, reread.token) == (match.pair_key, token)
+
+
+def describe_part(kind: str, buffer: str, role: str) -> str:
+    """Describe a buffer in words that all profiles share.
+
+    Args:
+        kind: The kind that decides what vLLM calls it.
+        buffer: The part of its layer.
+        role: Its content; empty if its profile does not say.
+    """
+    plain = buffer.removeprefix("past_")
+    return f"{_FAMILIES.get(kind, kind)} {role or _ROLES_BY_PART.get(plain, plain)}"
+
+
+class PartOfKind(NamedTuple):
+    """A part of a kind in some rules.
+
+    Attributes:
+        rule: The rule.
+        kind: The kind.
+        part: The part.
+    """
+
+    rule: KvRule
+    kind: str
+    part: str
+
+    @property
+    def role(self) -> str:
+        """Its content; the part's own name if no rule says it."""
+        known = self.rule.get_kind_rule(self.kind).roles.get(self.part)
+        plain = self.part.removeprefix("past_")
+        return known or _ROLES_BY_PART.get(plain, plain)
+
+    @property
+    def cache(self) -> str:
+        """The kind that decides what vLLM calls it."""
+        return self.rule.get_kind_rule(self.kind).cache or self.kind
+
+    @property
+    def family(self) -> str:
+        """The kind, whether it has a window or not."""
+        return _FAMILIES.get(self.cache, self.cache)
+
+
+def convert_name(match: NameMatch, token: str, source: Rules, target: Rules) -> str:
+    """Return the name that another profile gives a buffer.
+
+    Args:
+        match: The name in its own profile.
+        token: The token to write; empty for none.
+        source: Its profile.
+        target: The other one.
+
+    Raises:
+        RulesError: The other profile has no name for such a buffer, or its name would not lead
+            back to this one.
+    """
+    part = find_counterpart(match, target)
+    if part is None:
+        own = PartOfKind(match.rule, match.kind, match.buffer)
+        raise RulesError(
+            f"{fill_template(match.rule.templates[match.side], match.groups, match.token)} cannot "
+            f"be converted: its content is {own.role} of {own.family}, and profile {target.name} "
+            "has no name for that",
+            hint="choose a profile with all kinds of buffers that this model has; rules that only "
+            "list names, or find them by dataflow, do not say what is in a buffer",
+        )
+    name = _write_name(match, token, part)
+    reread = target.match(match.side, name)
+    back = None
+    if reread is not None and (reread.buffer, reread.layer) == (part.part, match.layer):
+        back_part = find_counterpart(reread, source)
+        back = None if back_part is None else _write_name(reread, match.token, back_part)
+    original = fill_template(match.rule.templates[match.side], match.groups, match.token)
+    if back != original:
+        raise RulesError(
+            f"{original} cannot be converted to {name} of profile {target.name}: converting that "
+            f"name back would give {back or 'no name'}, so the conversion could not be undone",
+            hint="keep the names of its own profile",
+        )
+    return name
+
+
+def find_counterpart(match: NameMatch, target: Rules) -> PartOfKind | None:
+    """Return the part of another profile that is what a name's buffer is; ``None`` for none.
+
+    Of several, the one whose kind has the same name, or the same word, comes first.
+    """
+    own = PartOfKind(match.rule, match.kind, match.buffer)
+    found = [p for p in _list_parts(target) if (p.role, p.family) == (own.role, own.family)]
+    found.sort(key=lambda part: (part.kind != own.kind, part.cache != own.cache))
+    return next(iter(found), None)
+
+
+def can_convert(names: Iterable[tuple[str, str]], source: Rules, target: Rules) -> bool:
+    """Return whether another profile has names for some buffers that lead back to their own.
+
+    Args:
+        names: The side of each name, ``input`` or ``output``, and the name.
+        source: Their profile.
+        target: The other one.
+    """
+    matches = [source.match(side, name) for side, name in names]
+    try:
+        converted = [convert_name(match, "", source, target) for match in matches if match]
+    except RulesError:
+        return False
+    return len(converted) == len(matches)
+
+
+def _list_parts(rules: Rules) -> Iterator[PartOfKind]:
+    for rule in rules.kv_rules:
+        for part, kind in rule.kinds_by_buffer.items():
+            yield PartOfKind(rule, kind, part)
+
+
+def _write_name(match: NameMatch, token: str, part: PartOfKind) -> str:
+    pattern = part.rule.patterns[match.side]
+    parts = dict.fromkeys(pattern.groups, "") | dict(part.rule.defaults)
+    parts |= {"buffer": part.part, "layer": match.groups["layer"], "token": token}
+    if match.scope and "scope" in parts:
+        parts["scope"] = match.scope
+    if isinstance(pattern, NameTable):
+        parts |= pattern.find_groups(part.part, match.layer)
+    return fill_template(part.rule.templates[match.side], parts, token)

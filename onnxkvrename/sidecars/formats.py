@@ -1,0 +1,395 @@
+"""The formats of sidecars, and the detection of a file's format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.rules.patterns import Pattern
+from onnxkvrename.rules.profile import Rules, SidecarRule
+from onnxkvrename.sidecars.custom_io import CAPTION as CUSTOM_IO_CAPTION
+from onnxkvrename.sidecars.custom_io import EXPECTED_FORM as CUSTOM_IO_FORM
+from onnxkvrename.sidecars.custom_io import find_custom_io_names
+from onnxkvrename.sidecars.tree import (
+    MappingNode,
+    Node,
+    OpaqueNode,
+    ScalarNode,
+    SequenceNode,
+    describe_node,
+    find_texts,
+    parse_json_tree,
+    parse_yaml_tree,
+)
+
+MODEL_SUFFIX = ".onnx"
+"""How the name of a model ends in a configuration that refers to it."""
+_LIST_KEY = re.compile("[A-Za-z0-9]+NodeInstanceNames")
+_INPUTS, _OUTPUTS = "model.decoder.inputs", "model.decoder.outputs"
+_CROSS_OUTPUTS = "model.encoder.outputs"
+FindNames = Callable[[Node], Iterator[ScalarNode]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarFormat:
+    """A format of text files that repeat the names of a model.
+
+    A file has this format if its name matches `file_name_pattern`; otherwise if its content
+    has one of the `markers`.
+
+    Attributes:
+        caption: The format's name in messages, for example ``custom I/O``.
+        expected_form: A short description of the expected content, for messages.
+        parse: Returns the tree of a text, ``None`` for an empty document. It raises
+            `UnreadableTextError` for text that it cannot parse.
+        find_names: Yields the scalars of a tree that are names of values. It raises
+            `UnreadableTextError` for a tree of another form. ``None`` for a format without
+            such names: its files are recognised, and never change.
+        file_name_pattern: Matches the complete names of files that have this format.
+        markers: Bytes that only files of this format contain.
+        search_pattern: Matches the complete names of files beside a model whose content
+            is worth a look. By default `file_name_pattern`.
+        only_graph_values: True if every name is an input or output of the graph.
+        requires_pairs: True if both sides of each buffer must be named.
+        effect: What happens with names from before a rename, for messages.
+        is_binding: True for a configuration by which a runtime binds inputs and outputs: any
+            text in it may be a name or, with ``%d``, a template (:mod:`.bindings`).
+        is_package: True if the runtime loads the whole folder that the file is in.
+        reader: What reads the file, for messages.
+        default_names: Keys that may be left out, each with the object that has it, such as
+            ``model.decoder.inputs``, and the template that counts then.
+        reads_template: Whether the reader reads a template, by the keys that lead to it; those
+            that it does not read are ignored. ``None`` if it may read all.
+        max_name_bytes: The longest name that a template may make; ``None`` for any.
+    """
+
+    caption: str
+    expected_form: str
+    parse: Callable[[str], Node | None]
+    find_names: FindNames | None
+    file_name_pattern: re.Pattern[str] | Pattern | None = None
+    markers: tuple[bytes, ...] = ()
+    search_pattern: re.Pattern[str] | None = None
+    only_graph_values: bool = False
+    requires_pairs: bool = False
+    effect: str = "a compile ignores these entries"
+    is_binding: bool = False
+    is_package: bool = False
+    reader: str = "its reader"
+    default_names: tuple[tuple[str, str, str], ...] = ()
+    reads_template: Callable[[tuple[str, ...]], bool] | None = None
+    max_name_bytes: int | None = None
+
+    def matches_file_name(self, file_name: str) -> bool:
+        """Return whether a file of this name has this format, for any content."""
+        return _matches(self.file_name_pattern, file_name)
+
+    def may_have_format(self, file_name: str) -> bool:
+        """Return whether the content of a file beside a model is worth a look."""
+        pattern = self.search_pattern or self.file_name_pattern
+        return self.find_names is not None and _matches(pattern, file_name)
+
+    def has_marker(self, data: bytes) -> bool:
+        """Return whether the content of a file shows this format."""
+        return any(marker in data for marker in self.markers)
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarFormats:
+    """All known formats.
+
+    Attributes:
+        formats: The formats, in the order in which they are tried.
+    """
+
+    formats: tuple[SidecarFormat, ...]
+
+    def detect(self, file_name: str, data: bytes) -> SidecarFormat | None:
+        """Return the format of a file.
+
+        Args:
+            file_name: The name of the file, without its directory.
+            data: The content, or the beginning of it.
+
+        Returns:
+            The first format that the name shows, or else the first that the content shows;
+            ``None`` for a file that is not a sidecar.
+        """
+        by_name = (each for each in self.formats if each.matches_file_name(file_name))
+        by_content = (each for each in self.formats if each.has_marker(data))
+        return next(by_name, None) or next(by_content, None)
+
+    def may_be_sidecar(self, file_name: str) -> bool:
+        """Return whether the content of a file beside a model is worth a look."""
+        return any(each.may_have_format(file_name) for each in self.formats)
+
+    def describe_formats(self) -> str:
+        """Return the captions of all formats that have names, for a message."""
+        return "known formats: " + ", ".join(f.caption for f in self.formats if f.find_names)
+
+
+def _matches(pattern: re.Pattern[str] | Pattern | None, file_name: str) -> bool:
+    if isinstance(pattern, re.Pattern):
+        return pattern.fullmatch(file_name) is not None
+    return pattern is not None and pattern.matches(file_name)
+
+
+def _find_compile_params_names(tree: Node) -> Iterator[ScalarNode]:
+    """Yield the keys of ``custom_io``.
+
+    Raises:
+        UnreadableTextError: The tree has another form.
+    """
+    if not isinstance(tree, MappingNode):
+        raise UnreadableTextError(f"holds {describe_node(tree)}, but must hold an object")
+    buffers = tree.get("custom_io")
+    if buffers is None or isinstance(buffers, OpaqueNode):
+        return
+    if not isinstance(buffers, MappingNode):
+        raise UnreadableTextError(
+            f"has {describe_node(buffers)} as custom_io, which must be an object"
+        )
+    for name, _ in buffers.entries:
+        if isinstance(name, ScalarNode):
+            yield name
+
+
+def _find_batch_io_names(tree: Node) -> Iterator[ScalarNode]:
+    """Yield the ``map-to`` of every entry that has one.
+
+    Raises:
+        UnreadableTextError: The tree has another form.
+    """
+    batches = tree.get("IO-files") if isinstance(tree, MappingNode) else None
+    if not isinstance(batches, SequenceNode):
+        raise UnreadableTextError("has no list of IO-files")
+    for batch in batches.items:
+        for entry in batch.items if isinstance(batch, SequenceNode) else (batch,):
+            if not isinstance(entry, MappingNode):
+                raise UnreadableTextError(
+                    f"lists {describe_node(entry)} in IO-files, which must hold entries"
+                )
+            name = entry.get("map-to")
+            if isinstance(name, ScalarNode):
+                yield name
+            elif name is not None:
+                raise UnreadableTextError(
+                    f"has {describe_node(name)} for a map-to, which must be a name"
+                )
+
+
+def _find_node_precision_names(tree: Node) -> Iterator[ScalarNode]:
+    """Yield every name in the lists.
+
+    Raises:
+        UnreadableTextError: The tree has another form.
+    """
+    if not isinstance(tree, MappingNode):
+        raise UnreadableTextError(
+            f"holds {describe_node(tree)}, but must hold lists with their names"
+        )
+    if tree.get("<<") is not None:
+        raise UnreadableTextError("is merged with another mapping (<<)")
+    for key, names in tree.entries:
+        if isinstance(key, ScalarNode) and _LIST_KEY.fullmatch(key.value):
+            yield from _find_listed_names(key.value, names)
+
+
+def _find_listed_names(key: str, names: Node) -> Iterator[ScalarNode]:
+    if isinstance(names, ScalarNode) and names.value in ("", "null", "~"):
+        return
+    if not isinstance(names, SequenceNode):
+        raise UnreadableTextError(f"has {describe_node(names)} as {key}, which must be a list")
+    for name in names.items:
+        if not isinstance(name, ScalarNode):
+            raise UnreadableTextError(
+                f"lists {describe_node(name)} in {key}, which must hold names"
+            )
+        yield name
+
+
+def _reads_template(keys: tuple[str, ...]) -> bool:
+    """Return whether a template is in ``model.SECTION.inputs`` or ``outputs``, on its own side."""
+    if len(keys) != 4 or keys[0] != "model":
+        return False
+    key = keys[3].removeprefix("cross_")
+    other_side = {"inputs": "present_", "outputs": "past_"}.get(keys[2])
+    return other_side is not None and not key.startswith(other_side)
+
+
+BUILT_IN = (
+    # ``custom_io.yaml``: the precision of each input and output of a compiled model.
+    #
+    # QEfficient writes the file, the Cloud AI compiler reads it:
+    # https://github.com/quic/efficient-transformers/blob/main/QEfficient/base/modeling_qeff.py
+    # (``_compile``), and the Cloud AI SDK's page on custom I/O.
+    SidecarFormat(
+        caption=CUSTOM_IO_CAPTION,
+        expected_form=CUSTOM_IO_FORM,
+        parse=parse_yaml_tree,
+        find_names=find_custom_io_names,
+        file_name_pattern=re.compile(r"custom_io.*\.ya?ml"),
+        markers=(b"IOName",),
+        search_pattern=re.compile(r"[^.].*\.ya?ml"),
+        only_graph_values=True,
+        requires_pairs=True,
+    ),
+    # ``hashed_compile_params.json``: the parameters of a compile, its custom I/O included.
+    #
+    # QEfficient writes the file after a successful compile, names the directory after the file's
+    # hash, and does not read it again:
+    # https://github.com/quic/efficient-transformers/blob/main/QEfficient/base/modeling_qeff.py
+    # (``_compile``).
+    SidecarFormat(
+        caption="compile parameters",
+        expected_form="an object with custom_io, as QEfficient writes it",
+        parse=parse_json_tree,
+        find_names=_find_compile_params_names,
+        file_name_pattern=re.compile(r"hashed_compile_params\.json"),
+        only_graph_values=True,
+        requires_pairs=True,
+    ),
+    # ``aic_batch_io.json``: the files that qaic-runner reads inputs from and writes outputs to.
+    #
+    # Only ``map-to`` names a buffer. Paths of files that contain a buffer's name stay, because the
+    # files keep their names.
+    #
+    # QEfficient writes the file, the SDK's ``qaic-runner`` reads it:
+    # https://github.com/quic/efficient-transformers/blob/main/QEfficient/utils/generate_inputs.py
+    # and the callers of ``write_io_files``.
+    SidecarFormat(
+        caption="batch I/O",
+        expected_form="IO-files, and in it lists of entries with map-to",
+        parse=parse_json_tree,
+        find_names=_find_batch_io_names,
+        file_name_pattern=re.compile(r"aic_batch_io.*\.json"),
+        markers=(b'"IO-files"',),
+        only_graph_values=True,
+    ),
+    # Node-precision files (NPI): the tensors that are computed in another precision.
+    #
+    # ``FP32NodeInstanceNames`` and similar keys list outputs of nodes, also of nodes within local
+    # functions. Inputs and outputs of the graph are renamed; the values of a function
+    # (``past_key.53_InternalRetainedState``) are not.
+    #
+    # QEfficient has examples in ``examples/**/*npi*.yaml``
+    # (https://github.com/quic/efficient-transformers); Glow reads them with
+    # ``-node-precision-info``.
+    SidecarFormat(
+        caption="node precision",
+        expected_form="FP32NodeInstanceNames or FP16NodeInstanceNames, and a list of names",
+        parse=parse_yaml_tree,
+        find_names=_find_node_precision_names,
+        markers=(b"NodeInstanceNames",),
+        search_pattern=re.compile(r"[^.].*\.ya?ml"),
+    ),
+    # Partitions, settings and specializations: known files without names of inputs or outputs.
+    #
+    # They name nodes and symbols, which a rename keeps, so these files never change.
+    SidecarFormat(
+        caption="partitions, settings and symbols",
+        expected_form="names of nodes and symbols",
+        parse=parse_json_tree,
+        find_names=None,
+        file_name_pattern=re.compile(r"qconfig\.json|specializations\.json|mdp_.*\.json"),
+        markers=(b'"nodeList"', b'"partitions"'),
+    ),
+    # ``genai_config.json``: how onnxruntime-genai binds the inputs and outputs of its models.
+    #
+    # Names are templates (``"past_key_names": "past_key_values.%d.key"``) or, in a pipeline, lists.
+    # Templates are read in the inputs and outputs of a model's section, and nowhere else. A key
+    # that is left out has a default, which is not in the file, so no rename can change it:
+    # https://github.com/microsoft/onnxruntime-genai/blob/main/src/config.h
+    SidecarFormat(
+        caption="a configuration of onnxruntime-genai",
+        expected_form="model, and in it decoder with inputs and outputs",
+        parse=parse_json_tree,
+        find_names=find_texts,
+        file_name_pattern=re.compile(r"genai_config\.json"),
+        effect="onnxruntime-genai fails at the first token",
+        is_binding=True,
+        is_package=True,
+        reader="onnxruntime-genai",
+        default_names=(
+            ("past_key_names", _INPUTS, "past_key_values.%d.key"),
+            ("past_value_names", _INPUTS, "past_key_values.%d.value"),
+            ("past_conv_names", _INPUTS, "past_key_values.%d.conv_state"),
+            ("past_recurrent_names", _INPUTS, "past_key_values.%d.recurrent_state"),
+            ("present_key_names", _OUTPUTS, "present.%d.key"),
+            ("present_value_names", _OUTPUTS, "present.%d.value"),
+            ("present_conv_names", _OUTPUTS, "present.%d.conv_state"),
+            ("present_recurrent_names", _OUTPUTS, "present.%d.recurrent_state"),
+            ("past_conv_names", _INPUTS, "past_conv.%d"),  # until 0.17
+            ("present_conv_names", _OUTPUTS, "present_conv.%d"),
+            ("cross_present_key_names", _CROSS_OUTPUTS, "present_key_cross_%d"),
+            ("cross_present_value_names", _CROSS_OUTPUTS, "present_value_cross_%d"),
+        ),
+        reads_template=_reads_template,
+        max_name_bytes=63,
+    ),
+    # ``inference_metadata.yaml``: how onnx-genai binds the inputs and outputs of mobius' models.
+    #
+    # Names are lists, and entries with shapes:
+    # https://github.com/onnxruntime/mobius
+    SidecarFormat(
+        caption="inference metadata",
+        expected_form="model, and in it io with the names of inputs and outputs",
+        parse=parse_yaml_tree,
+        find_names=find_texts,
+        file_name_pattern=re.compile(r"inference_metadata\.ya?ml"),
+        effect="onnx-genai does not find these inputs and outputs",
+        is_binding=True,
+        is_package=True,
+        reader="onnx-genai",
+    ),
+    # ``metadata.json`` of a bundle for QNN: the inputs and outputs of each of its graphs.
+    #
+    # Qualcomm AI Hub writes the file beside the graphs, and programs that run a bundle by
+    # themselves read shapes and types in it by name: https://github.com/quic/ai-hub-models
+    SidecarFormat(
+        caption="bundle metadata",
+        expected_form="model_files, and in it inputs and outputs by name",
+        parse=parse_json_tree,
+        find_names=find_texts,
+        markers=(b'"model_files"',),
+        search_pattern=re.compile(r"metadata\.json"),
+        effect="a program that reads the bundle does not find these inputs and outputs",
+        is_binding=True,
+        reader="a program that runs the bundle",
+    ),
+)
+"""The built-in formats, in the order in which they are tried."""
+
+
+def load_sidecar_formats(rules: Rules | None = None) -> SidecarFormats:
+    """Return all formats, in the order in which they are tried.
+
+    Args:
+        rules: Rules that may name further files; they are tried after the built-in formats.
+    """
+    of_rules = map(_build_rule_format, rules.sidecar_rules if rules is not None else ())
+    return SidecarFormats((*BUILT_IN, *of_rules))
+
+
+def _build_rule_format(rule: SidecarRule) -> SidecarFormat:
+    return SidecarFormat(
+        caption="a file that the rules name",
+        expected_form="JSON or YAML with names of inputs and outputs, or templates with %d",
+        parse=_parse_json_or_yaml,
+        find_names=find_texts,
+        file_name_pattern=rule.file_pattern,
+        effect=f"{rule.reader} does not find these inputs and outputs",
+        is_binding=True,
+        reader=rule.reader,
+    )
+
+
+def _parse_json_or_yaml(text: str) -> Node | None:
+    """Return the tree of a text; one that begins like JSON, but is YAML, is parsed as that."""
+    if text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
+        with suppress(UnreadableTextError):
+            return parse_json_tree(text)
+    return parse_yaml_tree(text)

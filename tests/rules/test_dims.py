@@ -1,0 +1,88 @@
+"""Words for symbols of sizes: batch, context, window, new positions, and sums of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnxkvrename import RulesError
+from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.parse import parse_rules
+from onnxkvrename.rules.plan import _name_axes
+from onnxkvrename.rules.profile import find_terms
+
+RULES = r"""
+[[kv]]
+input = 'in_(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?'
+output = 'out_(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?'
+input_name = "in_{layer}[_{token}]"
+output_name = "out_{layer}[_{token}]"
+kinds = { attention = ["k"] }
+[dims]
+"""
+DIMS = {
+    "b": "batch",
+    "past": "sequence",
+    "new": "new",
+    "total": "past + new",
+    "slid": "window",
+    "slid_total": "slid + new",
+    "size": "head",
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "declared", "axes"),
+    [
+        (("b", 2, "past", "size"), (), ("batch", "", "sequence", "head")),
+        (("b", 2, "total", 8), (), ("batch", "", "sequence", "")),
+        (("b", 2, "past + new", 8), (), ("batch", "", "sequence", "")),
+        (("b", 2, "slid_total", 8), (), ("batch", "", "window", "")),
+        (("x", 2, "y", None), (), ()),
+        ((1, 2, "slid", 8), ("batch", "heads", "sequence", "head"), "batch heads window head"),
+        ((1, 2, 16, 8), ("batch", "heads", "sequence", "head"), "batch heads sequence head"),
+        ((1, "past", 8), ("batch", "heads", "sequence", "head"), ("", "sequence", "")),
+        (None, ("batch", "sequence"), ("batch", "sequence")),
+    ],
+)
+def test_axes_have_the_words_of_rules_and_symbols(
+    shape: tuple[int | str | None, ...] | None, declared: tuple[str, ...], axes: object
+) -> None:
+    expected = tuple(axes.split()) if isinstance(axes, str) else axes
+    assert _name_axes(shape, declared, DIMS) == expected
+
+
+@pytest.mark.parametrize(
+    ("symbol", "terms"),
+    [
+        ("total", ["past", "new"]),
+        ("past + other", ["past", "other"]),
+        ("past", []),
+        ("other", []),
+    ],
+)
+def test_a_sum_is_that_of_the_rules_or_of_the_symbol_itself(symbol: str, terms: list[str]) -> None:
+    assert find_terms(symbol, DIMS) == terms
+
+
+def test_the_symbols_of_optimum_and_genai_are_known() -> None:
+    dims = load_rules("huggingface").dims
+    shape = ("batch_size", 2, "past_sequence_length + sequence_length", "kv_cache_dim")
+    assert _name_axes(shape, (), dims) == ("batch", "", "sequence", "head")
+    assert _name_axes(("num_blocks", "block_size", 2, 16), (), dims) == ("blocks", "block", "", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("past = 1", "dims.past: must be text"),
+        ("past = 'long'", "dims.past: must be"),
+        ("total = 'past + new'", "dims.total: is a sum"),
+        ("a = 'new'\nt = 'a + t'", "dims.t: is a sum"),
+        ("a = 'new'\nt = 'a + '", "dims.t: is a sum"),
+    ],
+)
+def test_a_meaning_that_cannot_be_used_says_why(line: str, said: str) -> None:
+    with pytest.raises(RulesError) as caught:
+        parse_rules(f"{RULES}{line}", "mine.toml")
+    assert str(caught.value).startswith("mine.toml: ")
+    assert said in str(caught.value)
