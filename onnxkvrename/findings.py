@@ -279,8 +279,8 @@ def quote_word(text: str) -> str:
     r"""Return a name as one word of a shell, and without a backtick.
 
     Names come from models and file systems and may contain anything. In a hint, backticks mark
-    commands that are completed and pasted, so every name in a hint is quoted by this function or
-    by :func:`quote_path`. A POSIX shell reads the word as the name; one with a backtick or with
+    commands that are pasted, so every name in a hint is quoted by this function or by
+    :func:`quote_path`. A POSIX shell reads the word as the name; one with a backtick or with
     what cannot be printed is written as ``$'\140'``, which bash, zsh and ksh read as the bytes.
     """
     if "`" in text or "##" in text or not text.isprintable():

@@ -132,6 +132,7 @@ def find_error_swallowers(tree: ast.AST) -> list[str]:
 
 MAY_SWALLOW_ERRORS = {
     "__main__": 1,  # stderr cannot be written: there is no other place to say so
+    "cli.main": 1,  # what a mistyped word may mean, and what a shell completes
     "cli.recover": 1,  # a remark beside a dry run; the command recover tells the error
     "report.progress_bars": 2,  # nor is there one for a bar
     "renaming.parallel": 1,  # asks the kernel to end a worker with its parent, if it can

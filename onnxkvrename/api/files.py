@@ -242,8 +242,7 @@ def run_rename(
     if request.target is not None:
         from onnxkvrename.handoff.find_consumers import choose_token  # only for a target
 
-        place = request.output or request.directory
-        token = choose_token(request.target, request.token, place, strip=request.strip)
+        token = choose_token(request.target, request.token, strip=request.strip)
         request = request._replace(token=token)
     knows_rules = request.pairs is None and request.profile != AUTO_PROFILE
     rules = choose_rules(request) if knows_rules else load_rules()

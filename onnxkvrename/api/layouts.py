@@ -27,7 +27,6 @@ from onnxkvrename.handoff.find_consumers import (
     configure_consumer,
     load_consumer,
 )
-from onnxkvrename.handoff.name_checks import drop_vain_renames, list_buffer_names
 from onnxkvrename.handoff.worker import HandoffSide, build_loaded_side
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
 from onnxkvrename.layout.layout import Layout
@@ -169,9 +168,7 @@ def check_consumer(
     as_text(target, "target")
     buffers = _as_loaded(layout, "layout").layout
     configured = configure_consumer(_load_consumer(target), buffers)
-    found = consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer)
-    names = [(each.side, each.name) for each in list_buffer_names(buffers, configured)]
-    return tuple(drop_vain_renames(found, names, None, configured))
+    return tuple(consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer))
 
 
 def compare(

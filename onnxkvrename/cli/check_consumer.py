@@ -9,7 +9,6 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import choose_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.cli.hints.complete import complete_reports
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
@@ -20,7 +19,6 @@ from onnxkvrename.handoff.find_consumers import (
     configure_consumer,
     load_consumer,
 )
-from onnxkvrename.handoff.name_checks import drop_vain_renames, list_buffer_names
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
     CompileInfo,
@@ -83,7 +81,6 @@ def command(arguments: CheckConsumerArguments) -> int:
     prompt's. Nothing is written.
     """
     check = _check_models(arguments)
-    check = check._replace(reports=complete_reports(check.reports))
     code = decide_exit_code(failed=check.failed)
     answer = build_consumer_answer(check, code, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
@@ -104,9 +101,7 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
-    names = [(each.side, each.name) for each in list_buffer_names(layout, consumer)]
-    checked = check_consumer(layout, consumer, full_transfer=arguments.full_transfer)
-    findings = tuple(drop_vain_renames(checked, names, rules, consumer))
+    findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
     if arguments.strict:
         findings = promote_to_errors(findings)
     is_sound = not any(report.failed for report in reports)  # else no consumer can use it

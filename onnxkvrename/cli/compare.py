@@ -14,7 +14,6 @@ import click
 from onnxkvrename.api.arguments import choose_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.files import check_page, collect_inputs, write_page
-from onnxkvrename.cli.hints.complete import complete_findings, complete_reports
 from onnxkvrename.cli.options import SIDES, SideValues, declare_command, parse_dim_sizes
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import decide_exit_code
@@ -71,6 +70,7 @@ from onnxkvrename.report.formats import (
     build_line,
 )
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_lines
+from onnxkvrename.report.tables import build_table, render_lines
 from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
@@ -190,14 +190,10 @@ def command(arguments: CompareArguments) -> int:
         more_notes=(*notes, *handshake.notes),
         strict=arguments.strict,
     )
-    handoff = handoff._replace(findings=complete_findings(handoff.findings))
     if requests is not None and not handshake.notes:  # a note says what is not known of it
         fact = f"the code of vLLM {requests[0].vllm_version}'s NIXL connector"
         basis = handoff.basis._replace(facts=(*handoff.basis.facts, fact))
         handoff = handoff._replace(basis=basis)
-    prefill, decode = (
-        loaded._replace(reports=complete_reports(loaded.reports)) for loaded in (prefill, decode)
-    )
     if arguments.html is not None:
         _write_page(arguments.html, handoff, (prefill, decode), arguments)
     answer = _build_answer(handoff, prefill, decode, arguments, rules.profile_choice)
@@ -369,8 +365,6 @@ def _render_table(handoff: Handoff, screen: Screen) -> Iterator[Line]:
     if not screen.is_terminal:
         return render_handoff_table(handoff)
     from rich.text import Text  # only for terminals
-
-    from onnxkvrename.report.tables import build_table, render_lines
 
     rows = (
         (*cells, Text(state, style=choose_state_color(state)))

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import choose_rules
-from onnxkvrename.cli.files import collect_inputs
-from onnxkvrename.cli.one_model import require_one_model
+from onnxkvrename.cli.files import collect_inputs, require_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_choice, print_lines
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import decide_exit_code, format_list
+from onnxkvrename.findings import decide_exit_code, format_list, quote_path
 from onnxkvrename.options import (
     Option,
     Profile,
@@ -103,7 +102,8 @@ def _list_kv_names(model: KvModel) -> list[tuple[str, str]]:
     complete = [pair for pair in pairs if pair.input is not None and pair.output is not None]
     if not complete or len(complete) < len(pairs):
         message = "has no KV buffer" if not pairs else "has KV buffers with one side missing"
-        raise ModelError(message, path=model.path, hint="`onnxkvrename verify MODEL` says more")
+        hint = f"`onnxkvrename verify {quote_path(model.path)}` says more"
+        raise ModelError(message, path=model.path, hint=hint)
     return [(pair.sides[0].old_name, pair.sides[1].old_name) for pair in complete]
 
 

@@ -9,7 +9,6 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import choose_rules
 from onnxkvrename.cli.files import check_page, collect_inputs, write_page
-from onnxkvrename.cli.hints.complete import complete_error, complete_findings
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import decide_exit_code
@@ -27,6 +26,7 @@ from onnxkvrename.options import (
 from onnxkvrename.report.documents.inspect_json import describe_summaries
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
 from onnxkvrename.report.formats.text import build_error_line
+from onnxkvrename.report.tables import render_lines
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.profile import ProfileChoice
@@ -66,15 +66,8 @@ def command(arguments: InspectArguments) -> int:
     print_choice(rules.choice, is_wanted=arguments.output_format == "text")
     summaries = inspect_models((job.model for job in jobs), rules, trace_buffer_updates)
     written = _write_page(summaries, arguments)
-    summaries = tuple(map(_complete_hints, summaries))
     answer = _build_answer(summaries, rules.profile_choice, written)
     return print_answer(answer, arguments.output_format)
-
-
-def _complete_hints(summary: ModelSummary) -> ModelSummary:
-    """Return a summary whose hints have complete commands."""
-    findings = complete_findings(summary.findings, summary.path)
-    return summary._replace(findings=findings, error=complete_error(summary.error))
 
 
 def _build_answer(
@@ -101,7 +94,6 @@ def _render_text(
     from onnxkvrename.report.inspection.summary_text import (
         render_model_summary,
     )  # rich, only for text
-    from onnxkvrename.report.tables import render_lines
 
     for summary in fold_windows(summaries):
         if summary.error is None:

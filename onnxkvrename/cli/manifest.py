@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from onnxkvrename.api.arguments import choose_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.files import collect_inputs
-from onnxkvrename.cli.hints.complete import complete_reports
 from onnxkvrename.cli.options import declare_command, parse_memory_size
 from onnxkvrename.cli.output import print_answer, print_choice, print_lines
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
-from onnxkvrename.findings import decide_exit_code
+from onnxkvrename.findings import decide_exit_code, quote_path
 from onnxkvrename.layout.layout import Layout, compute_layout_digest
 from onnxkvrename.layout.load import (
     CompileInfo,
@@ -54,6 +53,7 @@ from onnxkvrename.report.manifest_text import (
     list_layout_facts,
     render_layout,
 )
+from onnxkvrename.report.tables import build_table, render_lines
 from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.profile import ProfileChoice, Rules
@@ -240,7 +240,6 @@ def command(arguments: ManifestArguments) -> int:
     projection = _build_projection(loaded.layout, arguments, rules)
     if projection is not None:
         loaded = loaded.add_findings(chain(check_projection(projection), check_nixl(projection)))
-    loaded = loaded._replace(reports=complete_reports(loaded.reports))
     answer = _build_answer(_ManifestResult(loaded, projection, rules.profile_choice))
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
     inputs = _check_outputs(loaded, arguments, files)
@@ -329,7 +328,7 @@ def _load_draft(arguments: ManifestArguments, rules: Rules) -> Layout | None:
         raise KvRenameError(
             "the draft model has errors or no KV buffers",
             path=str(arguments.draft),
-            hint="`onnxkvrename verify MODEL` says what is wrong",
+            hint=f"`onnxkvrename verify {quote_path(str(arguments.draft))}` says what is wrong",
         )
     sizes = arguments.dims
     known = {symbol: size for symbol, size in sizes.items() if symbol in loaded.layout.symbols}
@@ -397,7 +396,7 @@ def _check_set_stamp(loaded: LoadedLayout, digest: str, rules: Rules) -> None:
             "has the stamp of its whole set, which a window alone cannot replace",
             path=path,
             hint="pass all windows of the set, or remove the stamp first: "
-            "`onnxkvrename MODEL... --strip`",
+            f"`onnxkvrename {quote_path(path)} --strip`",
         )
 
 
@@ -462,8 +461,6 @@ def _render_text(result: _ManifestResult, screen: Screen) -> Iterator[Line]:
 def _draw_layout(layout: Layout, screen: Screen) -> Iterator[Line]:
     """Draw the table for a terminal."""
     from rich.text import Text  # only for terminals
-
-    from onnxkvrename.report.tables import build_table, render_lines
 
     facts = list(list_layout_facts(layout))
     width = max((len(label) for label, _ in facts), default=0) + 2

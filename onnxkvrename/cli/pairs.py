@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from onnxkvrename.cli.one_model import check_one_model
+from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import ModelError

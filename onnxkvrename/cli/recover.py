@@ -20,10 +20,10 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import decide_exit_code, quote_path
+from onnxkvrename.findings import decide_exit_code, format_count, quote_path
 from onnxkvrename.report.documents.recover_json import Recovery, describe_recovery
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen
-from onnxkvrename.report.formats.text import build_error_line, format_count, format_files
+from onnxkvrename.report.formats.text import build_error_line, format_files
 from onnxkvrename.storage.read import is_directory, resolve_path
 from onnxkvrename.storage.record import State, TargetState
 from onnxkvrename.storage.recover import end_run, find_half_done_runs, find_leftovers

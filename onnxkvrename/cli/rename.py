@@ -31,14 +31,7 @@ def command(request: Request) -> int:
     report = run_rename(request, open_bars=partial(show_progress, is_wanted=is_watched))
     with report_placed([report]):
         print_choice(report.profile, is_wanted=is_watched)
-        writing_command = ""
-        if request.only_checks or report.findings or any(model.error for model in report.models):
-            from onnxkvrename.cli.hints.complete import build_writing_command, complete_reports
-
-            is_written = request.writes and not report.failed
-            report = report._replace(models=complete_reports(report.models, is_written=is_written))
-            writing_command = "" if report.failed else build_writing_command()
-        answer = build_rename_answer(report, request, writing_command)
+        answer = build_rename_answer(report, request)
         if not request.writes:
             from onnxkvrename.cli.recover import mention_unfinished_runs  # nothing is written
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from onnxkvrename.api.arguments import choose_rules
-from onnxkvrename.cli.hints.complete import complete_reports
-from onnxkvrename.cli.one_model import check_one_model
+from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.errors import KvRenameError
@@ -44,10 +43,6 @@ def command(request: VerifyRequest) -> int:
     model; external data are there. Weights are not read.
     """
     models, profile = _verify_models(request)
-    reports = complete_reports([model.report for model in models])
-    models = tuple(
-        model._replace(report=report) for model, report in zip(models, reports, strict=True)
-    )
     answer = build_verify_answer(models, profile, quiet=request.quiet, verbose=request.verbose)
     return print_answer(answer, request.output_format)
 

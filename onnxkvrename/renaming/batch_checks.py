@@ -147,7 +147,6 @@ def _check_consumer(
         return [[] for _ in items], []
     from onnxkvrename.handoff.consumer_checks import check_sets
     from onnxkvrename.handoff.find_consumers import load_consumer
-    from onnxkvrename.handoff.name_checks import drop_vain_renames
     from onnxkvrename.layout.updates import find_mix_ups
 
     renamed, updates, mix_ups = [], {}, []
@@ -168,15 +167,8 @@ def _check_consumer(
         full_transfer=request.full_transfer,
         splits_overlaps=request.group_windows,
     )
-    names = [
-        (side, end.old_name)
-        for model in models
-        for pair in model.pairs
-        for side, end in (("input", pair.input), ("output", pair.output))
-        if end is not None
-    ]
     findings = [
-        [*first, *drop_vain_renames(_drop_reported(others, model), names, rules, consumer)]
+        [*first, *_drop_reported(others, model)]
         for first, others, model in zip(mix_ups, checked, models, strict=True)
     ]
     return findings, [index for indexes in sets for index in indexes]

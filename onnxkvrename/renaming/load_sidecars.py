@@ -279,7 +279,7 @@ def _add_place_findings(
             continue
         if resolve_path(output.parent / location) != resolve_path(job.output):
             message = f"names {location}, but the result is {job.output}"
-            hint = f"rename the folder: `onnxkvrename {quote_path(str(path.parent))} -d renamed`"
+            hint = f"rename the whole folder {quote_path(str(path.parent))} with `-d renamed`"
             if is_found:
                 message += ", so it is not copied"
             finding = build_finding(STALE_CODE, str(path), message, hint)

@@ -172,7 +172,7 @@ def _build_cache_error(path: Path, repository: Path, *, has_choice: bool = True)
     if not has_choice:
         hint = f"copy it out of the cache: cp -L {quote_path(str(path))} {target}"
     else:
-        hint = f"`-d {target}`"
+        hint = f"`-d {target}` writes elsewhere"
     return WriteError(CACHE_FAULT, path=str(path), hint=hint)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import FlushError, UndoError
+from onnxkvrename.findings import format_count
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.formats import (
     Answer,
@@ -24,7 +25,6 @@ from onnxkvrename.report.formats.text import (
     BOLD,
     GREEN,
     RED,
-    format_count,
     format_files,
     render_finding_lines,
 )
@@ -131,6 +131,11 @@ def _list_model_notes(
         is_single or model.status == "renamed" or (not request.writes and is_pending)
     ):
         yield Note(model.status, state, model.path)
+
+
+def _build_pending_note(state: str, path: str) -> Note:
+    """Return the error of ``--check`` about a file."""
+    return Note("names", state, path, "error")
 
 
 def render_rename(report: Report, request: Request, screen: Screen) -> Iterator[Line]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from onnxkvrename.findings import format_layer_ranges, format_list
+from onnxkvrename.findings import format_count, format_layer_ranges, format_list
 from onnxkvrename.report.documents.verify_json import describe_verified
 from onnxkvrename.report.formats import (
     Answer,
@@ -23,7 +23,6 @@ from onnxkvrename.report.formats.text import (
     GREEN,
     LAYERS_PATTERN,
     RED,
-    format_count,
     format_files,
     render_finding_lines,
 )

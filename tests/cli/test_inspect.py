@@ -76,7 +76,7 @@ def test_a_model_that_cannot_be_read_is_2_and_the_others_are_still_told(here: Pa
     assert outcome.code == 2
     assert outcome.out.startswith("decoder.onnx  ")
     assert outcome.err == (
-        "error: text.onnx: is a text file, not an ONNX model (pass the .onnx file itself)\n"
+        "error: text.onnx: is a text file, not an ONNX model (pass a binary .onnx file)\n"
     )
 
 
@@ -106,7 +106,7 @@ MISTAKES = pytest.mark.parametrize(
         (("empty",), "empty: has no .onnx file, at any depth"),
         (("",), "an empty path: is a variable not set?"),
         ((MODEL, "--html", ""), "an empty path: is a variable not set?"),
-        ((MODEL, "--html"), "--html requires a value"),
+        ((MODEL, "--html"), "option '--html' requires an argument"),
         ((MODEL, "--html", "nowhere/x.html"), "nowhere/x.html: cannot be written: No such file"),
         ((MODEL, "--html", "empty"), "empty: is a directory"),
         ((MODEL, "--html", "text.onnx/x"), "text.onnx/x: cannot be written: Not a directory"),

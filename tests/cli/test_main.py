@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -55,10 +56,10 @@ MISTAKES = pytest.mark.parametrize(
             "no token given: pass a target or a token (for example",
         ),
         (V, "no MODEL given"),
-        ((MODEL, "--prefix"), "--prefix requires a value"),
+        ((MODEL, "--prefix"), "option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
-        ((MODEL, "--prefix", "--check"), "--prefix requires a value"),
+        ((MODEL, "--prefix", "--check"), "option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "-x"), "the token '-x' begins with -, like an option"),
         (("DECODER.onnx", *V), "DECODER.onnx: no such file (did you mean decoder.onnx?)"),
         (("*.onx", *V), "*.onx: no such file (a pattern is not expanded here: pass the directory;"),
@@ -410,7 +411,6 @@ def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.Mo
     document = json.loads(outcome.out)
     validate(document, SCHEMA)
     assert "a bug in onnxkvrename: ZeroDivisionError" in document["error"]["message"]
-    document["error"]["hint"] = "please report it"  # -v has said where
     assert json.loads(run(MODEL, *V, "-v", "--format", "json").out) == document
 
 
@@ -431,7 +431,7 @@ def test_verbose_shows_where_a_bug_is_however_it_is_spelt(
     assert last == "ZeroDivisionError: division by zero"
     assert (command, older) == ("\\x3a:error::x", "#\\x23[y]")
     assert error.startswith("error: a bug in onnxkvrename: ZeroDivisionError")
-    assert error.endswith(" (please report it)")
+    assert re.search(r" \(test_main.py, line [0-9]+; please report it\)$", error)
     assert "Traceback" not in run(MODEL, *V, "-d", "v").err
 
 
@@ -444,37 +444,6 @@ def test_a_warning_of_a_library_is_one_line(
 
     monkeypatch.setattr("onnxkvrename.api.files.rename_batch", warn)
     assert run(MODEL, *V).err == "UserWarning: of past_key.0\\x0a::error::x\n"
-
-
-@pytest.mark.parametrize(
-    ("args", "function", "hint"),
-    [
-        ((MODEL, *V), "rename.run_rename", "-v shows where"),
-        (("verify", MODEL), "verify.verify_model", "-v shows where"),
-        (("inspect", MODEL), "inspect.inspect_models", "test_main.py, line "),
-        (
-            ("custom-io", MODEL, "--precision", "float16"),
-            "custom_io.choose_rules",
-            "test_main.py, ",
-        ),
-    ],
-)
-def test_the_hint_on_a_bug_names_an_option_that_the_command_has(
-    args: tuple[str, ...],
-    function: str,
-    hint: str,
-    here: Path,
-    run,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*args: object, **options: object) -> None:
-        raise ZeroDivisionError("division by zero")
-
-    monkeypatch.setattr(f"onnxkvrename.cli.{function}", fail)
-    outcome = run(*args)
-    assert outcome.code == 2
-    assert f"({hint}" in outcome.err
-    assert outcome.err.endswith("; please report it)\n")
 
 
 @pytest.mark.parametrize(
@@ -492,7 +461,7 @@ def test_only_the_first_word_can_be_a_misspelt_command(
     outcome = run(*args)
     assert outcome.code == 2
     assert outcome.err.startswith(f"error: {missing}: no such file")
-    assert "no such file or command: renamed (did you mean rename?)" in run("renamed", *V).err
+    assert "renamed: no such file or command (did you mean rename?)" in run("renamed", *V).err
 
 
 @pytest.mark.parametrize(
@@ -526,15 +495,12 @@ def test_github_annotates_the_models(here: Path, run) -> None:
     outcome = run(MODEL, "text.onnx", *V, "--format", "github")
     assert outcome.out.splitlines() == [
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
-        "(pass the .onnx file itself)",
+        "(pass a binary .onnx file)",
         "::notice title=total::2 models: 0 renamed, 0 unchanged, 1 failed, 1 left alone "
         "(another model failed); nothing was written",
     ]
     outcome = run(MODEL, *V, "--check", "--format", "github")
-    assert outcome.out == (
-        "::error file=decoder.onnx,title=names::8 names would change "
-        "(onnxkvrename rename decoder.onnx --prefix VLLM)\n"
-    )
+    assert outcome.out == "::error file=decoder.onnx,title=names::8 names would change\n"
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V", "--help", "-h"])
@@ -595,9 +561,8 @@ def test_the_module_runs_as_the_command_does(spawn) -> None:
 def test_a_command_misspelt_is_not_taken_for_a_model(here: Path, run) -> None:
     outcome = run("verfy", MODEL)
     assert outcome.code == 2
-    assert outcome.err == "error: no such file or command: verfy (did you mean verify?)\n"
+    assert outcome.err == "error: verfy: no such file or command (did you mean verify?)\n"
     assert "did you mean check-consumer?" in run("chek-consumer", MODEL).err
-    assert "did you mean check-consumer?" in run("check", MODEL).err
     (here / "verfy").write_bytes((here / MODEL).read_bytes())
     assert run("verfy", *V).code == 0
 
@@ -668,7 +633,7 @@ def test_a_command_that_cannot_be_loaded_is_one_error(options: list[str]) -> Non
     command = [sys.executable, "-c", FAILED_WHILE_LOADING, "verify", "m.onnx", *options]
     process = subprocess.run(command, capture_output=True, text=True)
     assert (process.returncode, process.stderr.count("error: ")) == (2, 1)
-    assert "Traceback" not in process.stderr
+    assert ("Traceback" in process.stderr) is ("-v" in options)
 
 
 SIGNALLED_WHILE_STARTING = """

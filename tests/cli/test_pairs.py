@@ -140,7 +140,8 @@ def test_one_model_is_written_for_another_program_and_no_set(delta: str, run) ->
     outcome = run("pairs", "--as", "openvino", delta, "other.onnx")
     assert (outcome.code, outcome.err.splitlines()[0]) == (
         2,
-        "error: --as is for one model, not 2: delta.onnx, other.onnx (pass one of them)",
+        "error: --as is for one model, not 2: delta.onnx, other.onnx "
+        "(pass one of them, such as delta.onnx)",
     )
     assert (
         "--as and --format cannot be used together"

@@ -104,7 +104,7 @@ MISTAKES = pytest.mark.parametrize(
     ("args", "said"),
     [
         ((), "no MODEL given: pass an .onnx file or a directory"),
-        ((MODEL, "--prefix"), "--prefix requires a value"),
+        ((MODEL, "--prefix"), "option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
         ((MODEL, "--select", "("), "--select '(' is not a regular expression: "),
@@ -287,7 +287,7 @@ def test_github_annotates_the_models(here: Path, run) -> None:
         "again)",
         "::notice file=swapped.onnx,title=verify::does not verify",
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
-        "(pass the .onnx file itself)",
+        "(pass a binary .onnx file)",
     ]
     assert run("verify", MODEL, "--format", "github", "-q") == (0, "", "")
 

@@ -26,8 +26,8 @@ HINTS = {
     "KV301": ("remove one of the two",),
     "KV302": ("give all windows of the model, or --no-set for some of them",),
     "KV303": (
-        "`onnxkvrename MODEL... --prefix VLLM` gives all of them one token",
-        "`onnxkvrename MODEL... --prefix VLLM --replace` gives all of them one token",
+        "rename all of them together, with `--prefix VLLM`",
+        "rename all of them together, with `--prefix VLLM --replace`",
         "`--replace` gives all of them the new token",
     ),
     "KV304": (

@@ -100,15 +100,6 @@ class FileResult(NamedTuple):
     error: KvRenameError | None = None
     notes: tuple[Note, ...] = ()
 
-    @property
-    def has_failed(self) -> bool:
-        """True if there is an error, or a finding or note of severity error."""
-        return (
-            self.error is not None
-            or any(finding.severity == "error" for finding in self.findings)
-            or any(note.level == "error" for note in self.notes)
-        )
-
 
 def _render_nothing(screen: Screen) -> Iterable[Line]:
     return ()
@@ -118,7 +109,7 @@ class Answer(NamedTuple):
     """The answer of a command, independent of the format that renders it.
 
     Attributes:
-        command: The name of the command.
+        command: The name of the command, by which its JSON document is known.
         exit_code: The exit code of the process.
         build_content: Returns the content of the command's JSON document; ``None`` for a job that
             could not be done.
