@@ -197,7 +197,9 @@ class Record(NamedTuple):
                 continue
             kept = self._build_kept_path(target, change, "old" if undo else "new")
             status = _read_status(kept)
-            if Identity.read(kept) != needed or not (status and stat.S_ISREG(status.st_mode)):
+            kinds = {stat.S_IFREG, stat.S_IFLNK} if undo else {stat.S_IFREG}
+            is_ours = status is not None and stat.S_IFMT(status.st_mode) in kinds
+            if not is_ours or Identity.read(kept) != needed:
                 which = "has no copy of its old content" if undo else "has lost its new content"
                 hint = "to finish the work, run the stopped command again"
                 return WriteError(which, path=str(target), hint=hint)
@@ -333,7 +335,7 @@ def write_record(record: Record) -> None:
             except OSError as error:
                 if error.errno not in NO_LINK_ERRNOS:
                     raise
-    for directory in record.directories:
+    for directory in dict.fromkeys([*record.directories, *(path.parent for path in record.made)]):
         sync_directory(directory)
 
 
