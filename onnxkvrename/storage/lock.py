@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -57,8 +58,7 @@ def _hold_lock(directory: Path) -> Iterator[None]:
         yield
     finally:
         if lock_file is not None and os.name != "nt":
-            with suppress(OSError):
-                os.unlink(lock_file)
+            _remove_lock_file(lock_file)
         if descriptor is not None:
             close_quietly(descriptor)
 
@@ -104,6 +104,14 @@ def _lock_file(path: Path) -> int | None:
                 close_quietly(descriptor)
         if is_held:
             return descriptor
+
+
+def _remove_lock_file(path: Path) -> None:
+    """Remove the lock file; another file of its name has a content, or is not regular."""
+    with suppress(OSError):
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode) and status.st_size == 0:
+            os.unlink(path)
 
 
 def _wait_for_lock(descriptor: int, directory: Path) -> bool:

@@ -97,7 +97,7 @@ def remove_temp_files(
 ) -> None:
     """Remove the temporary files in a directory; what cannot be removed stays.
 
-    The caller holds the lock of the directory.
+    The caller holds the lock of the directory, perhaps by its lock file, which stays.
 
     Args:
         directory: The directory.
@@ -112,7 +112,7 @@ def remove_temp_files(
         records = {path.name[: -len("record")] for path in paths if path.name.endswith("-record")}
         protected = (*records, *kept) if key is None else tuple(kept)
         for path in paths:
-            if path.name.endswith("-record") or path.name.startswith(protected):
+            if path.name.endswith(("-record", LOCK_NAME)) or path.name.startswith(protected):
                 continue
             if not links_only or os.lstat(path).st_nlink > 1:
                 remove_file_of_run(path)
