@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.errors import ModelError, ReadError, WriteError
 from onnxkvrename.storage.copy import write_all
 from onnxkvrename.storage.read import MAX_PATH_LENGTH, close_quietly, open_file, resolve_path
 from onnxkvrename.storage.temp_file import (
@@ -182,6 +182,14 @@ class Record(NamedTuple):
             OSError: The state of one cannot be determined.
         """
         return {target.state for target in self.list_targets()}
+
+    def is_half_done(self) -> bool:
+        """Return whether the run has changed some targets, and others not.
+
+        Raises:
+            OSError: The state of one cannot be determined.
+        """
+        return {"new", "old"} <= self.find_states()
 
     def find_fault(self, *, undo: bool) -> WriteError | None:
         """Return why the run cannot be undone, or not be finished.
@@ -446,8 +454,8 @@ def read_record(path: Path) -> Record:
         path: The file, in a directory without links above it.
 
     Raises:
-        ModelError: It belongs to another user, cannot be read, is not a record, or there is no
-            such record in a directory that it names.
+        ReadError: It belongs to another user, or cannot be read.
+        ModelError: It is not a record, or there is no such record in a directory that it names.
     """
     match = TEMP_NAME.fullmatch(path.name)
     content = _read_content(path)
@@ -461,7 +469,7 @@ def read_record(path: Path) -> Record:
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         raise ModelError("skipped: is not a record of a run", path=str(path)) from None
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", path=str(path)) from None
+        raise ReadError(f"cannot be read: {error.strerror}", path=str(path)) from None
     raise ModelError("skipped: a directory that it names has no such record", path=str(path))
 
 
@@ -469,13 +477,13 @@ def _read_content(path: Path) -> bytes | None:
     """Return what is in a record, ``None`` for what cannot be one.
 
     Raises:
-        ModelError: It belongs to another user, or cannot be read.
+        ReadError: It belongs to another user, or cannot be read.
     """
     status = _read_status(path)
     if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RECORD_BYTES:
         return None
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-        raise ModelError(
+        raise ReadError(
             f"skipped: is a record of another user (user ID {status.st_uid})",
             path=str(path),
             hint="run recover as this user",
