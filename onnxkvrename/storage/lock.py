@@ -49,16 +49,16 @@ def hold_locks(directories: Iterable[Path]) -> Iterator[None]:
 
 @contextmanager
 def _hold_lock(directory: Path) -> Iterator[None]:
+    lock_file = directory / LOCK_NAME
     with translate_write_errors(directory):
         descriptor = _lock_directory(directory)
-        lock_file = directory / LOCK_NAME if descriptor is None else None
-        if lock_file is not None:
+        if descriptor is None:
             descriptor = _lock_file(lock_file)
     try:
         yield
     finally:
-        if lock_file is not None and os.name != "nt":
-            _remove_lock_file(lock_file)
+        if os.name != "nt":
+            _remove_lock_file(lock_file)  # where none is needed, that of a killed run
         if descriptor is not None:
             close_quietly(descriptor)
 

@@ -193,8 +193,7 @@ def test_the_lock_file_is_no_leftover_while_it_is_held(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_a_killed_run_left_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_files(monkeypatch)
+def test_what_a_killed_run_left_is_no_lock_and_goes(way: str, tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).touch()
     assert is_free(tmp_path)
     assert os.listdir(tmp_path) == []
@@ -217,9 +216,8 @@ def make_link_to_nothing(path: Path) -> None:
     "make", [make_weights, make_link, make_link_to_nothing, os.mkdir, os.mkfifo]
 )
 def test_what_has_the_name_of_a_lock_stays_as_it_is(
-    make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[Path], None], way: str, tmp_path: Path
 ) -> None:
-    use_files(monkeypatch)
     path = tmp_path / LOCK_NAME
     make(path)
     before = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(tmp_path)}
