@@ -274,7 +274,8 @@ class SingleOption(click.Option):
         if not isinstance(values, list):
             return super().consume_value(ctx, opts)
         if not ctx.resilient_parsing and self._is_option(values[-1], ctx):
-            raise click.BadOptionUsage(max(self.opts, key=len), "requires a value", ctx)
+            option = max(self.opts, key=len)
+            raise click.BadOptionUsage(option, f"option '{option}' requires an argument", ctx)
         different = list(dict.fromkeys(values))
         if len(different) > 1 and not ctx.resilient_parsing:
             option, (first, second) = max(self.opts, key=len), different[:2]
