@@ -1,12 +1,11 @@
-"""Findings: what can be wrong with a model, with codes and JSON."""
+"""Findings: what can be wrong with a model, each with its code."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from onnxkvrename import __version__
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.limits import MAX_LISTED
 
@@ -128,8 +127,9 @@ class Finding(NamedTuple):
     """Something that is, or may be, wrong with a model.
 
     Attributes:
-        code: One of `CODES`.
-        severity: That of the code, or ``error`` under ``--strict``.
+        code: The code, one of `CODES`, such as KV101.
+        severity: That of the code, or ``error`` under ``--strict``. An error makes the exit
+            code 1.
         name: The value or the file that it is about, the first of several; empty for the model
             itself.
         message: A sentence without its subject, which is `name`. About several names it is a
@@ -279,8 +279,8 @@ def quote_word(text: str) -> str:
     r"""Return a name as one word of a shell, and without a backtick.
 
     Names come from models and file systems and may contain anything. In a hint, backticks mark
-    commands that are completed and pasted, so every name in a hint is quoted by this function or
-    by :func:`quote_path`. A POSIX shell reads the word as the name; one with a backtick or with
+    commands that are pasted, so every name in a hint is quoted by this function or by
+    :func:`quote_path`. A POSIX shell reads the word as the name; one with a backtick or with
     what cannot be printed is written as ``$'\140'``, which bash, zsh and ksh read as the bytes.
     """
     if "`" in text or "##" in text or not text.isprintable():
@@ -324,41 +324,3 @@ def suggest_similar(name: str, candidates: Iterable[str]) -> str | None:
     """Return the hint "did you mean X?" if a candidate is similar to `name`."""
     similar = find_similar(name, candidates)
     return f"did you mean {quote_word(similar)}?" if similar else None
-
-
-def render_json_document(
-    schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
-) -> str:
-    """Render the JSON document of a command, with :func:`build_json_document`'s arguments."""
-    import json
-
-    return json.dumps(build_json_document(schema, command, code, fault, **content), indent=2)
-
-
-def build_json_document(
-    schema: str, command: str, code: int, fault: KvRenameError | None, **content: Any
-) -> dict[str, Any]:
-    """Build the document of a command.
-
-    Args:
-        schema: Name and version of the document's schema.
-        command: The command.
-        code: Its exit code.
-        fault: Why the job could not be done; ``None`` if it was done.
-        content: The command's own members; they come between the common ones.
-    """
-    head = {"schema": schema, "version": __version__, "command": command}
-    tail = {"error": serialize_error(fault), "exit_code": code}
-    return {**head, **content, **tail}
-
-
-def serialize_finding(finding: Finding) -> dict[str, str]:
-    """Return the JSON form of a finding."""
-    return finding._asdict()
-
-
-def serialize_error(fault: KvRenameError | None) -> dict[str, str | None] | None:
-    """Return the JSON form of an error."""
-    if fault is None:
-        return None
-    return {"message": fault.message, "path": fault.path, "hint": fault.hint}

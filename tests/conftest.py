@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
@@ -19,7 +19,6 @@ from zlib import crc32
 
 import posix_only
 import pytest
-from hint_trials import try_hints
 
 import onnxkvrename
 from onnxkvrename.cli.main import main
@@ -27,9 +26,6 @@ from onnxkvrename.cli.main import main
 PACKAGE = Path(onnxkvrename.__file__).parent
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 COMMAND = Path(sys.executable).with_name("onnxkvrename")
-
-OS_PARTS = dict(vars(os))
-"""What the system can do, while no test has replaced any of it."""
 
 Run = Callable[..., "Outcome"]
 Spawn = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -243,29 +239,14 @@ def few_descriptors() -> Iterator[None]:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    """The command line, in this process; then each command that its hints suggest."""
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command line, in this process."""
 
-    def call_once(args: Sequence[object]) -> Outcome:
+    def call(*args: object) -> Outcome:
         capsys.readouterr()
         return Outcome(main([str(arg) for arg in args]), *capsys.readouterr())
 
-    def call(*args: object) -> Outcome:
-        outcome = call_once(args)
-        if "onnxkvrename " in outcome.err + outcome.out and not _has_patches(request):
-            try_hints(outcome, tmp_path, call_once)
-        return outcome
-
     return call
-
-
-def _has_patches(request: pytest.FixtureRequest) -> bool:
-    """Return whether a test has replaced parts of the program: a hint does not help against it."""
-    if any(getattr(os, name) is not value for name, value in OS_PARTS.items()):
-        return True
-    if "monkeypatch" not in request.fixturenames:
-        return False
-    return bool(request.getfixturevalue("monkeypatch")._setattr)
 
 
 @pytest.fixture

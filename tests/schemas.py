@@ -1,21 +1,16 @@
-"""The JSON schemas that the package ships."""
+"""The JSON schemas of all documents."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
-
-import onnxkvrename
-
-SCHEMAS = Path(onnxkvrename.__file__).parent / "report" / "schemas"
+from schema_tables import SCHEMAS
 
 
 def load_schema(name: str) -> Any:
-    """Return the parsed schema in the file ``name``."""
-    return json.loads((SCHEMAS / name).read_text("utf-8"))
+    """Return the schema of a document such as ``report-1``."""
+    return SCHEMAS[name]
 
 
 def validate(document: Any, schema: Any) -> None:

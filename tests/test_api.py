@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 import onnxkvrename
 from onnxkvrename import CheckError, KvRenameError, ModelError, RulesError
+from onnxkvrename.renaming.request import Request
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 PLAIN, RENAMED = FIXTURES / "plain" / "decoder.onnx", FIXTURES / "VLLM" / "decoder.onnx"
@@ -138,6 +140,27 @@ def test_verify_and_inspect_a_model(decoder: Path) -> None:
         onnxkvrename.verify(decoder.with_name("none.onnx"))
     with pytest.raises(ModelError, match="no such file"):
         onnxkvrename.inspect(decoder.with_name("none.onnx"))
+
+
+def test_a_target_brings_its_token(decoder: Path) -> None:
+    report = onnxkvrename.rename(decoder, target="vllm-qaic", output=decoder.with_name("q.onnx"))
+    assert (report.status, report.consumer) == ("renamed", "vllm-qaic")
+    assert report.name_map["past_key.0"] == "past_key.0_vllmKvCache"
+    (report,) = onnxkvrename.rename_all(decoder, target="vllm-qaic", dry_run=True).models
+    assert report.status == "would-rename"
+    with pytest.raises(KvRenameError, match="requires vllmKvCache"):
+        onnxkvrename.rename(decoder, "VLLM", target="vllm-qaic")
+
+
+@pytest.mark.parametrize("function", [onnxkvrename.rename, onnxkvrename.rename_all])
+def test_a_parameter_is_a_field_of_the_request(function: Callable[..., object]) -> None:
+    """It has its name and its default; without `sidecars` they are left as they are."""
+    own = {"model", "sidecars", "executor"}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in Request._field_defaults and name not in {"models", "sidecars"}:
+            assert parameter.default == Request._field_defaults[name]
+        else:
+            assert name in own | {"models"}
 
 
 def test_layouts_consumers_and_two_sides(decoder: Path) -> None:

@@ -10,9 +10,9 @@ from disaggregated_example import undivided
 from tiers import thin
 
 from onnxkvrename import load_rules, rename
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.rules.plan import TokenChange
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 MODELS = sorted(
@@ -68,7 +68,7 @@ def test_a_window_needs_no_more_than_its_cache() -> None:
 
 def test_all_fixtures_at_once_become_the_other_tree(tmp_path: Path) -> None:
     jobs = find_jobs([FIXTURES / "plain"], directory=tmp_path / "all")
-    assert rename_batch(jobs, TokenChange("VLLM"), load_rules()).compute_exit_code() == 0
+    assert rename_batch(Request(token="VLLM"), jobs, load_rules()).compute_exit_code() == 0
     trees = [
         {path.relative_to(tree): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
         for tree in (tmp_path / "all", FIXTURES / "VLLM")

@@ -32,7 +32,10 @@ ORDER = tuple(
 """The packages from the bottom to the top, as ARCHITECTURE.md lists them."""
 APART = {"vllm", "verification", "handoff"}
 """Packages that do not know each other."""
-HEAVY = {"onnx", "onnx_graphsurgeon", "onnxruntime", "numpy", "rich", "google.protobuf", "ruamel"}
+HEAVY = {
+    *("onnx", "onnx_graphsurgeon", "onnxruntime", "numpy", "rich", "google.protobuf", "ruamel"),
+    "msgspec",
+}
 UNUSED = ("layout", "vllm", "verification", "handoff", "sidecars")
 """Packages that a plain rename has no use for."""
 
@@ -129,18 +132,20 @@ def find_error_swallowers(tree: ast.AST) -> list[str]:
 
 MAY_SWALLOW_ERRORS = {
     "__main__": 1,  # stderr cannot be written: there is no other place to say so
+    "cli.main": 1,  # what a mistyped word may mean, and what a shell completes
     "cli.recover": 1,  # a remark beside a dry run; the command recover tells the error
     "report.progress_bars": 2,  # nor is there one for a bar
     "renaming.parallel": 1,  # asks the kernel to end a worker with its parent, if it can
     "storage.copy": 1,  # a larger pipe, if the system allows one
-    "storage.clean_up": 1,  # a target that is gone has no second names
-    "storage.directories": 4,  # os.walk with onerror; removal, whose caller judges what is left
-    "storage.intent": 3,  # a hint for another run, which the next one makes or removes
-    "storage.lock": 5,  # /proc; link or file, then judged by what is there; clean-up; who holds it
-    "storage.read": 2,  # os.path.realpath, on Windows; close
-    "storage.record": 1,  # clean-up, which the next run does otherwise
+    "storage.lock": 2,  # a lock file that another run has removed; clean-up
+    "qefficient.seed_cache": 1,  # what killed runs left; the search for models tells the error
+    "renaming.output_path": 1,  # second names that other runs keep; without them, it is refused
+    "storage.directories": 1,  # os.walk with onerror
+    "storage.read": 2,  # os.path.realpath, which is strict; close
+    "storage.record": 3,  # clean-up, which the next run does otherwise
+    "storage.recover": 3,  # clean-up; what cannot be listed is not removed
     "storage.temp_file": 5,  # /proc and O_TMPFILE, else a named file; clean-up, as far as possible
-    "storage.transaction": 2,  # clean-up; the shorter of two ways to name a path
+    "storage.transaction": 1,  # the shorter of two ways to name a path
     "verification.running.run_process": 5,  # limits that a system does not have; /proc
 }
 """How many such calls a module may have, each with its reason beside it."""

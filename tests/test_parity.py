@@ -13,9 +13,9 @@ from real_exports import BROKEN, ENCODER, EXPORTS, VARYING, names
 from tiers import thin
 
 from onnxkvrename import load_rules, rename
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.rules.plan import TokenChange
 
 pytestmark = pytest.mark.skipif(
     not EXPORTS.is_dir(), reason=f"no real exports to compare with: {EXPORTS} is not there"
@@ -104,7 +104,7 @@ def test_a_renamed_export_still_gives_the_same_results(case: str, tmp_path: Path
 def test_an_encoder_stays_as_it_is_beside_its_decoder(tmp_path: Path) -> None:
     decoder = "gemma3vlm_dual/Gemma3DecoderWrapper.onnx"
     jobs = find_jobs([PLAIN[ENCODER], PLAIN[decoder]], directory=tmp_path)
-    report = rename_batch(jobs, TokenChange("VLLM"), load_rules())
+    report = rename_batch(Request(token="VLLM"), jobs, load_rules())
     assert [model.status for model in report.models] == ["unchanged", "renamed"]
     assert report.compute_exit_code() == 0
     assert jobs[0].output.read_bytes() == TWIN[ENCODER].read_bytes()
@@ -143,6 +143,6 @@ def test_a_set_of_windows_is_renamed_in_natural_order(tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "windows", copy_function=shutil.copyfile)
     jobs = find_jobs([tmp_path / "windows"])
     assert [job.model.parent.name for job in jobs] == ["layer_0_1", "layer_1_2"]
-    assert rename_batch(jobs, TokenChange("VLLM"), load_rules()).compute_exit_code() == 0
+    assert rename_batch(Request(token="VLLM"), jobs, load_rules()).compute_exit_code() == 0
     for job in jobs:
         assert job.model.read_bytes() == TWIN[f"lw_qwen3moe/{job.model.name}"].read_bytes()

@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
-from onnxkvrename.rules.find_models import check_is_local
-from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.find_models import check_is_local, find_jobs
+from onnxkvrename.rules.load import AUTO_PROFILE, has_profile
+from onnxkvrename.rules.load import load_rules as load
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import read_status
 
@@ -39,49 +41,99 @@ def load_rules(rules: RulesLike = None) -> Rules:
         >>> onnxkvrename.inspect("model.onnx", rules=rules).buffers
         ()
     """
-    from onnxkvrename.rules.load import load_rules as load
-
-    if isinstance(rules, Rules):
-        return rules
-    for path in list_rules_files(rules):
-        return load(path=path)
-    return load() if rules is None else load(str(rules))
+    return choose_rules(RulesChoice(*split_rules(rules)))
 
 
-def load_rules_for(rules: RulesLike, paths: Iterable[Path], to: str | None = None) -> Rules:
+def load_rules_for(rules: RulesLike, paths: Sequence[Path]) -> Rules:
     """Return the rules for some models: the requested ones, or those that match the names.
 
     Args:
         rules: As for :func:`load_rules`, or ``"auto"``.
         paths: The models.
-        to: The profile whose names the buffers get; ``None`` for their own.
 
     Raises:
         RulesError: They cannot be used, or several profiles know the names equally well.
         ModelError: A path does not exist or cannot be listed.
         TypeError: The argument has the wrong type.
     """
-    from onnxkvrename.rules.pick import pick_rules
-
-    if rules is None or rules == "auto":
-        loaded = pick_rules(list(paths), None if rules is None else "auto", None)
-    else:
-        loaded = load_rules(rules)
-    return loaded if to is None else loaded._replace(target=load_rules(as_text(to, "to")))
+    return choose_rules(RulesChoice(*split_rules(rules)), paths)
 
 
-def list_rules_files(rules: RulesLike) -> tuple[Path, ...]:
-    """Return the file that :func:`load_rules` reads; none for built-in rules.
+class RulesRequest(Protocol):
+    """A request with the options that choose rules."""
+
+    @property
+    def profile(self) -> str | None:
+        """A profile; ``None`` for the default one, or another one that knows the names."""
+
+    @property
+    def rules(self) -> Path | Rules | None:
+        """Rules to use instead, or a file of them."""
+
+    @property
+    def pairs(self) -> str | None:
+        """Whether the pairs that the graphs show are the rules."""
+
+
+class RulesChoice(NamedTuple):
+    """A choice of rules alone."""
+
+    profile: str | None
+    rules: Path | Rules | None
+    pairs: str | None = None
+
+
+def choose_rules(
+    request: RulesRequest, paths: Sequence[Path] = (), token: str | None = None
+) -> Rules:
+    """Return the rules that a request asks for, or that know the names of the models.
+
+    Args:
+        request: The request.
+        paths: The models, and directories of models; without any, the names do not count.
+        token: With pairs of the dataflow: the token that names may carry already.
+
+    Raises:
+        RulesError: They cannot be used, several profiles know the names equally well, or the
+            graphs show no pairs.
+        ModelError: A path does not exist, or a model cannot be read.
+    """
+    if isinstance(request.rules, Rules):
+        return request.rules
+    if request.pairs is not None:
+        return _find_rules_by_dataflow(paths, token or "")
+    if not paths:
+        return load(request.profile, request.rules)
+    from onnxkvrename.rules.pick import pick_rules  # a rename needs it only where qeff fails
+
+    return pick_rules(paths, request.profile, request.rules)
+
+
+def _find_rules_by_dataflow(paths: Sequence[Path], token: str) -> Rules:
+    """Return rules for exactly the pairs that the graphs of some models show."""
+    from onnxkvrename.verification.pairs.infer_rules import (  # loads onnx
+        find_carried_tokens,
+        infer_rules,
+        trace_model,
+    )
+
+    models = [job.model for job in find_jobs(paths) if job.model.suffix != ".json"]
+    traced = [trace_model(model) for model in models]
+    return infer_rules(traced, find_carried_tokens(traced, token)).rules
+
+
+def split_rules(rules: RulesLike) -> tuple[str | None, Path | Rules | None]:
+    """Return the profile, or the rules or their file, that the argument ``rules`` means.
 
     Raises:
         ModelError: It cannot be determined if there is such a file, or it is a URL.
         TypeError: The argument has the wrong type.
         ValueError: It is empty.
     """
-    from onnxkvrename.rules.load import has_profile
-
-    if rules is None or isinstance(rules, Rules) or (isinstance(rules, str) and has_profile(rules)):
-        return ()
+    if rules is None or isinstance(rules, Rules):
+        return None, rules
+    if isinstance(rules, str) and (rules == AUTO_PROFILE or has_profile(rules)):
+        return rules, None
     text = _read_path(rules)
     if text is None:
         raise TypeError(
@@ -93,7 +145,7 @@ def list_rules_files(rules: RulesLike) -> tuple[Path, ...]:
     check_is_local(text)
     path = Path(text)
     is_name = isinstance(rules, str) and not path.suffix and read_status(path) is None
-    return () if is_name else (path,)  # the error for an unknown name lists the profiles
+    return (text, None) if is_name else (None, path)  # the error for a name lists the profiles
 
 
 def as_path(
@@ -198,18 +250,6 @@ def check_executor(executor: object) -> None:
         )
 
 
-def as_change(
-    token: str | None, *, strip: bool, replace: bool, normalize: bool, to: str | None = None
-) -> TokenChange:
-    """Return the change that the arguments ask for, or raise :class:`TypeError`."""
-    check_flags(strip=strip, replace=replace, normalize=normalize)
-    as_optional_text(to, "to")
-    if token is not None and not isinstance(token, str):
-        raise TypeError(f"token must be a str or None, not {describe_type(token)}")
-    keeps_tokens = to is not None and token is None and not strip
-    return TokenChange(token, strip, replace, normalize, keeps_tokens)
-
-
 def as_text(value: str, name: str) -> str:
     """Return the argument ``name``, or raise :class:`TypeError` unless it is text."""
     if not isinstance(value, str):
@@ -219,7 +259,9 @@ def as_text(value: str, name: str) -> str:
 
 def as_optional_text(value: str | None, name: str) -> str | None:
     """Return the argument ``name`` as text, or ``None`` if it was left out."""
-    return None if value is None else as_text(value, name)
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name} must be a str or None, not {describe_type(value)}")
+    return value
 
 
 def as_sizes(sizes: Mapping[str, int] | None, name: str) -> Mapping[str, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnxkvrename.api.arguments import PathLike, as_change, as_path, as_paths
+from onnxkvrename.api.arguments import PathLike, as_path, as_paths, as_text
 from onnxkvrename.renaming.run import check_token_change
+from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
@@ -52,7 +53,7 @@ def suggest_rules(models: PathLike | Iterable[PathLike], *, token: str | None = 
         'would-rename'
     """
     if token is not None:
-        check_token_change(as_change(token, strip=False, replace=False, normalize=False))
+        check_token_change(TokenChange(as_text(token, "token")))
     return infer_rules(
         [trace_model(model) for model in as_paths(models)], [token] if token else []
     ).rules

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onnxkvrename.api.arguments import (
     PathLike,
     RulesLike,
-    as_change,
     as_optional_path,
     as_optional_text,
     as_output_file,
@@ -17,23 +17,38 @@ from onnxkvrename.api.arguments import (
     as_paths,
     check_executor,
     check_flags,
-    list_rules_files,
-    load_rules_for,
+    choose_rules,
+    split_rules,
 )
-from onnxkvrename.qefficient.export_cache import check_cache_reuse, restate_cache_reuse
-from onnxkvrename.renaming.run import find_sidecars, rename_batch
+from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.qefficient.export_cache import (
+    check_cache_reuse,
+    check_cache_state,
+    restate_cache_reuse,
+)
+from onnxkvrename.renaming.parallel import open_executor
+from onnxkvrename.renaming.request import Request
+from onnxkvrename.renaming.run import check_token_change, rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs
-from onnxkvrename.rules.results import ModelReport, Options, Report, SidecarSearch
+from onnxkvrename.rules.load import AUTO_PROFILE, load_rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.results import ModelReport, RenameJob, Report, report_placed
 from onnxkvrename.storage.read import is_directory
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from onnxkvrename.renaming.place import Progress
+    from onnxkvrename.renaming.prepare_sidecars import Sidecar
+
+    ProgressContext = AbstractContextManager[Progress | None]
 
 
 def rename(
     model: PathLike,
     token: str | None = None,
     *,
+    target: str | None = None,
     output: PathLike | None = None,
     strip: bool = False,
     replace: bool = False,
@@ -41,7 +56,6 @@ def rename(
     rules: RulesLike = None,
     to: str | None = None,
     verify: bool = False,
-    consumer: str | None = None,
     strict: bool = False,
     force: bool = False,
     sidecars: bool = True,
@@ -54,6 +68,8 @@ def rename(
     Args:
         model: The model's path.
         token: The infix token to add; with ``strip`` the one to remove, ``None`` for any.
+        target: The consumer of the result, such as ``vllm-qaic``: its token is added, and the
+            result is checked for it.
         output: The file for the result. Its directory is created if it is missing, and gets a copy
             of the external data if it is not that of the model. By default the result replaces the
             model.
@@ -63,7 +79,6 @@ def rename(
         rules: Rules, a profile's name or the path of a rules file.
         to: The profile whose names the buffers get, if they are what those names say.
         verify: Prove dataflow and validity of the result before it is written.
-        consumer: Check that this consumer, such as ``vllm-qaic``, can take the result.
         strict: Treat every warning as an error.
         force: Overwrite existing and read-only files; write through links.
         sidecars: Rename in text files beside the model that repeat its names, such as
@@ -78,7 +93,7 @@ def rename(
         RulesError: The token or the rules cannot be used.
         ModelError: The model cannot be read.
         WriteError: The result cannot be written.
-        KvRenameError: The consumer does not exist.
+        KvRenameError: The target does not exist, or requires another token.
         TypeError: An argument has the wrong type.
 
     Examples:
@@ -87,15 +102,25 @@ def rename(
         ('renamed', False, 'past_key.0_VLLM')
     """
     path = as_path(model, "model", renames=True)
-    check_flags(sidecars=sidecars)
-    change = as_change(token, strip=strip, replace=replace, normalize=normalize, to=to)
-    options = _build_options(
-        rules, consumer, dry_run=dry_run, strict=strict, force=force, verify=verify
+    if is_directory(path):
+        raise ModelError("is a directory", path=str(path), hint="rename_all takes directories")
+    request = _build_request(
+        [path],
+        rules,
+        token=token,
+        target=target,
+        output=as_output_file(output, "output"),
+        strip=strip,
+        replace=replace,
+        normalize=normalize,
+        to=to,
+        verify=verify,
+        strict=strict,
+        force=force,
+        sidecars=sidecars,
+        dry_run=dry_run,
     )
-    job = build_job(path, as_output_file(output, "output"))
-    loaded_rules = load_rules_for(rules, [job.model], to)
-    found = find_sidecars([job], change, loaded_rules, _build_search(sidecars))
-    (report,) = rename_batch([job], change, loaded_rules, options, sidecars=found).models
+    (report,) = run_rename(request).models
     if report.error is not None:
         raise report.error
     return report
@@ -105,6 +130,7 @@ def rename_all(
     models: PathLike | Iterable[PathLike],
     token: str | None = None,
     *,
+    target: str | None = None,
     directory: PathLike | None = None,
     strip: bool = False,
     replace: bool = False,
@@ -112,7 +138,6 @@ def rename_all(
     rules: RulesLike = None,
     to: str | None = None,
     verify: bool = False,
-    consumer: str | None = None,
     group_windows: bool = True,
     strict: bool = False,
     force: bool = False,
@@ -123,12 +148,13 @@ def rename_all(
     """Rename many models, all of them or none.
 
     After an exception, all files are as they were. ``strip``, ``replace``, ``normalize``,
-    ``rules``, ``to``, ``verify``, ``consumer``, ``strict``, ``force``, ``sidecars`` and
-    ``dry_run`` are as for `rename`.
+    ``rules``, ``to``, ``verify``, ``strict``, ``force``, ``sidecars`` and ``dry_run`` are as for
+    `rename`.
 
     Args:
         models: Paths of models, and of directories: then every ``.onnx`` file below.
         token: As for `rename`.
+        target: As for `rename`.
         directory: Where the results go, laid out like the models; by default in place.
         group_windows: Check the windows of one model against each other.
         executor: Reads and writes, such as a ``ProcessPoolExecutor`` or Dask's; results are
@@ -141,7 +167,7 @@ def rename_all(
         RulesError: The token or the rules cannot be used.
         ModelError: A path leads to no model.
         WriteError: Two results have one path, or a result would replace another model.
-        KvRenameError: The consumer does not exist.
+        KvRenameError: The target does not exist, or requires another token.
         TypeError: An argument has the wrong type.
 
     Examples:
@@ -149,44 +175,174 @@ def rename_all(
         >>> [model.status for model in report.models]
         ['renamed', 'renamed', 'renamed']
     """
-    paths = as_paths(models, renames=True)
-    check_flags(group_windows=group_windows, sidecars=sidecars)
     check_executor(executor)
-    change = as_change(token, strip=strip, replace=replace, normalize=normalize, to=to)
-    options = _build_options(
-        rules, consumer, dry_run=dry_run, strict=strict, force=force, verify=verify
-    )._replace(group_windows=group_windows)
-    results = as_optional_path(directory, "directory", is_output=True)
-    jobs = find_jobs(paths, None, results)
-    loaded_rules = load_rules_for(rules, paths, to)
-    search = _build_search(sidecars, paths)._replace(takes_folders=directory is not None)
-    found = find_sidecars(jobs, change, loaded_rules, search)
-    report = rename_batch(jobs, change, loaded_rules, options, executor=executor, sidecars=found)
-    return report._replace(profile=loaded_rules.profile_choice)
-
-
-def _build_search(follow: bool, paths: Iterable[Path] = ()) -> SidecarSearch:
-    directories = tuple(path for path in paths if is_directory(path))
-    return SidecarSearch((), "follow" if follow else "leave", directories)
-
-
-def _build_options(
-    rules: RulesLike,
-    consumer: str | None,
-    *,
-    dry_run: bool,
-    strict: bool,
-    force: bool,
-    verify: bool,
-) -> Options:
-    check_flags(dry_run=dry_run, strict=strict, force=force, verify=verify)
-    return Options(
-        write=not dry_run,
+    request = _build_request(
+        as_paths(models, renames=True),
+        rules,
+        token=token,
+        target=target,
+        directory=as_optional_path(directory, "directory", is_output=True),
+        strip=strip,
+        replace=replace,
+        normalize=normalize,
+        to=to,
+        verify=verify,
+        group_windows=group_windows,
         strict=strict,
         force=force,
-        verify=verify,
-        consumer=as_optional_text(consumer, "consumer"),
-        checks=(check_cache_reuse,),
-        restate=restate_cache_reuse,
-        read_files=list_rules_files(rules),
+        sidecars=sidecars,
+        dry_run=dry_run,
     )
+    return run_rename(request, executor)
+
+
+def _build_request(
+    models: Sequence[Path], rules: RulesLike, *, sidecars: bool, **fields: Any
+) -> Request:
+    """Return a request, or raise :class:`TypeError` for a field of the wrong type.
+
+    The library starts no processes by itself, and never requires that sidecars fit.
+    """
+    texts = {name: fields.pop(name) for name in ("token", "target", "to")}
+    for name, text in texts.items():
+        as_optional_text(text, name)
+    paths = {name: fields.pop(name) for name in ("output", "directory") if name in fields}
+    check_flags(sidecars=sidecars, **fields)
+    profile, chosen = split_rules(rules)
+    return Request(
+        tuple(models),
+        profile=profile,
+        rules=chosen,
+        no_sidecars=not sidecars,
+        jobs=1,
+        **texts,
+        **paths,
+        **fields,
+    )
+
+
+def run_rename(
+    request: Request,
+    executor: Executor | None = None,
+    open_bars: Callable[[], ProgressContext] = nullcontext,
+) -> Report:
+    """Rename what is asked for; the command does it as the functions do.
+
+    Args:
+        request: The request.
+        executor: Reads and writes; by default as many processes as the request says.
+        open_bars: Opens the display of the progress.
+
+    Returns:
+        The report on each model, and the profile.
+
+    Raises:
+        KvRenameError: The job cannot be done; no file has changed.
+    """
+    if request.target is not None:
+        from onnxkvrename.handoff.find_consumers import choose_token  # only for a target
+
+        token = choose_token(request.target, request.token, strip=request.strip)
+        request = request._replace(token=token)
+    knows_rules = request.pairs is None and request.profile != AUTO_PROFILE
+    rules = choose_rules(request) if knows_rules else load_rules()
+    if request.seed_cache and request.writes:
+        from onnxkvrename.qefficient.seed_cache import settle_stopped_moves  # most need none
+
+        settle_stopped_moves(request.models)
+    if request.in_place:
+        from onnxkvrename.qefficient.seed_cache import find_moved_paths  # only for --seed-cache
+
+        moved = find_moved_paths(request.models, rules, request.change)
+        request = request._replace(models=moved)
+    jobs = find_jobs(request.models, request.output, request.directory)
+    check_token_change(request.change)
+    if not knows_rules:
+        rules = _pick_rules(request, jobs)
+    run = _rename_in_cache if request.seed_cache else _run_jobs
+    report = run(request, jobs, _add_target(rules, request), executor, open_bars)
+    is_default = (request.profile or request.rules or request.pairs) is None
+    if report.has_no_buffers and is_default and not request.seed_cache:
+        rules = _pick_rules(request, jobs)
+        if rules.choice is not None:
+            report = _run_jobs(request, jobs, _add_target(rules, request), executor, open_bars)
+    return report._replace(profile=rules.profile_choice)
+
+
+def _pick_rules(request: Request, jobs: Sequence[RenameJob]) -> Rules:
+    """Return rules that fit the models, by their names or by their dataflow."""
+    if request.pairs is not None and request.token is None:
+        raise KvRenameError(
+            "--pairs needs --prefix or --target: no rule tells a token from a name",
+            hint="for example `onnxkvrename rename MODEL... --strip --prefix VLLM --pairs dataflow`"
+            if request.strip
+            else "for example `--target vllm-qaic`",
+        )
+    return choose_rules(request, [job.model for job in jobs], request.token)
+
+
+def _add_target(rules: Rules, request: Request) -> Rules:
+    """Return rules that give buffers the names of another profile, if one is asked for."""
+    return rules if request.to is None else rules._replace(target=load_rules(request.to))
+
+
+def _rename_in_cache(
+    request: Request,
+    jobs: Sequence[RenameJob],
+    rules: Rules,
+    executor: Executor | None,
+    open_bars: Callable[[], ProgressContext],
+) -> Report:
+    """Rename exports of QEfficient's cache, with their parameters and directories."""
+    from onnxkvrename.qefficient.seed_cache import plan_seeds  # only for --seed-cache
+
+    models = [job.model for job in jobs]
+    how = {"in_place": request.in_place, "strict": request.strict}
+    plan = plan_seeds(models, rules, request.change, **how)
+    if any(model.failed for model in plan.left_out):
+        request = request._replace(dry_run=True)
+    jobs, params = plan.redirect_jobs(jobs), plan.build_sidecars()
+    moves = plan.directory_map
+    report = _run_jobs(request, jobs, rules, executor, open_bars, params, moves)
+    return plan.update_report(report, dry_run=not request.writes)
+
+
+def _run_jobs(
+    request: Request,
+    jobs: Sequence[RenameJob],
+    rules: Rules,
+    executor: Executor | None,
+    open_bars: Callable[[], ProgressContext],
+    sidecars: Sequence[Sidecar] = (),
+    directory_map: Mapping[Path, Path] | None = None,
+) -> Report:
+    """Rename models with the workers that are asked for, and say of a cache what it holds now."""
+    if request.dask is not None:  # a worker has a working directory of its own
+        jobs = tuple(build_job(j.model.absolute(), j.output.absolute(), j.root) for j in jobs)
+        request = request._replace(sidecar=tuple(path.absolute() for path in request.sidecar))
+    in_cache = check_cache_state if request.seed_cache else check_cache_reuse
+    checks = () if request.in_place else (in_cache,)  # a move leaves nothing wrong
+    workers = (
+        nullcontext(executor)
+        if executor is not None
+        else open_executor(request.dask, request.jobs, len(jobs))
+    )
+    reports: list[Report] = []
+    with report_placed(reports), workers as executor, open_bars() as progress:
+        report = rename_batch(
+            request._replace(checks=checks),
+            jobs,
+            rules,
+            sidecars=sidecars,
+            progress=progress,
+            executor=executor,
+            directory_map=directory_map,
+        )
+        reports.append(report)
+        models = (
+            model._replace(findings=restate_cache_reuse(model, rules))
+            if model.status == "renamed"
+            else model
+            for model in report.models
+        )
+        return report._replace(models=tuple(models))

@@ -24,7 +24,6 @@ from onnxkvrename.handoff.find_consumers import (
     configure_consumer,
     load_consumer,
 )
-from onnxkvrename.handoff.name_checks import drop_vain_renames, list_buffer_names
 from onnxkvrename.handoff.worker import HandoffSide, build_loaded_side
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import LoadedLayout, apply_found_compiles
@@ -35,7 +34,7 @@ _LAYOUT_TYPES = "a LoadedLayout, a Layout or a path (str or os.PathLike)"
 
 def check_consumer(
     layout: LoadedLayout | Layout | PathLike,
-    consumer: str = DEFAULT_CONSUMER,
+    target: str = DEFAULT_CONSUMER,
     *,
     full_transfer: bool = False,
 ) -> tuple[Finding, ...]:
@@ -43,7 +42,7 @@ def check_consumer(
 
     Args:
         layout: The buffers, or the path of a model or manifest.
-        consumer: The consumer's name.
+        target: The consumer's name.
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
 
     Returns:
@@ -60,18 +59,16 @@ def check_consumer(
         ['KV601']
     """
     check_flags(full_transfer=full_transfer)
-    as_text(consumer, "consumer")
+    as_text(target, "target")
     buffers = _as_loaded(layout, "layout").layout
-    configured = configure_consumer(_load_consumer(consumer), buffers)
-    found = consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer)
-    names = [(each.side, each.name) for each in list_buffer_names(buffers, configured)]
-    return tuple(drop_vain_renames(found, names, None, configured))
+    configured = configure_consumer(_load_consumer(target), buffers)
+    return tuple(consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer))
 
 
 def compare(
     prefill: LoadedLayout | Layout | PathLike,
     decode: LoadedLayout | Layout | PathLike,
-    consumer: str = DEFAULT_CONSUMER,
+    target: str = DEFAULT_CONSUMER,
     *,
     full_transfer: bool = False,
     prompts: Sequence[int] = (),
@@ -83,7 +80,7 @@ def compare(
         prefill: The buffers of the prefill worker, or the path of its model or manifest. Beside
             the model, a compile's ``qpc-HASH`` directory is read for dtypes and sizes.
         decode: The same for the decode worker.
-        consumer: The consumer's name.
+        target: The consumer's name.
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
         prompts: Also simulate prompts of these lengths, in tokens.
         rules: Rules, a profile's name or the path of a rules file.
@@ -112,7 +109,7 @@ def compare(
         for name, side in sides.items()
         if not isinstance(side, (Layout, LoadedLayout))
     ]
-    loaded_consumer = _load_consumer(consumer)
+    loaded_consumer = _load_consumer(target)
     loaded_rules = load_rules_for(rules, paths)
     first, second = (_load_side(name, side, loaded_rules) for name, side in sides.items())
     loaded_consumer = configure_consumer(loaded_consumer, first.layout)
@@ -137,8 +134,8 @@ def _build_side(label: str, loaded: LoadedLayout, consumer: Consumer, rules: Rul
     return build_loaded_side(label, Path(*loaded.layout.models[:1]), loaded, consumer, rules)
 
 
-def _load_consumer(consumer: str) -> Consumer:
-    return load_consumer(as_text(consumer, "consumer"))
+def _load_consumer(target: str) -> Consumer:
+    return load_consumer(as_text(target, "target"))
 
 
 def _as_loaded(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 from onnxkvrename.api.arguments import (
     PathLike,
@@ -16,6 +18,7 @@ from onnxkvrename.api.arguments import (
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_model_or_manifest
 from onnxkvrename.layout.load import load_layout as load_models
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 
 
@@ -85,20 +88,29 @@ def load_layout(
         custom_io_path=as_optional_path(custom_io, "custom_io"),
     )
     models = as_paths(paths, "paths")
-    loaded_rules = load_rules_for(rules, models)
-    if len(models) == 1:
-        return load_model_or_manifest(
-            models[0],
-            loaded_rules,
-            compile_info,
-            trace_updates=trace_buffer_updates,
-            trace_scales=trace_buffer_scales,
-            with_weights=True,
-        )
-    return load_models(
-        models,
-        loaded_rules,
+    return load_traced(models, load_rules_for(rules, models), compile_info)
+
+
+def load_traced(
+    paths: Sequence[Path],
+    rules: Rules,
+    compile_info: CompileInfo | None = None,
+    *,
+    strict: bool = False,
+) -> LoadedLayout:
+    """Return the layout of models or of a manifest, with what their graphs do with the buffers.
+
+    Args:
+        paths: As for :func:`load_layout`.
+        rules: The rules that recognize KV names.
+        compile_info: What is known of a compile.
+        strict: Whether every warning is an error.
+    """
+    load = partial(load_models, paths) if paths[1:] else partial(load_model_or_manifest, paths[0])
+    return load(
+        rules,
         compile_info,
+        strict=strict,
         trace_updates=trace_buffer_updates,
         trace_scales=trace_buffer_scales,
         with_weights=True,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from onnxkvrename.api.arguments import (
     RulesLike,
-    as_change,
+    as_optional_text,
+    check_flags,
     describe_type,
     load_rules,
     suggest_for_file,
@@ -16,6 +17,7 @@ from onnxkvrename.findings import CheckError
 from onnxkvrename.renaming.run import rename_in_memory
 from onnxkvrename.rules.load import AUTO_PROFILE
 from onnxkvrename.rules.pick import pick_rules_for_bytes
+from onnxkvrename.rules.plan import TokenChange
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -61,7 +63,8 @@ def rename_bytes(
     if not isinstance(data, (bytes, bytearray, memoryview)):
         hint = suggest_other_form(data) or suggest_for_file(data)
         raise TypeError(f"data must be bytes, not {describe_type(data)}{hint}")
-    change = as_change(token, strip=strip, replace=replace, normalize=normalize)
+    check_flags(strip=strip, replace=replace, normalize=normalize)
+    change = TokenChange(as_optional_text(token, "token"), strip, replace, normalize)
     data = bytes(data)
     if rules == AUTO_PROFILE:
         return rename_in_memory(data, change, pick_rules_for_bytes(data))

@@ -3,122 +3,103 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-import click
-
-from onnxkvrename.cli.hints.complete import complete_reports
-from onnxkvrename.cli.options import (
-    CONTEXT_SETTINGS,
-    add_compile_options,
-    add_consumer_option,
-    add_format_option,
-    add_full_transfer_option,
-    add_models_argument,
-    add_no_set_option,
-    add_pairs_option,
-    add_profile_option,
-    add_quiet_option,
-    add_rules_option,
-    add_strict_option,
-    add_verbose_option,
-)
-from onnxkvrename.cli.options.sizes import parse_dim_sizes
-from onnxkvrename.cli.output import print_answer
-from onnxkvrename.cli.requested_rules import pick_requested_rules
-from onnxkvrename.errors import KvRenameError
+from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.cli.options import declare_command, parse_dim_sizes
+from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
-from onnxkvrename.handoff.find_consumers import configure_consumer, load_consumer
-from onnxkvrename.handoff.name_checks import drop_vain_renames, list_buffer_names
+from onnxkvrename.handoff.find_consumers import (
+    DEFAULT_CONSUMER,
+    configure_consumer,
+    load_consumer,
+)
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
-    load_layout,
-    load_model_or_manifest,
+)
+from onnxkvrename.options import (
+    CUSTOM_IO,
+    DIM,
+    FULL_TRANSFER,
+    SPECIALIZATIONS,
+    TARGET,
+    VERBOSE,
+    Format,
+    GroupWindows,
+    Models,
+    Pairs,
+    Profile,
+    Quiet,
+    RulesFile,
+    Strict,
 )
 from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consumer_answer
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.sidecars.stale import find_stale_sidecars
-from onnxkvrename.verification import trace_buffer_updates
 
 
-class _Arguments(NamedTuple):
-    """The arguments and options of the command line, one field for each."""
+class CheckConsumerArguments(NamedTuple):
+    """What a user asks for with ``check-consumer``."""
 
-    models: tuple[Path, ...]
-    target: str
-    full_transfer: bool
-    dims: tuple[str, ...]
-    specializations: Path | None
-    custom_io: Path | None
-    no_set: bool
-    strict: bool
-    profile: str | None
-    rules: Path | None
-    pairs: str | None
-    output_format: str
-    quiet: bool
-    verbose: bool
+    models: Models = ()
+    target: Annotated[str, TARGET] = DEFAULT_CONSUMER
+    full_transfer: Annotated[bool, FULL_TRANSFER] = False
+    dims: Annotated[tuple[str, ...], DIM] = ()
+    specializations: Annotated[Path | None, SPECIALIZATIONS] = None
+    custom_io: Annotated[Path | None, CUSTOM_IO] = None
+    group_windows: GroupWindows = True
+    strict: Strict = False
+    profile: Profile = None
+    rules: RulesFile = None
+    pairs: Pairs = None
+    output_format: Format = "text"
+    quiet: Quiet = False
+    verbose: Annotated[
+        bool, VERBOSE._replace(help="Also list the selected names in the consumer's order.")
+    ] = False
 
 
-@click.command(
+@declare_command(
     "check-consumer",
-    context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 it can use them; 1 a finding of severity error; 2 the job could not be "
-    "done; 130 interrupted.",
+    CheckConsumerArguments,
+    "Exit codes: 0 it can use them; 1 a finding of severity error; 2 the job could not be done; "
+    "130 interrupted.",
 )
-@add_models_argument()
-@add_consumer_option()
-@add_full_transfer_option()
-@add_compile_options()
-@add_no_set_option()
-@add_strict_option()
-@add_profile_option()
-@add_rules_option()
-@add_pairs_option()
-@add_format_option()
-@add_quiet_option()
-@add_verbose_option("Also list the selected names in the consumer's order.")
-def command(**values: Any) -> int:
+def command(arguments: CheckConsumerArguments) -> int:
     """Check whether a consumer can use the KV buffers of MODEL, and what would fail.
 
     MODEL is one model, the windows of one, or a manifest. A consumer selects buffers by
     name, sorts them by the layer in the name, and moves the part that it takes for the
     prompt's. Nothing is written.
     """
-    arguments = _Arguments(**values)
-    if not arguments.models:
-        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     check = _check_models(arguments)
-    check = check._replace(reports=complete_reports(check.reports))
     code = decide_exit_code(failed=check.failed)
     answer = build_consumer_answer(check, code, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
 
 
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    from onnxkvrename.report.documents.check_consumer_json import (
-        consumer_check_to_json,
-    )  # only here
-
-    return consumer_check_to_json(None, code, error)
-
-
-def _check_models(arguments: _Arguments) -> ConsumerCheck:
+def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     consumer = load_consumer(arguments.target)
-    rules = pick_requested_rules(arguments.models, arguments, consumer.token or None)
-    loaded = _load_layout(arguments, rules)
+    rules = choose_rules(arguments, arguments.models, consumer.token)
+    is_wanted = arguments.output_format == "text" and not arguments.quiet
+    print_choice(rules.choice, is_wanted=is_wanted)
+    compile_info = CompileInfo(
+        parse_dim_sizes(arguments.dims),
+        arguments.specializations,
+        arguments.custom_io,
+        group_windows=arguments.group_windows,
+    )
+    loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
-    names = [(each.side, each.name) for each in list_buffer_names(layout, consumer)]
-    checked = check_consumer(layout, consumer, full_transfer=arguments.full_transfer)
-    findings = tuple(drop_vain_renames(checked, names, rules, consumer))
+    findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
     if arguments.strict:
         findings = promote_to_errors(findings)
     is_sound = not any(report.failed for report in reports)  # else no consumer can use it
@@ -127,32 +108,9 @@ def _check_models(arguments: _Arguments) -> ConsumerCheck:
     return ConsumerCheck(consumer, layout, reports, rules.profile_choice, alternative)
 
 
-def _load_layout(arguments: _Arguments, rules: Rules) -> LoadedLayout:
-    """Load one model, the windows of one, or a manifest."""
-    compile_info = CompileInfo(
-        parse_dim_sizes(arguments.dims),
-        arguments.specializations,
-        arguments.custom_io,
-        group_windows=not arguments.no_set,
-    )
-    if len(arguments.models) == 1:
-        return load_model_or_manifest(
-            arguments.models[0],
-            rules,
-            compile_info,
-            strict=arguments.strict,
-            trace_updates=trace_buffer_updates,
-        )
-    return load_layout(
-        arguments.models,
-        rules,
-        compile_info,
-        strict=arguments.strict,
-        trace_updates=trace_buffer_updates,
-    )
-
-
-def _find_alternative(consumer: Consumer, layout: Layout, arguments: _Arguments) -> Consumer | None:
+def _find_alternative(
+    consumer: Consumer, layout: Layout, arguments: CheckConsumerArguments
+) -> Consumer | None:
     """Return the same program with another setting, if that one can use the buffers."""
     if not consumer.alternative:
         return None
@@ -163,7 +121,9 @@ def _find_alternative(consumer: Consumer, layout: Layout, arguments: _Arguments)
     return None if any(finding.severity == "error" for finding in findings) else alternative
 
 
-def _check_sidecars(report: ModelReport, rules: Rules, arguments: _Arguments) -> ModelReport:
+def _check_sidecars(
+    report: ModelReport, rules: Rules, arguments: CheckConsumerArguments
+) -> ModelReport:
     """Return a report with the stale sidecars beside its model."""
     findings = tuple(find_stale_sidecars(Path(report.path), report.pairs, rules))
     if arguments.strict:

@@ -7,36 +7,22 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import click
 
-from onnxkvrename.cli.hints.complete import complete_findings, complete_reports
-from onnxkvrename.cli.options import (
-    CONTEXT_SETTINGS,
-    NonEmptyPath,
-    OutputFile,
-    add_consumer_option,
-    add_format_option,
-    add_full_transfer_option,
-    add_no_set_option,
-    add_pairs_option,
-    add_profile_option,
-    add_quiet_option,
-    add_rules_option,
-    add_side_compile_options,
-    add_single_option,
-    add_strict_option,
-    add_verbose_option,
-)
-from onnxkvrename.cli.options.sides import SIDES, SideValues
-from onnxkvrename.cli.options.sizes import parse_dim_sizes
-from onnxkvrename.cli.output import print_answer
-from onnxkvrename.cli.requested_rules import pick_requested_rules
-from onnxkvrename.errors import KvRenameError
+from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.cli.files import check_page, collect_inputs, write_page
+from onnxkvrename.cli.options import SIDES, SideValues, declare_command, parse_dim_sizes
+from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff, compare_sides
-from onnxkvrename.handoff.find_consumers import configure_consumer, load_consumer
+from onnxkvrename.handoff.find_consumers import (
+    DEFAULT_CONSUMER,
+    configure_consumer,
+    load_consumer,
+)
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.load import (
@@ -45,7 +31,23 @@ from onnxkvrename.layout.load import (
     apply_compile_info,
     apply_found_compiles,
     check_size_symbols,
-    load_model_or_manifest,
+)
+from onnxkvrename.options import (
+    CUSTOM_IO,
+    DIM,
+    FULL_TRANSFER,
+    PAGE,
+    SPECIALIZATIONS,
+    TARGET,
+    Format,
+    GroupWindows,
+    Option,
+    Pairs,
+    Profile,
+    Quiet,
+    RulesFile,
+    Strict,
+    Verbose,
 )
 from onnxkvrename.report.compare_text import (
     build_handoff_report,
@@ -57,7 +59,7 @@ from onnxkvrename.report.compare_text import (
     render_handoff_table,
     render_prompt_lines,
 )
-from onnxkvrename.report.documents.compare_json import handoff_to_json
+from onnxkvrename.report.documents.compare_json import describe_handoff
 from onnxkvrename.report.formats import (
     Answer,
     Line,
@@ -68,99 +70,91 @@ from onnxkvrename.report.formats import (
     build_line,
 )
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_lines
+from onnxkvrename.report.tables import build_table, render_lines
 from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
 
-class _Arguments(NamedTuple):
-    """The arguments and options of the command line, one field for each."""
+class CompareArguments(NamedTuple):
+    """What a user asks for with ``compare``."""
 
-    prefill: Path
-    decode: Path
-    target: str
-    dims: SideValues[str]
-    specializations: SideValues[Path]
-    custom_io: SideValues[Path]
-    full_transfer: bool
-    tp: str | None
-    block_size: str | None
-    kernel_block_size: int | None
-    vllm_version: str | None
-    tokens: tuple[int, ...]
-    no_set: bool
-    strict: bool
-    profile: str | None
-    rules: Path | None
-    pairs: str | None
-    html: Path | None
-    force: bool
-    output_format: str
-    quiet: bool
-    verbose: bool
+    prefill: Annotated[Path, Option("", metavar="PREFILL")]
+    decode: Annotated[Path, Option("", metavar="DECODE")]
+    target: Annotated[str, TARGET] = DEFAULT_CONSUMER
+    dims: Annotated[SideValues[str], DIM] = SideValues()
+    specializations: Annotated[SideValues[Path], SPECIALIZATIONS] = SideValues()
+    custom_io: Annotated[SideValues[Path], CUSTOM_IO] = SideValues()
+    full_transfer: Annotated[bool, FULL_TRANSFER] = False
+    tp: Annotated[
+        str | None,
+        Option(
+            "--tp",
+            "Also check that heads and states divide among P ranks of prefill and D of decode.",
+            "P:D",
+        ),
+    ] = None
+    block_size: Annotated[
+        str | None,
+        Option(
+            "--block-size",
+            "Also check that vLLM's NIXL connector accepts blocks of P tokens in prefill and D in "
+            "decode, with the ranks of --tp.",
+            "P:D",
+        ),
+    ] = None
+    kernel_block_size: Annotated[
+        int | None,
+        Option(
+            "--kernel-block-size",
+            "With --block-size: tokens in a block of the attention backend, if it divides vLLM's "
+            "blocks.",
+            "N",
+            most=1 << 20,
+            needs="block_size",
+        ),
+    ] = None
+    vllm_version: Annotated[
+        str | None,
+        Option(
+            "--vllm",
+            f"With --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
+            choices=VLLM_VERSIONS,
+            needs="block_size",
+        ),
+    ] = None
+    tokens: Annotated[
+        tuple[int, ...],
+        Option("--tokens", "Also simulate a prompt of N tokens. May be repeated.", "N"),
+    ] = ()
+    group_windows: GroupWindows = True
+    strict: Strict = False
+    profile: Profile = None
+    rules: RulesFile = None
+    pairs: Pairs = None
+    html: Annotated[
+        Path | None,
+        PAGE._replace(
+            help="Also write a page for a browser: the memory of both sides for any prompt length."
+        ),
+    ] = None
+    force: Annotated[bool, Option("--force", "With --html: replace any file, not only a page.")] = (
+        False
+    )
+    output_format: Format = "text"
+    quiet: Quiet = False
+    verbose: Verbose = False
 
 
-@click.command(
+@declare_command(
     "compare",
-    context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 the hand-off works; 1 it would corrupt data, lose data or fail, or this "
-    "cannot be decided; 2 the job could not be done; 130 interrupted.",
+    CompareArguments,
+    "Exit codes: 0 the hand-off works; 1 it would corrupt data, lose data or fail, or this cannot "
+    "be decided; 2 the job could not be done; 130 interrupted.",
 )
-@click.argument("prefill", metavar="PREFILL", type=NonEmptyPath(path_type=Path))
-@click.argument("decode", metavar="DECODE", type=NonEmptyPath(path_type=Path))
-@add_consumer_option()
-@add_side_compile_options()
-@add_full_transfer_option()
-@add_single_option(
-    "--tp",
-    metavar="P:D",
-    help="Also check that heads and states divide among P ranks of prefill and D of decode.",
-)
-@add_single_option(
-    "--block-size",
-    metavar="P:D",
-    help="Also check that vLLM's NIXL connector accepts blocks of P tokens in prefill and D in "
-    "decode, with the ranks of --tp.",
-)
-@add_single_option(
-    "--kernel-block-size",
-    metavar="N",
-    type=click.IntRange(1, 1 << 20),
-    help="With --block-size: tokens in a block of the attention backend, if it divides vLLM's "
-    "blocks.",
-)
-@add_single_option(
-    "--vllm",
-    "vllm_version",
-    type=click.Choice(VLLM_VERSIONS),
-    help=f"With --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
-)
-@click.option(
-    "--tokens",
-    metavar="N",
-    type=click.IntRange(1),
-    multiple=True,
-    help="Also simulate a prompt of N tokens. May be repeated.",
-)
-@add_no_set_option()
-@add_strict_option()
-@add_profile_option()
-@add_rules_option()
-@add_pairs_option()
-@add_single_option(
-    "--html",
-    metavar="FILE",
-    type=OutputFile(),
-    help="Also write a page for a browser: the memory of both sides for any prompt length.",
-)
-@click.option("--force", is_flag=True, help="With --html: replace any file, not only a page.")
-@add_format_option()
-@add_quiet_option()
-@add_verbose_option("Show every finding.")
-def command(**values: Any) -> int:
+def command(arguments: CompareArguments) -> int:
     """Predict for every prompt length whether decode reads the KV buffers that prefill wrote.
 
     PREFILL and DECODE are each a model, a directory with the windows of one, or a
@@ -168,10 +162,11 @@ def command(**values: Any) -> int:
     position and byte offset. A value for one side alone begins with prefill: or decode:, as in
     --dim decode:ctx_len=4096.
     """
-    arguments = _Arguments(**values)
     consumer = load_consumer(arguments.target)
     sides = (arguments.prefill, arguments.decode)
-    rules = pick_requested_rules(sides, arguments, consumer.token)
+    rules = choose_rules(arguments, sides, consumer.token)
+    is_wanted = arguments.output_format == "text" and not arguments.quiet
+    print_choice(rules.choice, is_wanted=is_wanted)
     ranks = _parse_ranks(arguments.tp)
     requests = _build_requests(arguments, ranks)
     prefill, decode, notes = _load_sides(arguments, rules)
@@ -195,23 +190,14 @@ def command(**values: Any) -> int:
         more_notes=(*notes, *handshake.notes),
         strict=arguments.strict,
     )
-    handoff = handoff._replace(findings=complete_findings(handoff.findings))
     if requests is not None and not handshake.notes:  # a note says what is not known of it
         fact = f"the code of vLLM {requests[0].vllm_version}'s NIXL connector"
         basis = handoff.basis._replace(facts=(*handoff.basis.facts, fact))
         handoff = handoff._replace(basis=basis)
-    prefill, decode = (
-        loaded._replace(reports=complete_reports(loaded.reports)) for loaded in (prefill, decode)
-    )
     if arguments.html is not None:
         _write_page(arguments.html, handoff, (prefill, decode), arguments)
     answer = _build_answer(handoff, prefill, decode, arguments, rules.profile_choice)
     return print_answer(answer, arguments.output_format)
-
-
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return handoff_to_json(None, code, error)
 
 
 def _parse_ranks(text: str | None) -> TensorParallelSizes | None:
@@ -229,16 +215,10 @@ def _parse_pair(option: str, text: str, example: str) -> tuple[int, int]:
 
 
 def _build_requests(
-    arguments: _Arguments, ranks: TensorParallelSizes | None
+    arguments: CompareArguments, ranks: TensorParallelSizes | None
 ) -> tuple[ProjectionRequest, ProjectionRequest] | None:
     """Return vLLM's settings of both sides, if its handshake is asked for."""
     if arguments.block_size is None:
-        for option, value in (
-            ("--vllm", arguments.vllm_version),
-            ("--kernel-block-size", arguments.kernel_block_size),
-        ):
-            if value is not None:
-                raise click.UsageError(f"{option} requires --block-size P:D")
         return None
     sizes = _parse_pair("--block-size", arguments.block_size, "64:128")
     version = arguments.vllm_version or VLLM_VERSIONS[-1]
@@ -250,24 +230,16 @@ def _build_requests(
 
 
 def _load_sides(
-    arguments: _Arguments, rules: Rules
+    arguments: CompareArguments, rules: Rules
 ) -> tuple[LoadedLayout, LoadedLayout, list[str]]:
     """Load both sides with their compiles; a size for no symbol of either side is an error.
 
     Returns:
         Prefill, decode, and notes on files that were found.
     """
-    info = CompileInfo(group_windows=not arguments.no_set)
+    info = CompileInfo(group_windows=arguments.group_windows)
     prefill, decode = (
-        load_model_or_manifest(
-            path,
-            rules,
-            info,
-            strict=arguments.strict,
-            trace_updates=trace_buffer_updates,
-            trace_scales=trace_buffer_scales,
-            with_weights=True,
-        )
+        load_traced((path,), rules, info, strict=arguments.strict)
         for path in (arguments.prefill, arguments.decode)
     )
     shared = parse_dim_sizes(arguments.dims.both)
@@ -283,7 +255,7 @@ def _load_sides(
 
 
 def _apply_compile(
-    loaded: LoadedLayout, side: str, shared: Mapping[str, int], arguments: _Arguments
+    loaded: LoadedLayout, side: str, shared: Mapping[str, int], arguments: CompareArguments
 ) -> tuple[LoadedLayout, str]:
     """Apply what is known of a side's compile; files beside its models come last.
 
@@ -307,7 +279,10 @@ def _apply_compile(
 
 
 def _write_page(
-    path: Path, handoff: Handoff, sides: tuple[LoadedLayout, LoadedLayout], arguments: _Arguments
+    path: Path,
+    handoff: Handoff,
+    sides: tuple[LoadedLayout, LoadedLayout],
+    arguments: CompareArguments,
 ) -> None:
     """Write the page of a hand-off.
 
@@ -316,38 +291,31 @@ def _write_page(
             page, or it cannot be written. Nothing is written then.
     """
     from onnxkvrename.report.pages.compare_page import render_handoff_page  # only for a page
-    from onnxkvrename.report.pages.frame import build_start_pattern
-    from onnxkvrename.storage.run_files import RunFiles
-    from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
 
-    files = RunFiles()
-    for loaded in sides:
-        for report in loaded.reports:
-            files.add_input(Path(report.path), f"the model {report.path}")
-        for data_path in loaded.data_paths:
-            files.add_input(data_path, "external data of a model of this run")
-    for side in (arguments.prefill, arguments.decode):
-        files.add_input(side, "what is compared")
-    compile_files = (*arguments.specializations, *arguments.custom_io)
-    for given in (*chain.from_iterable(compile_files), arguments.rules):
-        if given is not None:
-            files.add_input(given, "a file that this run reads")
-    output = files.add_output(path, "the page of --html")
-    check_not_cached(path)
-    files.check_output(output)
-    if not arguments.force:
-        check_replaceable(
-            path, "a page made by onnxkvrename compare", build_start_pattern("compare")
+    compile_files = chain.from_iterable((*arguments.specializations, *arguments.custom_io))
+    reports = (report for side in sides for report in side.reports)
+    files = collect_inputs(
+        (
+            *((Path(report.path), f"the model {report.path}") for report in reports),
+            *(
+                (data, "external data of a model of this run")
+                for s in sides
+                for data in s.data_paths
+            ),
+            *((side, "what is compared") for side in (arguments.prefill, arguments.decode)),
+            *((given, "a file that this run reads") for given in (*compile_files, arguments.rules)),
         )
+    )
+    check_page(path, "compare", files, force=arguments.force)
     page = render_handoff_page(handoff, _list_failed_models(*sides))
-    write_files({path: page.encode("utf-8")}, force=True, inputs=files.list_inputs())
+    write_page(path, page, files.list_inputs())
 
 
 def _build_answer(
     handoff: Handoff,
     prefill: LoadedLayout,
     decode: LoadedLayout,
-    arguments: _Arguments,
+    arguments: CompareArguments,
     profile: ProfileChoice,
 ) -> Answer:
     code = decide_exit_code(failed=handoff.failed or prefill.failed or decode.failed)
@@ -357,12 +325,8 @@ def _build_answer(
     return Answer(
         "compare",
         code,
-        render_json=partial(
-            handoff_to_json,
-            handoff,
-            code,
-            reports=(prefill.reports, decode.reports),
-            profile=profile,
+        build_content=partial(
+            describe_handoff, handoff, (prefill.reports, decode.reports), profile
         ),
         render_text=partial(_render_text, handoff, failed_models, arguments),
         files=tuple(map(build_file_result, (*failed_models, report))),
@@ -380,7 +344,7 @@ def _list_failed_models(prefill: LoadedLayout, decode: LoadedLayout) -> list[Mod
 
 
 def _render_text(
-    handoff: Handoff, failed_models: list[ModelReport], arguments: _Arguments, screen: Screen
+    handoff: Handoff, failed_models: list[ModelReport], arguments: CompareArguments, screen: Screen
 ) -> Iterator[Line]:
     if not arguments.quiet:
         if arguments.html is not None:
@@ -401,8 +365,6 @@ def _render_table(handoff: Handoff, screen: Screen) -> Iterator[Line]:
     if not screen.is_terminal:
         return render_handoff_table(handoff)
     from rich.text import Text  # only for terminals
-
-    from onnxkvrename.report.tables import build_table, render_lines
 
     rows = (
         (*cells, Text(state, style=choose_state_color(state)))

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-import click
-
-from onnxkvrename.cli.one_model import add_one_model_argument
-from onnxkvrename.cli.options import (
-    CONTEXT_SETTINGS,
-    OutputFile,
-    add_profile_option,
-    add_rules_option,
-    add_single_option,
-)
-from onnxkvrename.cli.output import print_lines
-from onnxkvrename.cli.requested_rules import pick_profile
+from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.cli.files import collect_inputs, require_one_model
+from onnxkvrename.cli.options import declare_command
+from onnxkvrename.cli.output import print_choice, print_lines
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import decide_exit_code, format_list
+from onnxkvrename.findings import decide_exit_code, format_list, quote_path
+from onnxkvrename.options import (
+    Option,
+    Profile,
+    RulesFile,
+)
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.kv_model import KvModel, read_kv_model
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.sidecars.custom_io import PRECISIONS, render_custom_io
-from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import write_files
 
 DEFAULT_FILE_NAME = "custom_io.yaml"
@@ -31,73 +27,70 @@ _VISION = "vision"
 """The reason for which a profile leaves vision buffers alone."""
 
 
-class _Arguments(NamedTuple):
-    """The arguments and options of the command line, one field for each."""
+class CustomIoArguments(NamedTuple):
+    """What a user asks for with ``custom-io``."""
 
-    model: Path
-    precision: str
-    vision: str | None
-    output: Path | None
-    force: bool
-    profile: str | None
-    rules: Path | None
+    precision: Annotated[
+        str,
+        Option(
+            "--precision",
+            f"What the compiler keeps every KV buffer in: {', '.join(PRECISIONS)}.",
+            "NAME",
+            names=tuple(PRECISIONS),
+            is_required=True,
+        ),
+    ]
+    models: Annotated[tuple[Path, ...], Option("", metavar="MODEL")]
+    vision: Annotated[
+        str | None,
+        Option(
+            "--vision",
+            "List the vision buffers of a model for images too, with this precision; QEfficient "
+            "takes that of the weights, e.g. float16.",
+            "NAME",
+            names=tuple(PRECISIONS),
+        ),
+    ]
+    output: Annotated[
+        Path | None,
+        Option(
+            "-o --output",
+            f"Write it here; by default {DEFAULT_FILE_NAME} beside the model. - is stdout.",
+            "FILE",
+            writes="file or stdout",
+        ),
+    ]
+    force: Annotated[bool, Option("--force", "Replace a file that is there.")]
+    profile: Profile
+    rules: RulesFile
+    pairs: None = None
 
 
-def _complete_precision(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return [name for name in PRECISIONS if name.startswith(incomplete)]
-
-
-@click.command(
+@declare_command(
     "custom-io",
-    context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
+    CustomIoArguments,
+    "Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
 )
-@add_one_model_argument()
-@add_single_option(
-    "--precision",
-    is_eager=True,  # missing, it is told first: a command that is suggested for MODEL needs it
-    metavar="NAME",
-    required=True,
-    shell_complete=_complete_precision,
-    help=f"What the compiler keeps every KV buffer in: {', '.join(PRECISIONS)}.",
-)
-@add_single_option(
-    "--vision",
-    metavar="NAME",
-    shell_complete=_complete_precision,
-    help="List the vision buffers of a model for images too, with this precision; QEfficient "
-    "takes that of the weights, e.g. float16.",
-)
-@add_single_option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=OutputFile(takes_stdout=True),
-    help=f"Write it here; by default {DEFAULT_FILE_NAME} beside the model. - is stdout.",
-)
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
-@add_profile_option()
-@add_rules_option()
-def command(**values: Any) -> int:
+def command(arguments: CustomIoArguments) -> int:
     """Write a fresh custom_io.yaml: the precision of every KV input and output of MODEL."""
-    arguments = _Arguments(**values)
     precision = arguments.precision
-    paths = (arguments.model,)
-    rules = pick_profile(paths, arguments.profile, arguments.rules, is_quiet=False)
-    model = read_kv_model(arguments.model, rules, check_data=False)
+    path = require_one_model(arguments.models, "custom-io")
+    rules = choose_rules(arguments, (path,))
+    print_choice(rules.choice, is_wanted=True)
+    model = read_kv_model(path, rules, check_data=False)
     names = _list_kv_names(model)
     vision_names = _list_vision_names(model, rules)
     listed = [(name, arguments.vision) for name in vision_names if arguments.vision is not None]
-    text = _render_custom_io(names, precision, listed, arguments.model)
+    text = _render_custom_io(names, precision, listed, path)
     if vision_names and not listed:
         _warn_of_vision(vision_names)
-    output = arguments.output or arguments.model.parent / DEFAULT_FILE_NAME
+    output = arguments.output or path.parent / DEFAULT_FILE_NAME
     if str(output) == "-":
         print_lines(map(Line, text.removesuffix("\n").split("\n")))
         return decide_exit_code()
-    files = _check_output(output, model, arguments.rules)
+    inputs = _check_output(output, model, arguments.rules)
     content = {output: text.encode("utf-8")}
-    write_files(content, force=arguments.force, inputs=files.list_inputs())
+    write_files(content, force=arguments.force, inputs=inputs)
     others = f"; {len(listed)} names, {arguments.vision}" if listed else ""
     print_lines([Line(f"{output}: {len(names) * 2} names, {precision}{others}", err=True)])
     return decide_exit_code()
@@ -109,7 +102,8 @@ def _list_kv_names(model: KvModel) -> list[tuple[str, str]]:
     complete = [pair for pair in pairs if pair.input is not None and pair.output is not None]
     if not complete or len(complete) < len(pairs):
         message = "has no KV buffer" if not pairs else "has KV buffers with one side missing"
-        raise ModelError(message, path=model.path, hint="`onnxkvrename verify MODEL` says more")
+        hint = f"`onnxkvrename verify {quote_path(model.path)}` says more"
+        raise ModelError(message, path=model.path, hint=hint)
     return [(pair.sides[0].old_name, pair.sides[1].old_name) for pair in complete]
 
 
@@ -144,13 +138,10 @@ def _render_custom_io(
         raise ModelError(error.message, path=str(model), hint=error.hint) from None
 
 
-def _check_output(output: Path, model: KvModel, rules: Path | None) -> RunFiles:
-    """Return the files of the run; raise :class:`WriteError` for an output over one it reads."""
-    files = RunFiles()
-    files.add_input(Path(model.path), "the model itself")
-    for path in model.data_paths:
-        files.add_input(path, "external data of the model")
-    if rules is not None:
-        files.add_input(rules, "the file of rules")
+def _check_output(output: Path, model: KvModel, rules: Path | None) -> list[Path]:
+    """Return what the run reads; raise :class:`WriteError` for an output over one of it."""
+    data = ((path, "external data of the model") for path in model.data_paths)
+    given = ((Path(model.path), "the model itself"), *data, (rules, "the file of rules"))
+    files = collect_inputs(given)
     files.check_output(files.add_output(output, "the new file"))
-    return files
+    return files.list_inputs()

@@ -10,7 +10,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from types import FrameType
@@ -27,8 +26,9 @@ from onnxkvrename.cli.output import (
     stdout_guard,
 )
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import decide_exit_code
+from onnxkvrename.findings import decide_exit_code, find_similar, suggest_similar
 from onnxkvrename.report.formats import Answer, Line, list_formats
+from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.storage.read import is_occupied
 
 COMMANDS = {
@@ -48,6 +48,8 @@ COMMANDS = {
 which is loaded when the command runs."""
 DEFAULT_COMMAND = next(iter(COMMANDS))
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
+_VERBOSE = re.compile("--verbose|-[a-z]*v[a-z]*")
+"""``-v``, alone or as in ``-nv``."""
 _COMPLETION_VARIABLE = "_ONNXKVRENAME_COMPLETE"
 """Set by a shell that asks for what it can complete; click reads it."""
 
@@ -97,18 +99,19 @@ class Program(click.Group):
         if not items:  # bash forgets all other items for a file
             items.append(CompletionItem(incomplete, type="file"))
         elif not incomplete.startswith("-"):
-            items += [CompletionItem(path) for path in _list_models(incomplete)]
+            names = (name if name.endswith(".onnx") else f"{name}/" for name in _list_models())
+            # A shell inserts them without quotes.
+            safe = re.compile(r"(?!\.)[\w./@+,-]+")
+            found = (name for name in names if name.startswith(incomplete) and safe.fullmatch(name))
+            items += map(CompletionItem, sorted(found))
         return items
 
 
-def _list_models(start: str) -> list[str]:
-    """Return the models and directories here that begin like a command, as a shell reads them."""
-    from onnxkvrename.cli.hints.misuse import list_models_here  # only for a shell
-
-    paths = (name if name.endswith(".onnx") else f"{name}/" for name in list_models_here())
-    # A shell inserts them without quotes.
-    safe = re.compile(r"(?!\.)[\w./@+,-]+")
-    return sorted(path for path in paths if path.startswith(start) and safe.fullmatch(path))
+def _list_models() -> list[str]:
+    """Return the models and directories in the working directory."""
+    with suppress(OSError), os.scandir() as entries:
+        return [entry.name for entry in entries if entry.name.endswith(".onnx") or entry.is_dir()]
+    return []
 
 
 @click.group(
@@ -148,8 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _interrupt_on_signals(), _print_warnings(), _guard_help_output(args):
             load_command(name)  # here, as click would print a line if this is interrupted
-            if not is_named:
-                _check_command_name(args)
+            if not is_named and args:
+                _check_command_name(args[0])
             code = program.main(
                 args or [name], prog_name="onnxkvrename", standalone_mode=False, obj=args
             )
@@ -157,15 +160,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # what a shell completes is printed, and nothing is run
         return int(end.code or 0)
     except click.ClickException as error:
-        from onnxkvrename.cli.hints.misuse import build_usage_failure  # only for a mistake
-
-        failure = build_usage_failure(name, args, error)
+        failure = _build_usage_failure(name, error)
     except KvRenameError as error:
         failure = error
-        if error.message == "no such file" and error.path in args:
-            from onnxkvrename.cli.hints.misuse import explain_missing_model
-
-            explain_missing_model(name, args, error)
     except (KeyboardInterrupt, click.Abort) as stop:
         cause = stop.__cause__ or stop  # click makes an Abort of an interrupt
         done = f"; {cause}" if isinstance(cause, KeyboardInterrupt) and cause.args else ""
@@ -174,14 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return _report_failure(name, args, failure, decide_exit_code(interrupted=True))
     except Exception as error:
-        is_verbose = _read_verbose_option(name, args)
-        if is_verbose:
-            _print_traceback(error)
-        place = "" if is_verbose else f"{_locate_bug(name, error)}; "
-        failure = KvRenameError(
-            f"a bug in onnxkvrename: {type(error).__name__}: {error}",
-            hint=f"{place}please report it",
-        )
+        failure = _build_bug_failure(error, is_verbose=any(map(_VERBOSE.fullmatch, args)))
     return _report_failure(name, args, failure, decide_exit_code(not_done=True))
 
 
@@ -197,11 +187,18 @@ def _print_warnings() -> Iterator[None]:
         yield
 
 
-def _print_traceback(error: Exception) -> None:
+def _build_bug_failure(error: Exception, *, is_verbose: bool) -> KvRenameError:
+    """Return the error for an exception that nothing expects; print its traceback if asked to."""
     import traceback  # only for a bug
 
-    text = "".join(traceback.format_exception(error))
-    print_lines(Line(line, err=True) for line in text.rstrip("\n").split("\n"))
+    if is_verbose:
+        text = "".join(traceback.format_exception(error))
+        print_lines(Line(line, err=True) for line in text.rstrip("\n").split("\n"))
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return KvRenameError(
+        f"a bug in onnxkvrename: {type(error).__name__}: {error}",
+        hint=f"{os.path.basename(place.filename)}, line {place.lineno}; please report it",
+    )
 
 
 def _guard_help_output(args: Sequence[str]) -> AbstractContextManager[None]:
@@ -209,24 +206,29 @@ def _guard_help_output(args: Sequence[str]) -> AbstractContextManager[None]:
     return stdout_guard() if _EAGER_OPTIONS & set(args) else nullcontext()
 
 
-def _check_command_name(args: Sequence[str]) -> None:
-    """Check that the first word is not a misspelled command, or one that is an option here.
+def _check_command_name(word: str) -> None:
+    """Raise :class:`KvRenameError` for a first word that is like a command, and no file."""
+    if re.fullmatch(r"[A-Za-z][\w-]*", word) and not is_occupied(word):
+        similar = suggest_similar(word, [*COMMANDS, *_list_models()])
+        hint = similar or "`onnxkvrename --help` lists all commands"
+        raise KvRenameError("no such file or command", path=word, hint=hint)
 
-    Args:
-        args: All arguments. A word that names a file is a model.
 
-    Raises:
-        KvRenameError: It looks like one.
-    """
-    word = args[0].replace("-", "").replace("_", "") if args else ""
-    if word.isalpha() and not args[0].startswith("-") and not is_occupied(args[0]):
-        from onnxkvrename.cli.hints.misuse import check_command_name  # only for a mistake
-
-        check_command_name(args)
+def _build_usage_failure(name: str, error: click.ClickException) -> KvRenameError:
+    """Return the error for wrong arguments, with the option that was probably meant."""
+    message = error.format_message().rstrip(".")
+    similar = None
+    if isinstance(error, click.NoSuchOption):
+        message = f"no such option: {error.option_name}"
+        similar = find_similar(error.option_name, error.possibilities or (), cutoff=0.75)
+    hint = f"did you mean {similar}?" if similar else None
+    if hint is None and not message.endswith(")"):  # else it says itself what to do
+        hint = f"`onnxkvrename {name} --help` lists all options"
+    return KvRenameError(message[:1].lower() + message[1:], hint=hint)
 
 
 def load_command(name: str) -> Any:
-    """Import the module of a command, with its ``command`` and, if any, ``render_failure``."""
+    """Import the module of a command, with its ``command``."""
     return import_module(_build_module_name(name))
 
 
@@ -241,27 +243,6 @@ def _find_loaded_command(name: str) -> Any:
     What is half loaded then, such as numpy, may fail when it is loaded again.
     """
     return sys.modules.get(_build_module_name(name))
-
-
-def _read_verbose_option(name: str, args: Sequence[str]) -> bool:
-    """Return whether ``-v`` is among the options, alone or as in ``-qv``."""
-    with suppress(Exception):  # the bug may be in reading the options
-        command: click.Command = _find_loaded_command(name).command
-        rest = args[1:] if args[:1] == [name] else args
-        context = command.make_context(name, list(rest), resilient_parsing=True)
-        return bool(context.params.get("verbose"))
-    return False
-
-
-def _locate_bug(name: str, error: Exception) -> str:
-    """Return a hint to ``-v``, or the place of the bug if the command has no ``-v``."""
-    module = _find_loaded_command(name)
-    if module and any(option.name == "verbose" for option in module.command.params):
-        return "-v shows where"
-    import traceback  # only for a bug
-
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{os.path.basename(place.filename)}, line {place.lineno}"
 
 
 def _complete_values_after_equals_signs() -> None:
@@ -303,30 +284,17 @@ def _split_option(word: str) -> str:
 
 def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: int) -> int:
     """Answer in the requested format that the job could not be done, and say so on stderr."""
-    if error.hint and "`" in error.hint:
-        _complete_hint(name, args, error)
     try:
         output_format = _find_requested_format(args)
-        render_json = getattr(_find_loaded_command(name), "render_failure", None)
-        if output_format is not None and render_json is not None:
-            answer = Answer(name, code, partial(render_json, code, error), error=error)
-            print_answer(answer, output_format)
+        if output_format is not None and _find_loaded_command(name) is not None:
+            from onnxkvrename.report.documents import MODULES  # only for a failure
+
+            if name in MODULES:
+                print_answer(Answer(name, code, error=error), output_format)
     except KvRenameError:
         pass  # what kept the job from being done says more than that this could not be printed
-    from onnxkvrename.report.formats.text import build_error_line  # only for a failure
-
     print_lines([build_error_line(error)])
     return code
-
-
-def _complete_hint(name: str, args: Sequence[str], error: KvRenameError) -> None:
-    """Complete the commands in the hint of an error with what was typed."""
-    from onnxkvrename.cli.hints.complete import complete_hint  # only for a failure
-    from onnxkvrename.cli.hints.typed_command import read_typed_command
-
-    if error.hint and (module := _find_loaded_command(name)) is not None:
-        typed = read_typed_command(name, module.command, args)
-        error.hint = complete_hint(error.hint, typed, error.path)
 
 
 def _find_requested_format(args: Sequence[str]) -> str | None:

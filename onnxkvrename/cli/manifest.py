@@ -6,47 +6,42 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import click
-
-from onnxkvrename.cli.hints.complete import complete_reports
-from onnxkvrename.cli.options import (
-    CONTEXT_SETTINGS,
-    OutputFile,
-    add_compile_options,
-    add_format_option,
-    add_models_argument,
-    add_no_set_option,
-    add_pairs_option,
-    add_profile_option,
-    add_quiet_option,
-    add_rules_option,
-    add_single_option,
-    add_strict_option,
-    add_verbose_option,
-)
-from onnxkvrename.cli.options.projection import add_projection_options
-from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
-from onnxkvrename.cli.output import print_answer, print_lines
-from onnxkvrename.cli.requested_rules import (
-    add_pairs_token_option,
-    check_pairs_token,
-    pick_requested_rules,
-)
+from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.cli.files import collect_inputs
+from onnxkvrename.cli.options import declare_command, parse_dim_sizes, parse_memory_size
+from onnxkvrename.cli.output import print_answer, print_choice, print_lines
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
-from onnxkvrename.findings import decide_exit_code, format_list
+from onnxkvrename.findings import decide_exit_code, quote_path
 from onnxkvrename.layout.layout import Layout, compute_layout_digest
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
     apply_compile_info,
-    load_layout,
     load_model_or_manifest,
 )
-from onnxkvrename.layout.manifest import manifest_to_json
+from onnxkvrename.layout.manifest import ManifestContent, describe_layout
 from onnxkvrename.limits import MAX_INT64
-from onnxkvrename.renaming.run import remove_links_of_killed_runs, stamp_models
+from onnxkvrename.options import (
+    CUSTOM_IO,
+    DIM,
+    FORMAT,
+    SPECIALIZATIONS,
+    GroupWindows,
+    Models,
+    Option,
+    Pairs,
+    PairsToken,
+    Profile,
+    Quiet,
+    RulesFile,
+    Strict,
+    Verbose,
+)
+from onnxkvrename.renaming.run import stamp_models
+from onnxkvrename.report.documents.projection_json import projection_to_json
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.manifest_text import (
@@ -57,21 +52,21 @@ from onnxkvrename.report.manifest_text import (
     list_layout_facts,
     render_layout,
 )
+from onnxkvrename.report.tables import build_table, render_lines
 from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.profile import ProfileChoice, Rules
-from onnxkvrename.rules.results import ModelReport, Options
-from onnxkvrename.storage.run_files import RunFiles
+from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.storage.recover import settle_stopped_runs
 from onnxkvrename.storage.write_file import needs_write, write_files
-from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.projection import (
     Projection,
     check_nixl,
     check_projection,
     project_layout,
-    projection_to_json,
 )
 from onnxkvrename.vllm.specs import (
+    KV_CACHE_DTYPES,
     VLLM_VERSIONS,
     ProjectionRequest,
 )
@@ -80,33 +75,122 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-class _Arguments(NamedTuple):
-    """The arguments and options of the command line, one field for each."""
+class ManifestArguments(NamedTuple):
+    """What a user asks for with ``manifest``."""
 
-    models: tuple[Path, ...]
-    dims: tuple[str, ...]
-    specializations: Path | None
-    custom_io: Path | None
-    block_size: int | None
-    tp: int | None
-    pp: int | None
-    kv_cache_dtype: str | None
-    gpu_memory: str | None
-    draft: Path | None
-    vllm_version: str | None
-    tokens: tuple[int, ...]
-    output: Path | None
-    stamp: bool
-    force: bool
-    no_set: bool
-    strict: bool
-    profile: str | None
-    rules: Path | None
-    pairs: str | None
-    prefix: str | None
-    output_format: str
-    quiet: bool
-    verbose: bool
+    models: Models = ()
+    dims: Annotated[tuple[str, ...], DIM] = ()
+    specializations: Annotated[Path | None, SPECIALIZATIONS] = None
+    custom_io: Annotated[Path | None, CUSTOM_IO] = None
+    block_size: Annotated[
+        int | None,
+        Option("--block-size", "Also: what vLLM makes of it, with blocks of N tokens.", "N"),
+    ] = None
+    tp: Annotated[
+        int | None,
+        Option(
+            "--tp",
+            "With --block-size: over how many ranks the heads are divided.  [default: 1]",
+            "N",
+            needs="block_size",
+        ),
+    ] = None
+    pp: Annotated[
+        int | None,
+        Option(
+            "--pp",
+            "With --block-size: over how many pipeline stages the layers are divided.  "
+            "[default: 1]",
+            "N",
+            needs="block_size",
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        Option(
+            "--kv-cache-dtype",
+            f"With --block-size: vLLM's --kv-cache-dtype ({', '.join(KV_CACHE_DTYPES)}), by "
+            "default the graph's own.",
+            "DTYPE",
+            choices=tuple(KV_CACHE_DTYPES),
+            needs="block_size",
+        ),
+    ] = None
+    gpu_memory: Annotated[
+        str | None,
+        Option(
+            "--gpu-memory",
+            "With --block-size: the memory that each GPU has left for KV caches, e.g. 20G; says "
+            "how many blocks fit.",
+            "SIZE",
+            needs="block_size",
+        ),
+    ] = None
+    draft: Annotated[
+        Path | None,
+        Option(
+            "--draft",
+            "With --block-size: a draft model, or its manifest, whose layers vLLM groups with "
+            "these.",
+            "MODEL",
+            needs="block_size",
+        ),
+    ] = None
+    vllm_version: Annotated[
+        str | None,
+        Option(
+            "--vllm",
+            "With --block-size: the vLLM that is meant, by default the newest known, "
+            f"{VLLM_VERSIONS[-1]}.",
+            choices=VLLM_VERSIONS,
+            needs="block_size",
+        ),
+    ] = None
+    tokens: Annotated[
+        tuple[int, ...],
+        Option(
+            "--tokens",
+            "With --block-size: the length of a prompt that is handed over. May be repeated.",
+            "N",
+            needs="block_size",
+        ),
+    ] = ()
+    output: Annotated[
+        Path | None,
+        Option(
+            "-o --output",
+            "Write the manifest to this file, completely or not at all; - is stdout.",
+            "FILE",
+            writes="file or stdout",
+        ),
+    ] = None
+    stamp: Annotated[
+        bool,
+        Option(
+            "--stamp",
+            "Also write kv_layout_sha256 into the metadata of the models, in place; "
+            "onnxkvrename --strip removes it.",
+            excludes=("dims", "specializations", "custom_io"),
+            why="a stamp describes the graph alone",
+        ),
+    ] = False
+    force: Annotated[
+        bool,
+        Option(
+            "--force",
+            "Overwrite an existing file; stamp read-only models, and through symbolic and hard "
+            "links.",
+        ),
+    ] = False
+    group_windows: GroupWindows = True
+    strict: Strict = False
+    profile: Profile = None
+    rules: RulesFile = None
+    pairs: Pairs = None
+    token: PairsToken = None
+    output_format: Annotated[str, FORMAT] = "json"
+    quiet: Quiet = False
+    verbose: Verbose = False
 
     @property
     def output_path(self) -> Path | None:
@@ -122,59 +206,32 @@ class _ManifestResult(NamedTuple):
     profile: ProfileChoice
 
 
-@click.command(
+@declare_command(
     "manifest",
-    context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 nothing wrong; 1 a finding of severity error (the manifest is written "
+    ManifestArguments,
+    "Exit codes: 0 nothing wrong; 1 a finding of severity error (the manifest is written "
     "anyway); 2 the job could not be done; 130 interrupted.",
 )
-@add_models_argument()
-@add_compile_options()
-@add_projection_options()
-@add_single_option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=OutputFile(takes_stdout=True),
-    help="Write the manifest to this file, completely or not at all; - is stdout.",
-)
-@click.option(
-    "--stamp",
-    is_flag=True,
-    help="Also write kv_layout_sha256 into the metadata of the models, in place; "
-    "onnxkvrename --strip removes it.",
-)
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Overwrite an existing file; stamp read-only models, and through symbolic and hard links.",
-)
-@add_no_set_option()
-@add_strict_option()
-@add_profile_option()
-@add_rules_option()
-@add_pairs_option()
-@add_pairs_token_option()
-@add_format_option(default="json")
-@add_quiet_option()
-@add_verbose_option("Show every finding.")
-def command(**values: Any) -> int:
+def command(arguments: ManifestArguments) -> int:
     """Describe the KV buffers of a model: layers, kinds, dtypes, shapes, bytes, vLLM's view.
 
     MODEL is one model, the windows of one, or a manifest, which is printed again. compare
     and check-consumer accept a manifest instead of its model. Workers with equal
     buffers have the same kv_layout_sha256.
     """
-    arguments = _Arguments(**values)
-    if not arguments.models:
-        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
-    _check_projection_options(arguments)
-    compile_info = _build_compile_info(arguments)
-    check_pairs_token(arguments.prefix, arguments.pairs)
-    rules = pick_requested_rules(arguments.models, arguments, arguments.prefix)
+    compile_info = CompileInfo(
+        parse_dim_sizes(arguments.dims),
+        arguments.specializations,
+        arguments.custom_io,
+        group_windows=arguments.group_windows,
+    )
+    rules = choose_rules(arguments, arguments.models, arguments.token)
+    is_wanted = arguments.output_format == "text" and not arguments.quiet
+    print_choice(rules.choice, is_wanted=is_wanted)
     if arguments.stamp:
-        remove_links_of_killed_runs(find_jobs(arguments.models))
-    loaded = _load_layout(arguments, rules, compile_info)
+        jobs = find_jobs(arguments.models)
+        settle_stopped_runs([job.target.parent for job in jobs], [job.model for job in jobs])
+    loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
     if arguments.stamp:
         loaded = _plan_stamp(loaded, rules)
     stamped = loaded if arguments.stamp and not loaded.failed else None
@@ -182,7 +239,6 @@ def command(**values: Any) -> int:
     projection = _build_projection(loaded.layout, arguments, rules)
     if projection is not None:
         loaded = loaded.add_findings(chain(check_projection(projection), check_nixl(projection)))
-    loaded = loaded._replace(reports=complete_reports(loaded.reports))
     answer = _build_answer(_ManifestResult(loaded, projection, rules.profile_choice))
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
     inputs = _check_outputs(loaded, arguments, files)
@@ -190,71 +246,6 @@ def command(**values: Any) -> int:
         _write_stamps(stamped, rules, force=arguments.force, quiet=arguments.quiet)
     write_files(files, force=arguments.force, inputs=inputs)
     return _print_answer(answer, loaded, arguments)
-
-
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return manifest_to_json(Layout((), (), (), (), ()), (), code, error)
-
-
-def _check_projection_options(arguments: _Arguments) -> None:
-    if arguments.block_size is not None:
-        return
-    options = {
-        "--tp": arguments.tp,
-        "--pp": arguments.pp,
-        "--kv-cache-dtype": arguments.kv_cache_dtype,
-        "--gpu-memory": arguments.gpu_memory is not None,
-        "--draft": arguments.draft is not None,
-        "--vllm": arguments.vllm_version,
-        "--tokens": arguments.tokens,
-    }
-    for option, value in options.items():
-        if value:
-            raise click.UsageError(f"{option} requires --block-size N")
-
-
-def _build_compile_info(arguments: _Arguments) -> CompileInfo:
-    """Return the settings of a compile; none for a stamp, which is of the graph alone."""
-    options = {
-        "--dim": arguments.dims,
-        "--specializations": arguments.specializations,
-        "--custom-io": arguments.custom_io,
-    }
-    used = [option for option, value in options.items() if value]
-    sizes = parse_dim_sizes(arguments.dims)
-    if arguments.stamp and used:
-        raise click.UsageError(f"--stamp describes the graph alone: leave out {format_list(used)}")
-    return CompileInfo(
-        sizes, arguments.specializations, arguments.custom_io, group_windows=not arguments.no_set
-    )
-
-
-def _load_layout(arguments: _Arguments, rules: Rules, compile_info: CompileInfo) -> LoadedLayout:
-    """Load one model, the windows of one, or a manifest, which is written again.
-
-    Raises:
-        KvRenameError: A manifest cannot get a stamp, or nothing can be loaded.
-    """
-    first, *others = arguments.models
-    load = (
-        partial(load_layout, arguments.models) if others else partial(load_model_or_manifest, first)
-    )
-    loaded = load(
-        rules,
-        compile_info,
-        strict=arguments.strict,
-        trace_updates=trace_buffer_updates,
-        trace_scales=trace_buffer_scales,
-        with_weights=True,
-    )
-    if arguments.stamp and not loaded.identities:
-        raise ModelError(
-            "is a manifest: --stamp writes into models",
-            path=str(first),
-            hint="pass the models that it describes",
-        )
-    return loaded
 
 
 def _apply_cache_dtype(loaded: LoadedLayout, dtype: str | None) -> LoadedLayout:
@@ -274,12 +265,18 @@ def _apply_cache_dtype(loaded: LoadedLayout, dtype: str | None) -> LoadedLayout:
 
 
 def _check_outputs(
-    loaded: LoadedLayout, arguments: _Arguments, contents: Mapping[Path, bytes]
+    loaded: LoadedLayout, arguments: ManifestArguments, contents: Mapping[Path, bytes]
 ) -> list[Path]:
     """Return the files that are read; raise :class:`WriteError` if an output cannot be written."""
     if not contents and not arguments.stamp:
         return []
-    files = RunFiles()
+    read = (arguments.specializations, arguments.custom_io, arguments.rules)
+    files = collect_inputs(
+        (
+            *((path, "external data of a model of this run") for path in loaded.data_paths),
+            *((path, "what the manifest is made from") for path in read),
+        )
+    )
     models = {
         report.path: files.add_input(
             Path(report.path),
@@ -287,11 +284,6 @@ def _check_outputs(
         )
         for report in loaded.reports
     }
-    for path in loaded.data_paths:
-        files.add_input(path, "external data of a model of this run")
-    for given in (arguments.specializations, arguments.custom_io, arguments.rules):
-        if given is not None:
-            files.add_input(given, "what the manifest is made from")
     results = [files.add_output(output, "the manifest") for output in contents]
     for model in loaded.layout.models if arguments.stamp else ():
         role = f"the model {model}, which gets a stamp"
@@ -303,7 +295,9 @@ def _check_outputs(
     return files.list_inputs()
 
 
-def _build_projection(layout: Layout, arguments: _Arguments, rules: Rules) -> Projection | None:
+def _build_projection(
+    layout: Layout, arguments: ManifestArguments, rules: Rules
+) -> Projection | None:
     """Project the layout onto vLLM, if that was asked for."""
     if arguments.block_size is None:
         return None
@@ -320,7 +314,7 @@ def _build_projection(layout: Layout, arguments: _Arguments, rules: Rules) -> Pr
     return project_layout(layout, request, _load_draft(arguments, rules))
 
 
-def _load_draft(arguments: _Arguments, rules: Rules) -> Layout | None:
+def _load_draft(arguments: ManifestArguments, rules: Rules) -> Layout | None:
     """Return the buffers of the draft model, with those of the sizes given that it has.
 
     Raises:
@@ -333,7 +327,7 @@ def _load_draft(arguments: _Arguments, rules: Rules) -> Layout | None:
         raise KvRenameError(
             "the draft model has errors or no KV buffers",
             path=str(arguments.draft),
-            hint="`onnxkvrename verify MODEL` says what is wrong",
+            hint=f"`onnxkvrename verify {quote_path(str(arguments.draft))}` says what is wrong",
         )
     sizes = parse_dim_sizes(arguments.dims)
     known = {symbol: size for symbol, size in sizes.items() if symbol in loaded.layout.symbols}
@@ -341,7 +335,17 @@ def _load_draft(arguments: _Arguments, rules: Rules) -> Layout | None:
 
 
 def _plan_stamp(loaded: LoadedLayout, rules: Rules) -> LoadedLayout:
-    """Return the layout as it will be with its stamp; it gets none where there are findings."""
+    """Return the layout as it will be with its stamp; it gets none where there are findings.
+
+    Raises:
+        ModelError: It is that of a manifest, or of a window alone that has the stamp of its set.
+    """
+    if not loaded.identities:
+        raise ModelError(
+            "is a manifest: --stamp writes into models",
+            path=loaded.reports[0].path,
+            hint="pass the models that it describes",
+        )
     loaded = loaded.remove_findings("KV621")
     if loaded.failed:
         return loaded
@@ -360,9 +364,16 @@ def _write_stamps(loaded: LoadedLayout, rules: Rules, *, force: bool, quiet: boo
     reports = [report for report in loaded.reports if report.path in loaded.layout.models]
     jobs = [build_job(Path(report.path)) for report in reports]
     identities = [loaded.identities[report.path] for report in reports]
-    options = Options(force=force, read_files=loaded.data_paths)
     try:
-        results = stamp_models(jobs, reports, identities, loaded.stamp, rules, options).models
+        results = stamp_models(
+            jobs,
+            reports,
+            identities,
+            loaded.stamp,
+            rules,
+            data_paths=loaded.data_paths,
+            force=force,
+        ).models
     except KvRenameError as error:
         raise _drop_elsewhere_hint(error) from None
     for result in results:
@@ -384,7 +395,7 @@ def _check_set_stamp(loaded: LoadedLayout, digest: str, rules: Rules) -> None:
             "has the stamp of its whole set, which a window alone cannot replace",
             path=path,
             hint="pass all windows of the set, or remove the stamp first: "
-            "`onnxkvrename MODEL... --strip`",
+            f"`onnxkvrename {quote_path(path)} --strip`",
         )
 
 
@@ -405,20 +416,20 @@ def _build_answer(result: _ManifestResult) -> Answer:
     return Answer(
         "manifest",
         code,
-        render_json=partial(_render_json, result, code),
+        build_content=partial(_describe, result),
         render_text=partial(_render_text, result),
         files=tuple(map(build_file_result, result.loaded.reports)),
     )
 
 
-def _render_file(answer: Answer, arguments: _Arguments) -> dict[Path, bytes]:
+def _render_file(answer: Answer, arguments: ManifestArguments) -> dict[Path, bytes]:
     """Return the file that was asked for, with its content."""
     assert arguments.output_path is not None
     lines = load_format(arguments.output_format).render(answer, Screen())
     return {arguments.output_path: "".join(f"{line.text}\n" for line in lines).encode()}
 
 
-def _print_answer(answer: Answer, loaded: LoadedLayout, arguments: _Arguments) -> int:
+def _print_answer(answer: Answer, loaded: LoadedLayout, arguments: ManifestArguments) -> int:
     """Print the findings on stderr, and the manifest unless it went into a file."""
     output, output_format = arguments.output_path, arguments.output_format
     print_lines(render_finding_lines(loaded.reports, verbose=arguments.verbose))
@@ -429,11 +440,11 @@ def _print_answer(answer: Answer, loaded: LoadedLayout, arguments: _Arguments) -
     return print_answer(answer, output_format)
 
 
-def _render_json(result: _ManifestResult, code: int) -> str:
+def _describe(result: _ManifestResult) -> ManifestContent:
     loaded, projection, profile = result
     vllm = None if projection is None else projection_to_json(projection)
-    return manifest_to_json(
-        loaded.layout, loaded.reports, code, stamp=loaded.stamp, vllm=vllm, profile=profile
+    return describe_layout(
+        loaded.layout, loaded.reports, stamp=loaded.stamp, vllm=vllm, profile=profile
     )
 
 
@@ -449,8 +460,6 @@ def _render_text(result: _ManifestResult, screen: Screen) -> Iterator[Line]:
 def _draw_layout(layout: Layout, screen: Screen) -> Iterator[Line]:
     """Draw the table for a terminal."""
     from rich.text import Text  # only for terminals
-
-    from onnxkvrename.report.tables import build_table, render_lines
 
     facts = list(list_layout_facts(layout))
     width = max((len(label) for label, _ in facts), default=0) + 2

@@ -15,6 +15,7 @@ import click
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.report.formats import Answer, Line, Screen, load_format
 from onnxkvrename.report.inert import escape_line, is_inert
+from onnxkvrename.rules.profile import ProfileChoice
 
 if TYPE_CHECKING:
     from onnxkvrename.report.progress_bars import ProgressBars
@@ -30,6 +31,12 @@ def print_answer(answer: Answer, output_format: str) -> int:
     """
     print_lines(load_format(output_format).render(answer, detect_screen()))
     return answer.exit_code
+
+
+def print_choice(choice: ProfileChoice | None, *, is_wanted: bool) -> None:
+    """Name a profile on stderr, if it was picked by the names of the models."""
+    if is_wanted and choice is not None and choice.picked:
+        print_lines([Line(choice.describe(), err=True)])
 
 
 def print_lines(lines: Iterable[Line]) -> None:

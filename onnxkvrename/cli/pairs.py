@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
-import click
-
-from onnxkvrename.cli.one_model import check_one_model
-from onnxkvrename.cli.options import (
-    CONTEXT_SETTINGS,
-    add_format_option,
-    add_models_argument,
-    add_single_option,
-    check_exclusive,
-)
+from onnxkvrename.cli.files import check_one_model
+from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
-from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.model.signature import format_shape
+from onnxkvrename.options import (
+    Format,
+    Models,
+    Option,
+)
 from onnxkvrename.report.documents.pairs_json import (
     build_io_bindings,
     build_stateful_map,
-    pairs_to_json,
+    describe_pairs,
     render_value,
 )
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
@@ -34,46 +32,46 @@ from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import TracedModel, infer_rules, trace_model
 
-_FORMS = ("openvino", "io-binding", "rules")
 _HEADINGS = ("input", "output", "update", "dtype", "shape")
 
 
-@click.command(
+class PairsArguments(NamedTuple):
+    """What a user asks for with ``pairs``."""
+
+    models: Models = ()
+    form: Annotated[
+        str | None,
+        Option(
+            "--as",
+            "Print the pairs of one model for another program: the map for OpenVINO's "
+            "MakeStateful, a list for an IO binding of onnxruntime, or a rules file.",
+            choices=("openvino", "io-binding", "rules"),
+            excludes=("output_format",),
+        ),
+    ] = None
+    output_format: Format = "text"
+
+
+@declare_command(
     "pairs",
-    context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
+    PairsArguments,
+    "Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
 )
-@add_models_argument()
-@add_single_option(
-    "--as",
-    "form",
-    type=click.Choice(_FORMS),
-    help="Print the pairs of one model for another program: the map for OpenVINO's MakeStateful, "
-    "a list for an IO binding of onnxruntime, or a rules file.",
-)
-@add_format_option()
-def command(models: tuple[Path, ...], form: str | None, output_format: str) -> int:
+def command(arguments: PairsArguments) -> int:
     """Show each input that an output is a later state of: the caches and states of MODEL.
 
     The graph alone decides, whatever the names are; no rules are needed. What
     cannot be proved is not shown. Weights are not read.
     """
-    if not models:
-        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
-    paths = [job.model for job in find_jobs(models)]
+    form = arguments.form
+    paths = [job.model for job in find_jobs(arguments.models)]
     if form is not None:
         check_one_model("--as is for one model", [str(path) for path in paths])
-    check_exclusive("--as", form is not None, "--format", output_format != "text")
     results = [_trace(path) for path in paths]
     answer = _build_answer(results)
     if form is not None and isinstance(results[0], TracedModel):
         answer = answer._replace(render_text=partial(_render_form, results[0], form))
-    return print_answer(answer, output_format)
-
-
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return pairs_to_json((), code, error)
+    return print_answer(answer, arguments.output_format)
 
 
 def _trace(path: Path) -> TracedModel | ModelError:
@@ -89,7 +87,7 @@ def _build_answer(results: Sequence[TracedModel | ModelError]) -> Answer:
     return Answer(
         "pairs",
         code,
-        render_json=partial(pairs_to_json, results, code),
+        build_content=partial(describe_pairs, results),
         render_text=partial(_render_tables, results),
         files=tuple(
             FileResult(each.path or "", error=each)

@@ -20,20 +20,14 @@ from onnxkvrename.cli.options import (
 )
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import decide_exit_code, quote_path
-from onnxkvrename.report.documents.recover_json import Recovery, recovery_to_json
+from onnxkvrename.findings import decide_exit_code, format_count, quote_path
+from onnxkvrename.report.documents.recover_json import Recovery, describe_recovery
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen
-from onnxkvrename.report.formats.text import build_error_line, format_count, format_files
+from onnxkvrename.report.formats.text import build_error_line, format_files
 from onnxkvrename.storage.read import is_directory, resolve_path
-from onnxkvrename.storage.record import State
-from onnxkvrename.storage.recover import (
-    TargetState,
-    end_run,
-    find_half_done_runs,
-    find_leftovers,
-    list_target_states,
-)
-from onnxkvrename.storage.temp_file import LOCK_SUFFIX
+from onnxkvrename.storage.record import State, TargetState
+from onnxkvrename.storage.recover import end_run, find_half_done_runs, find_leftovers
+from onnxkvrename.storage.temp_file import LOCK_NAME
 
 _Action = Literal["list", "undo", "finish"]
 _STATES: dict[_Action, dict[State, str]] = {
@@ -76,7 +70,7 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: st
     try:
         skipped = list[ModelError]()
         runs = [
-            (run, list_target_states(run)) for run in find_half_done_runs(paths, skipped.append)
+            (run, run.record.list_targets()) for run in find_half_done_runs(paths, skipped.append)
         ]
         show = _PathNames(paths)  # before a directory gets another name
         for run, _ in runs if undo or finish else ():
@@ -93,11 +87,6 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: st
     return print_answer(_build_answer(recovery, code, show), output_format)
 
 
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return recovery_to_json(None, code, error)
-
-
 def mention_unfinished_runs(answer: Answer) -> Answer:
     """Return the answer of a rename that wrote nothing, with a line on runs that stopped halfway.
 
@@ -109,7 +98,7 @@ def mention_unfinished_runs(answer: Answer) -> Answer:
         runs = find_half_done_runs(directories, is_recursive=False)
         if runs:
             note = _describe_unfinished(
-                [target for run in runs for target in list_target_states(run)]
+                [target for run in runs for target in run.record.list_targets()]
             )
             command = " ".join(
                 ("onnxkvrename recover", *map(quote_path, _find_common_directory(directories)))
@@ -165,7 +154,7 @@ def _build_answer(recovery: Recovery, code: int, show: _PathNames) -> Answer:
     return Answer(
         "recover",
         code,
-        render_json=partial(recovery_to_json, recovery, code),
+        build_content=partial(describe_recovery, recovery),
         render_text=partial(_render_text, recovery, show),
         files=tuple(FileResult(error.path or "", error=error) for error in recovery.skipped),
         notes=(*notes, *(Note("recover", outcome) for outcome in outcomes)),
@@ -256,7 +245,7 @@ def _describe_outcome(recovery: Recovery, show: _PathNames) -> Iterator[str]:
     elif recovery.action == "list":
         yield from (_describe_unfinished(targets) for _, targets in recovery.runs)
     if recovery.leftovers:
-        locks = sum(path.name.endswith(LOCK_SUFFIX) for path in recovery.leftovers)
+        locks = sum(path.name == LOCK_NAME for path in recovery.leftovers)
         counts = {"lock": locks, "temporary file": len(recovery.leftovers) - locks}
         parts = (f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items() if count)
         yield (

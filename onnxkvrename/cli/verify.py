@@ -5,36 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import click
 
-from onnxkvrename.cli.hints.complete import complete_reports
-from onnxkvrename.cli.one_model import check_one_model
-from onnxkvrename.cli.options import (
-    CONTEXT_SETTINGS,
-    NonEmptyPath,
-    add_dim_option,
-    add_format_option,
-    add_jobs_option,
-    add_models_argument,
-    add_no_set_option,
-    add_pairs_option,
-    add_profile_option,
-    add_quiet_option,
-    add_rules_option,
-    add_single_option,
-    add_strict_option,
-    add_verbose_option,
-)
-from onnxkvrename.cli.options.sizes import parse_dim_sizes
-from onnxkvrename.cli.output import print_answer
-from onnxkvrename.cli.requested_rules import pick_requested_rules
+from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.cli.files import check_one_model
+from onnxkvrename.cli.options import declare_command, parse_dim_sizes
+from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.options import (
+    DIM,
+    VERBOSE,
+    Format,
+    GroupWindows,
+    Jobs,
+    Models,
+    Option,
+    Pairs,
+    Profile,
+    Quiet,
+    RulesFile,
+    Strict,
+)
 from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.parallel import map_ordered, open_executor
 from onnxkvrename.renaming.run import check_token_change
-from onnxkvrename.report.verify_text import build_verify_answer, verified_to_json
+from onnxkvrename.report.verify_text import build_verify_answer
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange
@@ -48,111 +45,104 @@ from onnxkvrename.verification.verify import (
 )
 
 
-class _Arguments(NamedTuple):
-    """The arguments and options of the command line, one field for each."""
+class VerifyArguments(NamedTuple):
+    """What a user asks for with ``verify``."""
 
-    models: tuple[Path, ...]
-    prefix: str | None
-    select: str | None
-    run: bool
-    reference: Path | None
-    renamed_from: Path | None
-    compare_data: bool
-    dims: tuple[str, ...]
-    no_set: bool
-    strict: bool
-    profile: str | None
-    rules: Path | None
-    pairs: str | None
-    jobs: int | None
-    output_format: str
-    quiet: bool
-    verbose: bool
+    models: Models = ()
+    token: Annotated[
+        str | None,
+        Option("--prefix", "Also: this token is on every pair, and nowhere else.", "TOKEN"),
+    ] = None
+    select: Annotated[
+        str | None,
+        Option(
+            "--select",
+            "Also: this expression matches the names of all KV buffers, and no others.",
+            "REGEX",
+        ),
+    ] = None
+    run: Annotated[
+        bool, Option("--run", "Also: run the retention loop in onnxruntime (extra [run]).")
+    ] = False
+    reference: Annotated[
+        Path | None,
+        Option(
+            "--reference",
+            "With --run: this model must give the very same results, as the one before a rename "
+            "does.",
+            "FILE",
+            needs="run",
+        ),
+    ] = None
+    dims: Annotated[
+        tuple[str, ...],
+        DIM._replace(
+            help="With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are those "
+            "of a specializations.json with the model, or guessed.",
+            needs="run",
+        ),
+    ] = ()
+    renamed_from: Annotated[
+        Path | None,
+        Option(
+            "--renamed-from",
+            "Also: except for the names of KV buffers, this model is SOURCE to the byte, whatever "
+            "tool renamed it; shows the first other difference. The order of functions, "
+            "initializers and the like does not count. In a directory, the model with the same "
+            "path.",
+            "SOURCE",
+        ),
+    ] = None
+    compare_data: Annotated[
+        bool,
+        Option(
+            "--compare-data",
+            "With --renamed-from: external data have the same SHA-256, too, and not only the same "
+            "references.",
+            needs="renamed_from",
+        ),
+    ] = False
+    group_windows: GroupWindows = True
+    strict: Strict = False
+    profile: Profile = None
+    rules: RulesFile = None
+    pairs: Pairs = None
+    jobs: Jobs = None
+    output_format: Format = "text"
+    quiet: Quiet = False
+    verbose: Annotated[
+        bool, VERBOSE._replace(help="Show each buffer, and where it is updated.")
+    ] = False
 
 
-@click.command(
+@declare_command(
     "verify",
-    context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 all holds; 1 a finding of severity error; 2 the job could not be done; "
+    VerifyArguments,
+    "Exit codes: 0 all holds; 1 a finding of severity error; 2 the job could not be done; "
     "130 interrupted.",
 )
-@add_models_argument()
-@add_single_option(
-    "--prefix", metavar="TOKEN", help="Also: this token is on every pair, and nowhere else."
-)
-@add_single_option(
-    "--select",
-    metavar="REGEX",
-    help="Also: this expression matches the names of all KV buffers, and no others.",
-)
-@click.option(
-    "--run", is_flag=True, help="Also: run the retention loop in onnxruntime (extra [run])."
-)
-@add_single_option(
-    "--reference",
-    metavar="FILE",
-    type=NonEmptyPath(path_type=Path),
-    help="With --run: this model must give the very same results, as the one before a rename does.",
-)
-@add_dim_option(
-    "With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are those of a "
-    "specializations.json with the model, or guessed."
-)
-@add_single_option(
-    "--renamed-from",
-    metavar="SOURCE",
-    type=NonEmptyPath(path_type=Path),
-    help="Also: except for the names of KV buffers, this model is SOURCE to the byte, whatever "
-    "tool renamed it; shows the first other difference. The order of functions, initializers and "
-    "the like does not count. In a directory, the model with the same path.",
-)
-@click.option(
-    "--compare-data",
-    is_flag=True,
-    help="With --renamed-from: external data have the same SHA-256, too, "
-    "and not only the same references.",
-)
-@add_no_set_option()
-@add_strict_option()
-@add_profile_option()
-@add_rules_option()
-@add_pairs_option()
-@add_jobs_option()
-@add_format_option()
-@add_quiet_option()
-@add_verbose_option("Show each buffer, and where it is updated.")
-def command(**values: Any) -> int:
+def command(arguments: VerifyArguments) -> int:
     """Prove that every KV buffer is retained, in the models as they are; write nothing.
 
     Beside all checks of a rename: each retained output is computed from its own
     input, through subgraphs and local functions; onnx's checker accepts the
     model; external data are there. Weights are not read.
     """
-    arguments = _Arguments(**values)
-    if not arguments.models:
-        raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
     models, profile = _verify_models(arguments)
-    reports = complete_reports([model.report for model in models])
-    models = tuple(
-        model._replace(report=report) for model, report in zip(models, reports, strict=True)
-    )
     answer = build_verify_answer(models, profile, quiet=arguments.quiet, verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
 
 
-def render_failure(code: int, error: KvRenameError) -> str:
-    """Return the JSON document of a job that could not be done."""
-    return verified_to_json((), code, error)
-
-
-def _verify_models(arguments: _Arguments) -> tuple[tuple[VerifiedModel, ...], ProfileChoice]:
+def _verify_models(arguments: VerifyArguments) -> tuple[tuple[VerifiedModel, ...], ProfileChoice]:
     """Verify each model, then the windows of a set together, by the profile that is named."""
     request = _build_request(arguments)
     paths = [job.model for job in find_jobs(arguments.models)]
     sources = _find_sources(paths, arguments)
     if request.reference is not None:
         check_one_model("--reference is for one model", [str(path) for path in paths])
-    rules = pick_requested_rules(paths, arguments, arguments.prefix)
+    rules = choose_rules(arguments, paths, arguments.token)
+    is_wanted = arguments.output_format == "text" and not arguments.quiet
+    print_choice(rules.choice, is_wanted=is_wanted)
     verify = partial(_verify_with_source, rules=rules, request=request)
     with open_executor(None, arguments.jobs, len(paths)) as executor:
         models = tuple(map_ordered(verify, [*sources.items()], executor, is_read_only=True))
@@ -167,7 +157,7 @@ def _verify_with_source(
     return verify_model(path, rules, request._replace(renamed_from=source))
 
 
-def _find_sources(paths: Sequence[Path], arguments: _Arguments) -> dict[Path, Path | None]:
+def _find_sources(paths: Sequence[Path], arguments: VerifyArguments) -> dict[Path, Path | None]:
     """Return for each model the one of ``--renamed-from``; in a directory, by its relative path.
 
     Raises:
@@ -192,24 +182,19 @@ def _find_sources(paths: Sequence[Path], arguments: _Arguments) -> dict[Path, Pa
     return sources
 
 
-def _build_request(arguments: _Arguments) -> VerifyRequest:
-    if arguments.prefix is not None:
-        check_token_change(TokenChange(arguments.prefix))
-    dims = parse_dim_sizes(arguments.dims)
-    if (arguments.reference or dims) and not arguments.run:
-        raise KvRenameError("--reference and --dim are for --run", hint="`--run`")
-    if arguments.compare_data and arguments.renamed_from is None:
-        raise click.UsageError("--compare-data is for --renamed-from")
+def _build_request(arguments: VerifyArguments) -> VerifyRequest:
+    if arguments.token is not None:
+        check_token_change(TokenChange(arguments.token))
     return VerifyRequest(
-        token=arguments.prefix,
+        token=arguments.token,
         select_pattern=None if arguments.select is None else _parse_select(arguments.select),
         run_in_onnxruntime=arguments.run,
         reference=arguments.reference,
         renamed_from=arguments.renamed_from,
         compare_data=arguments.compare_data,
-        dims=dims,
+        dims=parse_dim_sizes(arguments.dims),
         strict=arguments.strict,
-        group_windows=not arguments.no_set,
+        group_windows=arguments.group_windows,
         checks=(check_cache_state,),
     )
 

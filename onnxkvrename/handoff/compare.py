@@ -15,7 +15,6 @@ from onnxkvrename.findings import (
 )
 from onnxkvrename.handoff.comparison import BufferPair, Comparison, build_comparison
 from onnxkvrename.handoff.consumer import Consumer, MemoryKind
-from onnxkvrename.handoff.consumer_checks import has_lasting_error, leave_out_check
 from onnxkvrename.handoff.root_causes import RootCause, find_root_causes
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.side_checks import (
@@ -251,8 +250,6 @@ def _collect_findings(
             f"it is not documented how the runtime of {setup.consumer.name} treats an array of "
             "another size; it may refuse it"
         )
-    if has_lasting_error(findings):
-        findings = list(map(leave_out_check, findings))
     if {finding.code for finding in findings} <= {"KV616"}:  # it works, once renamed
         notes += list_model_notes(writer, reader)
     for finding in check_scales_known(comparison.pairs):

@@ -35,21 +35,18 @@ _UNKNOWN_UPDATES = (
     (
         "unknown",
         "the graph does not show that",
-        "`onnxkvrename verify MODEL... --run` runs the model and compares both",
+        "verify with `--run` runs the model and compares both",
     ),
     (
         "untraced",
         "the graph was not traced to see whether",
-        "pass the model itself, or write the manifest again: onnxkvrename manifest MODEL -o FILE",
+        "pass the model itself, or write the manifest again",
     ),
 )
 """Kinds of updates that do not show whether an output fits into its input.
 
 Each with the reason, and what to do.
 """
-
-CHECK_AGAIN = ", then check: `"
-"""Between what a hint says to do and the command that checks again; see :func:`leave_out_check`."""
 
 
 class ConsumerProblem(NamedTuple):
@@ -93,25 +90,8 @@ def find_problems(
         consumer: The consumer.
         full_transfer: Whether it moves each buffer in full, even for a short prompt.
     """
-    if not layout.buffers:
-        return
-    problems = list(_list_problems(layout, consumer, full_transfer))
-    if not has_lasting_error(finding for problem in problems for finding in problem.findings):
-        yield from problems
-        return
-    for problem in problems:
-        yield problem._replace(findings=tuple(map(leave_out_check, problem.findings)))
-
-
-def has_lasting_error(findings: Iterable[Finding]) -> bool:
-    """Return whether one of some findings is an error that needs more than a command."""
-    errors = (finding for finding in findings if finding.severity == "error")
-    return any(not each.hint.startswith("`") and CHECK_AGAIN not in each.hint for each in errors)
-
-
-def leave_out_check(finding: Finding) -> Finding:
-    """Return a finding that does not suggest another check: that would fail again."""
-    return finding._replace(hint=finding.hint.partition(CHECK_AGAIN)[0])
+    if layout.buffers:
+        yield from _list_problems(layout, consumer, full_transfer)
 
 
 def _list_problems(

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, quote_path, suggest_similar
+from onnxkvrename.findings import Finding, suggest_similar
 from onnxkvrename.handoff import consumers
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.layout.layout import Layout
@@ -62,15 +61,12 @@ def configure_consumer(consumer: Consumer, layout: Layout) -> Consumer:
     return consumer if consumer.configure is None else consumer.configure(layout)
 
 
-def choose_token(
-    name: str, prefix: str | None, result: Path | None = None, *, strip: bool
-) -> str | None:
+def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
     """Return the token for a rename whose results a consumer will use.
 
     Args:
         name: The consumer's name.
         prefix: The token from the command line, `None` without one.
-        result: The file or directory that the rename writes; `None` for a rename in place.
         strip: Whether the rename removes the token.
 
     Returns:
@@ -82,7 +78,7 @@ def choose_token(
     """
     consumer = load_consumer(name)
     if not consumer.token:
-        return _choose_free_token(consumer, prefix, result, strip)
+        return _choose_free_token(consumer, prefix, strip)
     if strip:
         raise KvRenameError(
             f"--strip and --target {name} cannot be combined: {name} requires its token"
@@ -95,11 +91,8 @@ def choose_token(
     return consumer.token
 
 
-def _choose_free_token(
-    consumer: Consumer, prefix: str | None, result: Path | None, strip: bool
-) -> str | None:
-    check = f"`onnxkvrename check-consumer MODEL... --target {consumer.name}`"
-    later_check = check.replace("MODEL...", quote_path(str(result)))
+def _choose_free_token(consumer: Consumer, prefix: str | None, strip: bool) -> str | None:
+    check = f"check them with `check-consumer --target {consumer.name}`"
     if consumer.refusal and not strip:
         raise KvRenameError(
             f"{consumer.name} cannot take a renamed model: {consumer.refusal}",
@@ -109,12 +102,12 @@ def _choose_free_token(
         raise KvRenameError(
             f"--target {consumer.name} cannot check a rename: it reads names from a file that the "
             "rename changes as well",
-            hint=f"rename without --target, then {check if result is None else later_check}",
+            hint=f"rename without --target, then {check}",
         )
     if prefix is None and not strip:
         raise KvRenameError(
             f"--target {consumer.name} has no token of its own: it selects names without one",
-            hint=f"pass --prefix TOKEN, or check the names as they are: {check}",
+            hint=f"pass --prefix TOKEN, or leave the names as they are and {check}",
         )
     return prefix
 

@@ -5,16 +5,13 @@ The checks apply to every consumer, by the fields of `Consumer`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, quote_path
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_non_kv_selected
 from onnxkvrename.layout.layout import KvBuffer, Layout
-from onnxkvrename.rules.load import load_rules
-from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.rewrite import can_convert
 
 _TEMPLATE_HINT = (
     "fix the template in your --rules FILE: the consumer reads the layer at another place"
@@ -23,10 +20,6 @@ _TEMPLATE_HINT = (
 
 RULES_HINT = "set input_name and output_name in your --rules FILE"
 """The hint for a name that a consumer does not select, if a token does not help."""
-_CONVERSION_HINT = ", or try "
-"""What follows it in a hint that suggests the names of another profile."""
-NO_LOGITS_HINT = "a model for decode alone needs none"
-"""The end of a hint about missing logits; what follows it is the rename that remains to do."""
 
 
 class BufferName(NamedTuple):
@@ -47,22 +40,22 @@ def format_rename_command(
 ) -> str:
     """Return the command that renames a layout's models for a consumer, in backticks.
 
-    All files of a set must be renamed together, so the command for a merged model includes its
-    windows.
+    All files of a set must be renamed together, a merged model with its windows: for them it is a
+    sentence that says so.
 
     Args:
         layout: The layout.
         consumer: The consumer.
         options: Further options.
-        paths: The paths to rename; by default the layout's only model, or ``MODEL...``.
+        paths: The paths to rename; by default the layout's only model.
         is_refused: Whether a rename for the consumer would be refused. The command then only adds
             its token.
     """
     if not paths and len(layout.models) == 1 and not layout.other_stages:
         paths = layout.models
-    models = map(quote_path, paths) if paths else ("MODEL...",)
     goal = ("--prefix", consumer.token) if is_refused else ("--target", consumer.name)
-    return f"`{' '.join(('onnxkvrename', *models, *goal, *options))}`"
+    words = " ".join((*map(quote_path, paths), *goal, *options))
+    return f"`onnxkvrename {words}`" if paths else f"rename all files of the set with `{words}`"
 
 
 def choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:
@@ -196,13 +189,12 @@ def _explain_unselected(
         reason = _Reason("does", "do", f"not match {consumer.selected_inputs}")
         return reason, consumer.unselected_hint or RULES_HINT
     if token in name:
-        convert = "onnxkvrename rename MODEL..."
         required = consumer.output_suffix or consumer.selected_outputs
         text = f"the token but not the suffix that {consumer.name} requires"
         reason = _Reason("has", "have", f"{text} ({required})" if required else text)
         if name.endswith("_InternalRetainedState"):
-            return reason, format_rename_command(layout, consumer, "--normalize")
-        return reason, f"{RULES_HINT}{_CONVERSION_HINT}`{convert} --to qeff --prefix {token}`"
+            return reason, _suggest_normalizing(consumer)
+        return reason, f"{RULES_HINT}, or try to rename with `--to qeff --prefix {token}`"
     if token.lower() in name.lower():
         text = f"from the token {token} in upper and lower case"
         reason = _Reason("differs", "differ", text, "different")
@@ -213,34 +205,6 @@ def _explain_unselected(
     else:
         reason, options = _Reason("does", "do", f"not carry the token {token}", "none"), []
     return reason, format_rename_command(layout, consumer, *options)
-
-
-def drop_vain_renames(
-    findings: Iterable[Finding],
-    names: Sequence[tuple[str, str]],
-    rules: Rules | None,
-    consumer: Consumer,
-) -> Iterator[Finding]:
-    """Yield findings that suggest only renames that can be done, and change something.
-
-    Rules that list names, as those by dataflow may, do not say what is in a buffer, or how to get
-    from a converted name back to its own. A model whose names all have the token needs no rename.
-
-    Args:
-        findings: The findings of a consumer.
-        names: The sides of the buffers, each with the name in the file, which the rules know.
-        rules: The rules that found the buffers; ``None`` if they are not known.
-        consumer: The consumer.
-    """
-    has_token = all(consumer.token in name for _, name in names)
-    for finding in findings:
-        head, ending, _ = finding.hint.partition(NO_LOGITS_HINT)
-        if ending and has_token:
-            finding = finding._replace(hint=head + ending)
-        head, conversion, _ = finding.hint.partition(_CONVERSION_HINT)
-        if conversion and rules and not can_convert(names, rules, load_rules("qeff")):
-            finding = finding._replace(hint=head)
-        yield finding
 
 
 def check_output_suffixes(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
@@ -272,9 +236,13 @@ def list_underived_outputs(layout: Layout, consumer: Consumer) -> list[str]:
 def build_suffix_finding(
     layout: Layout, consumer: Consumer, names: Sequence[str], message: str
 ) -> Finding:
-    """Return KV602 about outputs, with the command that gives them the suffix."""
-    command = format_rename_command(layout, consumer, "--normalize")
-    return build_finding("KV602", names[0], message, choose_hint(layout, consumer, command))
+    """Return KV602 about outputs, with the option that gives them the suffix."""
+    hint = choose_hint(layout, consumer, _suggest_normalizing(consumer))
+    return build_finding("KV602", names[0], message, hint)
+
+
+def _suggest_normalizing(consumer: Consumer) -> str:
+    return f"rename with `--target {consumer.name} --normalize`"
 
 
 def check_unreadable_layers(

@@ -263,7 +263,7 @@ def _find_truncated_buffers(comparison: Comparison) -> Iterator[RootCause]:
             "KV605",
             pairs[0].name,
             f"{beginning} {type_text} ({content}), and {prompts} moves only a part",
-            "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides to move all of each buffer, then "
-            "check: `--full-transfer`",
+            "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides to move all of each buffer, and "
+            "pass `--full-transfer`",
         )
         yield build_root_cause(finding, pairs)

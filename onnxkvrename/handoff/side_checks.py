@@ -265,8 +265,7 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
     selected = f"{format_count(inputs, 'input')} but {format_count(outputs, 'output')}"
     counts = f"{label} selects {selected} and fails at the first prompt"
     if not unselected:
-        hint = "`onnxkvrename verify MODEL...` says which pairs are broken"
-        return build_finding("KV624", "", counts, hint)
+        return build_finding("KV624", "", counts, "verify says which pairs are broken")
     names = consumer.selected_outputs or consumer.selected_inputs
     required = f"match {names}" if names else f"have a name that {consumer.name} selects"
     return build_finding(

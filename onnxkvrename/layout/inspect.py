@@ -46,11 +46,11 @@ class ExternalFile(NamedTuple):
 
     Attributes:
         location: Its path relative to the model, as the model names it.
-        size: Its size in bytes; ``None`` if it cannot be used.
+        bytes: Its size; ``None`` where it is missing or cannot be used.
     """
 
     location: str
-    size: int | None
+    bytes: int | None
 
 
 class InspectedBuffer(NamedTuple):
@@ -109,13 +109,13 @@ class StampStatus(NamedTuple):
     """The layout digest in a model's metadata.
 
     Attributes:
-        digest: The digest, hexadecimal.
-        matches_graph: Whether the graph has that layout; ``None`` for a window, whose stamp
+        kv_layout_sha256: The digest, hexadecimal, right or wrong.
+        holds: Whether the graph has that layout; ``None`` for a window, whose stamp
             is that of its whole set.
     """
 
-    digest: str
-    matches_graph: bool | None
+    kv_layout_sha256: str
+    holds: bool | None
 
 
 class ModelSummary(NamedTuple):
@@ -159,7 +159,7 @@ class ModelSummary(NamedTuple):
     @property
     def external_bytes(self) -> int:
         """The bytes of the data files that can be used."""
-        return sum(file.size or 0 for file in self.files)
+        return sum(file.bytes or 0 for file in self.files)
 
     @property
     def layers(self) -> tuple[int, ...]:

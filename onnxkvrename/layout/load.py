@@ -10,7 +10,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding, format_list, promote_to_errors, suggest_similar
+from onnxkvrename.findings import (
+    Finding,
+    format_list,
+    promote_to_errors,
+    quote_path,
+    suggest_similar,
+)
 from onnxkvrename.layout.layout import (
     Layout,
     apply_dtypes,
@@ -433,8 +439,8 @@ def _require_single_model(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
         raise ModelError(
             f"is not the same model as {other.path}",
             path=chosen.path,
-            hint="pass one of them: `MODEL`; windows of one model need the names that they were "
-            "exported with",
+            hint=f"pass one of them, such as {quote_path(chosen.path)}; windows of one model need "
+            "the names that they were exported with",
         )
     return tuple(models)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
-from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding, Severity, build_json_document, serialize_finding
+from onnxkvrename.documents import UnreadableTextError, parse_json
+from onnxkvrename.errors import ModelError
+from onnxkvrename.findings import Finding, Severity
 from onnxkvrename.layout.kinds import list_kinds
 from onnxkvrename.layout.layout import (
     KvBuffer,
@@ -19,16 +17,16 @@ from onnxkvrename.layout.layout import (
     compute_layout_digest,
     find_axis_and_window,
 )
-from onnxkvrename.layout.scales import BufferScales, Scale
-from onnxkvrename.layout.updates import UNTRACED_UPDATE, UPDATE_KINDS, BufferUpdate
+from onnxkvrename.layout.scales import BufferScales
+from onnxkvrename.layout.updates import BufferUpdate, UpdateKind
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.model.signature import Value
+from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight
+from onnxkvrename.records import Document, compute_document_digest, fill_record, read_record
 from onnxkvrename.rules.plan import UnchangedName
-from onnxkvrename.rules.profile import ProfileChoice, serialize_choice
+from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport
 
-SCHEMA = "onnxkvrename.manifest/1"
 _REWRITE_HINT = "write it again from its model, with the command manifest"
 
 
@@ -46,24 +44,161 @@ class Manifest(NamedTuple):
     stamp: str | None
 
 
-class ByteTotals(NamedTuple):
-    """Bytes of all buffers together; ``None`` where a size or a dtype is not known.
+class TokenBytes(NamedTuple):
+    """Bytes that a token adds to all buffers that grow; `None` where a size is not known.
 
     Attributes:
-        context: Bytes that a token adds to buffers that grow with the context.
-        window: Bytes that a token adds to buffers that hold a window of it.
-        encoder: Bytes that a token of the encoder adds to cross attention.
-        states: Bytes of the states of one sequence.
-        sequence: Bytes of one sequence at its full length.
-        batch: Bytes of all sequences at their full length.
+        context: Of buffers that grow with the context.
+        window: Of buffers with a window.
+        encoder: Of buffers that an encoder fills.
     """
 
     context: int | None
     window: int | None
     encoder: int | None
-    states: int | None
-    sequence: int | None
-    batch: int | None
+
+
+class ByteTotals(NamedTuple):
+    """Bytes of all buffers together; `None` where a size or a dtype is not known.
+
+    Attributes:
+        bytes_per_token: What a token adds to all buffers that grow: with the context, up to a
+            window, with the encoder's input.
+        state_bytes: Bytes of all states of one sequence.
+        sequence_bytes: Bytes of all buffers of one sequence, at its full length.
+        batch_bytes: Bytes of all buffers of all sequences.
+    """
+
+    bytes_per_token: TokenBytes
+    state_bytes: int | None
+    sequence_bytes: int | None
+    batch_bytes: int | None
+
+
+class ManifestBuffer(NamedTuple):
+    """A KV buffer.
+
+    Attributes:
+        layer: The number of the layer.
+        part: What is in the buffer: key, value, compressed_kv, k_pe, conv_state, recurrent_state.
+        kind: The kind of the buffer, in vLLM's words.
+        kind_guessed: Whether only its shape or its name suggests the kind.
+        update: How the retained output is made from its input.
+        update_axis: For append and delta the axis with another size, `None` if it is not known.
+        buffer: The part of the name that says what is in the buffer, such as past_key.
+        scope: The part of the name before the last slash, as in layerwise exports; usually empty.
+        input: The graph input of the pair; `None` if it is missing.
+        output: The retained output of the pair; `None` if it is missing.
+        token: The token in the names, empty for none; `None` if the names do not agree.
+        dtype: The element type, in ONNX's words.
+        shape: Sizes, symbols, and `None` for what the file does not say; `None` for an unknown
+            rank.
+        sized_shape: The shape with the sizes that are known.
+        axes: The profile's word for each axis, empty for one that it does not know.
+        beside: The part of its layer that it moves with; empty for a cache by itself.
+        scales: The scales of a quantized buffer; `None` if it is not quantized, or nothing is known
+            of them.
+        sequence_axis: The axis that grows with the context.
+        window: The symbol or the length of a sliding window.
+        window_size: The window in tokens; `None` if there is none or its size is unknown.
+        bytes_per_token: Bytes that a token adds to the buffer, for one sequence; `None` for a
+            state, or where a size or a dtype is not known.
+        bytes_per_state: Bytes of the state of one sequence; `None` if it grows, or likewise.
+        bytes: Bytes of one sequence, at its full length; `None` likewise.
+        model: The path of the model that has the buffer.
+    """
+
+    layer: int
+    part: str
+    kind: str
+    kind_guessed: bool
+    update: UpdateKind
+    update_axis: int | None
+    buffer: str
+    scope: str
+    input: str | None
+    output: str | None
+    token: str | None
+    dtype: str
+    shape: Shape | None
+    sized_shape: Shape | None
+    axes: tuple[str, ...]
+    beside: str
+    scales: BufferScales | None
+    sequence_axis: int | None
+    window: Dim
+    window_size: Dim
+    bytes_per_token: int | None
+    bytes_per_state: int | None
+    bytes: int | None
+    model: str
+
+
+class ModelFinding(NamedTuple):
+    """A finding about one of the models.
+
+    Attributes:
+        model: The path of the model that it is about.
+        code: The code, such as KV101.
+        severity: An error makes the exit code 1; `--strict` makes every finding an error.
+        name: The input, output or file that it is about; empty for the model itself.
+        message: What is wrong, in one sentence.
+        hint: How to fix it.
+    """
+
+    model: str
+    code: str
+    severity: Severity
+    name: str
+    message: str
+    hint: str
+
+
+class ManifestContent(NamedTuple):
+    """The KV buffers of a model.
+
+    Attributes:
+        profile: The rules that identify KV names; `None` if the job could not be done.
+        models: The models that make up the layout, in the order of their layers.
+        kv_layout_sha256: SHA-256 over the JSON list of [layer, part, kind, dtype, shape, name] of
+            each buffer in order, without blanks and in ASCII: name is the input's, the batch in a
+            shape is `None`, a symbol whose size is known is that size. A --kv-cache-dtype comes
+            last in the list, if one is given. `None` without buffers.
+        stamp: The digest in the metadata of the models, right or wrong.
+        layers: The numbers of the layers with buffers.
+        sizes: The sizes of the symbols in the shapes of buffers.
+        compiled_dtypes: Whether the dtypes of all buffers are those of a compile, from its
+            custom_io.yaml; otherwise they are the graph's.
+        kv_cache_dtype: The --kv-cache-dtype that vLLM is started with; `None` if none is given.
+        missing: Symbols in the shapes of buffers whose sizes are not known, the batch's aside.
+        inputs: All inputs of the graph.
+        outputs: All outputs of the graph.
+        buffers: The buffers, by layer, then by part.
+        kept: Inputs and outputs of the model whose names stay, each with the reason.
+        weights: Some weights, by which two models are told apart; `None` if nothing is known of
+            them.
+        totals: The bytes of all buffers.
+        findings: What is wrong with the models.
+        vllm: With --block-size, what vLLM makes of it: a projection.
+    """
+
+    profile: ProfileChoice | None
+    models: tuple[str, ...]
+    kv_layout_sha256: str | None
+    stamp: str | None
+    layers: tuple[int, ...]
+    sizes: Mapping[str, int]
+    compiled_dtypes: bool
+    kv_cache_dtype: str | None
+    missing: tuple[str, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    buffers: tuple[ManifestBuffer, ...]
+    kept: tuple[UnchangedName, ...]
+    weights: tuple[Weight, ...] | None
+    totals: ByteTotals
+    findings: tuple[ModelFinding, ...]
+    vllm: Mapping[str, Any] | None
 
 
 def compute_byte_totals(layout: Layout) -> ByteTotals:
@@ -74,10 +209,10 @@ def compute_byte_totals(layout: Layout) -> ByteTotals:
             growing[classify_growth(buffer)].append(layout.compute_token_bytes(buffer))
     states = [layout.compute_state_bytes(buffer) for buffer in layout.buffers if buffer.is_state]
     return ByteTotals(
-        **{name: _sum_if_known(sizes) for name, sizes in growing.items()},
-        states=_sum_if_known(states),
-        sequence=_sum_if_known(map(layout.compute_sequence_bytes, layout.buffers)),
-        batch=_sum_if_known(map(layout.compute_batch_bytes, layout.buffers)),
+        TokenBytes(**{name: _sum_if_known(sizes) for name, sizes in growing.items()}),
+        _sum_if_known(states),
+        _sum_if_known(map(layout.compute_sequence_bytes, layout.buffers)),
+        _sum_if_known(map(layout.compute_batch_bytes, layout.buffers)),
     )
 
 
@@ -103,126 +238,64 @@ def compute_kv_layout_sha256(layout: Layout) -> str | None:
     return compute_layout_digest(layout) if layout.buffers else None
 
 
-def manifest_to_json(
+def describe_layout(
     layout: Layout,
-    reports: Sequence[ModelReport],
-    code: int,
-    fault: KvRenameError | None = None,
+    reports: Sequence[ModelReport] = (),
     *,
     stamp: str | None = None,
     vllm: Mapping[str, Any] | None = None,
     profile: ProfileChoice | None = None,
-) -> str:
-    """Return the document, which the tests validate against ``schemas/manifest-1.json``.
+) -> ManifestContent:
+    """Return the content of a manifest.
 
     Args:
         layout: The layout of the models.
         reports: The reports of the models, with their findings.
-        code: The exit code of the command.
-        fault: Why the command failed, ``None`` if it did not.
         stamp: The digest in the metadata of the models.
         vllm: A projection, as JSON.
         profile: The profile that recognized KV names.
     """
-    content = {
-        "profile": serialize_choice(profile),
-        "models": list(layout.models),
-        "kv_layout_sha256": compute_kv_layout_sha256(layout),
-        "stamp": stamp,
-        "layers": list(layout.layers),
-        "sizes": dict(layout.sizes),
-        "compiled_dtypes": layout.has_compiled_dtypes,
-        "kv_cache_dtype": layout.kv_cache_dtype,
-        "missing": list(layout.unresolved_symbols),
-        "inputs": [_serialize_value(value) for value in layout.inputs],
-        "outputs": [_serialize_value(value) for value in layout.outputs],
-        "buffers": [_serialize_buffer(layout, buffer) for buffer in layout.buffers],
-        "kept": [kept._asdict() for kept in layout.kept],
-        "weights": None
-        if layout.weights is None
-        else [{**each._asdict(), "shape": list(each.shape)} for each in layout.weights],
-        "totals": _serialize_totals(layout),
-        "findings": [
-            {"model": report.path, **serialize_finding(finding)}
+    return fill_record(
+        ManifestContent,
+        layout,
+        profile=profile,
+        kv_layout_sha256=compute_kv_layout_sha256(layout),
+        stamp=stamp,
+        compiled_dtypes=layout.has_compiled_dtypes,
+        missing=layout.unresolved_symbols,
+        buffers=tuple(_describe_buffer(layout, buffer) for buffer in layout.buffers),
+        totals=compute_byte_totals(layout),
+        findings=tuple(
+            fill_record(ModelFinding, finding, model=report.path)
             for report in reports
             for finding in report.findings
-        ],
-        "vllm": vllm,
-    }
-    values = build_json_document(SCHEMA, "manifest", code, fault, **content)
-    return json.dumps({**values, "sha256": compute_document_digest(values)}, indent=2)
+        ),
+        vllm=vllm,
+    )
 
 
-def compute_document_digest(values: Mapping[str, Any]) -> str:
-    """Return the digest of a whole document, which shows any later change.
-
-    Returns:
-        SHA-256, in hexadecimal, of the document without its ``sha256``, as JSON with the keys
-        of each object sorted, without blanks and in ASCII.
-    """
-    content = {key: value for key, value in values.items() if key != "sha256"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return sha256(text.encode("ascii")).hexdigest()
+DOCUMENT = Document(
+    "onnxkvrename.manifest/1",
+    "manifest",
+    describe_layout(Layout((), (), (), (), ())),
+    is_sealed=True,
+)
 
 
-def _serialize_value(value: Value) -> dict[str, Any]:
-    return {"name": value.name, "dtype": value.dtype, "shape": _serialize_shape(value.shape)}
-
-
-def _serialize_buffer(layout: Layout, buffer: KvBuffer) -> dict[str, Any]:
+def _describe_buffer(layout: Layout, buffer: KvBuffer) -> ManifestBuffer:
     shape, window = buffer.shape, buffer.window
-    size = layout.sizes.get(window) if isinstance(window, str) else window
-    return {
-        "layer": buffer.layer,
-        "part": buffer.part,
-        "kind": buffer.kind,
-        "kind_guessed": buffer.is_kind_guessed,
-        "update": buffer.update.kind,
-        "update_axis": buffer.update.axis,
-        "buffer": buffer.buffer,
-        "scope": buffer.scope,
-        "input": buffer.input,
-        "output": buffer.output,
-        "token": buffer.token,
-        "dtype": buffer.dtype,
-        "shape": _serialize_shape(shape),
-        "sized_shape": None if shape is None else _serialize_shape(layout.resolve_shape(shape)),
-        "axes": list(buffer.axes),
-        "beside": buffer.beside,
-        "scales": None if buffer.scales is None else _serialize_scales(buffer.scales),
-        "sequence_axis": buffer.sequence_axis,
-        "window": window,
-        "window_size": size,
-        "bytes_per_token": layout.compute_token_bytes(buffer),
-        "bytes_per_state": layout.compute_state_bytes(buffer),
-        "bytes": layout.compute_sequence_bytes(buffer),
-        "model": buffer.model,
-    }
-
-
-def _serialize_scales(scales: BufferScales) -> dict[str, Any]:
-    return {
-        name: None if values is None else [scale._asdict() for scale in values]
-        for name, values in scales._asdict().items()
-    }
-
-
-def _serialize_shape(shape: Shape | None) -> list[Any] | None:
-    return None if shape is None else list(shape)
-
-
-def _serialize_totals(layout: Layout) -> dict[str, Any]:
-    totals = compute_byte_totals(layout)
-    return {
-        "bytes_per_token": {
-            "context": totals.context,
-            "window": totals.window,
-            "encoder": totals.encoder,
-        },
-        "state_bytes": totals.states,
-        "sequence_bytes": totals.sequence,
-        "batch_bytes": totals.batch,
-    }
+    return fill_record(
+        ManifestBuffer,
+        buffer,
+        kind_guessed=buffer.is_kind_guessed,
+        update=buffer.update.kind,
+        update_axis=buffer.update.axis,
+        sized_shape=None if shape is None else layout.resolve_shape(shape),
+        window_size=layout.sizes.get(window) if isinstance(window, str) else window,
+        bytes_per_token=layout.compute_token_bytes(buffer),
+        bytes_per_state=layout.compute_state_bytes(buffer),
+        bytes=layout.compute_sequence_bytes(buffer),
+    )
 
 
 def parse_manifest(text: str, path: str) -> Manifest:
@@ -239,7 +312,7 @@ def parse_manifest(text: str, path: str) -> Manifest:
     """
     data = _parse_sealed_document(text, path)
     try:
-        manifest = _parse_content(ObjectReader(data))
+        manifest = _build_manifest(read_record(ManifestContent, data))
     except UnreadableTextError as error:
         raise ModelError(f"is not valid: {error}", path=path, hint=_REWRITE_HINT) from None
     if data.get("kv_layout_sha256") != compute_kv_layout_sha256(manifest.layout):
@@ -256,10 +329,10 @@ def _parse_sealed_document(text: str, path: str) -> dict[str, Any]:
     except UnreadableTextError as error:
         raise ModelError(str(error), path=path) from None
     schema = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(data, dict) or schema != SCHEMA:
+    if not isinstance(data, dict) or schema != DOCUMENT.schema:
         claim = f"is {shorten_text(schema)}" if isinstance(schema, str) else "has no schema"
         raise ModelError(
-            f"is not a manifest: it {claim}, not {SCHEMA}", path=path, hint=_REWRITE_HINT
+            f"is not a manifest: it {claim}, not {DOCUMENT.schema}", path=path, hint=_REWRITE_HINT
         )
     if data.get("error") is not None:
         raise ModelError(
@@ -274,29 +347,21 @@ def _parse_sealed_document(text: str, path: str) -> dict[str, Any]:
     return data
 
 
-def _parse_content(document: ObjectReader) -> Manifest:
-    sizes = document.read_object("sizes")
-    layout = Layout(
-        models=tuple(document.read_strings("models")),
-        inputs=tuple(map(_parse_value, document.read_objects("inputs"))),
-        outputs=tuple(map(_parse_value, document.read_objects("outputs"))),
-        buffers=tuple(map(_parse_buffer, document.read_objects("buffers"))),
-        kept=tuple(
-            UnchangedName(entry.read_string("name"), entry.read_string("reason"))
-            for entry in document.read_objects("kept")
-        ),
-        sizes=MappingProxyType(
-            {symbol: sizes.read_integer(symbol, minimum=1) for symbol in sizes.values}
-        ),
-        weights=_parse_weights(document),
-        has_compiled_dtypes=document.read_boolean("compiled_dtypes", default=False),
-        kv_cache_dtype=None
-        if document.is_null("kv_cache_dtype")
-        else document.read_string("kv_cache_dtype"),
+def _build_manifest(content: ManifestContent) -> Manifest:
+    for symbol, size in content.sizes.items():
+        if size < 1:
+            raise UnreadableTextError(f"sizes.{shorten_text(symbol)} is less than 1")
+    layout = fill_record(
+        Layout,
+        content,
+        buffers=tuple(map(_build_buffer, content.buffers)),
+        sizes=MappingProxyType(content.sizes),
+        other_stages=(),
+        has_compiled_dtypes=content.compiled_dtypes,
     )
     _check_buffers(layout)
-    findings = tuple(map(_parse_finding, document.read_objects("findings")))
-    return Manifest(layout, findings, document.read_string_or_null("stamp"))
+    findings = tuple(fill_record(Finding, each) for each in content.findings)
+    return Manifest(layout, findings, content.stamp)
 
 
 def _check_buffers(layout: Layout) -> None:
@@ -321,97 +386,22 @@ def _check_buffers(layout: Layout) -> None:
             raise UnreadableTextError("a buffer belongs to a model that is not listed")
 
 
-def _parse_value(entry: ObjectReader) -> Value:
-    return Value(entry.read_string("name"), entry.read_string("dtype"), _parse_shape(entry))
-
-
-def _parse_buffer(entry: ObjectReader) -> KvBuffer:
-    kind, shape = entry.read_choice("kind", list_kinds()), _parse_shape(entry)
-    axis, window = entry.read_integer_or_null("sequence_axis"), entry.read_string_or_null("window")
-    axes = tuple(entry.read_strings("axes", default=[]))
-    if axes and len(axes) != len(shape or axes):
-        raise entry.build_error("axes", "must have one word for each size of the shape")
-    if (axis, window) != find_axis_and_window(kind, shape, axes):
+def _build_buffer(entry: ManifestBuffer) -> KvBuffer:
+    if entry.kind not in list_kinds():
+        raise UnreadableTextError(f"a buffer has the kind {shorten_text(entry.kind)}")
+    if entry.update_axis is not None and entry.update_axis < 0:
+        raise UnreadableTextError("a buffer has an update_axis that is less than 0")
+    if entry.axes and len(entry.axes) != len(entry.shape or entry.axes):
+        raise UnreadableTextError("a buffer has axes that its shape does not have")
+    buffer = fill_record(
+        KvBuffer,
+        entry,
+        is_kind_guessed=entry.kind_guessed,
+        update=BufferUpdate(entry.update, entry.update_axis),
+    )
+    axis_and_window = find_axis_and_window(buffer.kind, buffer.shape, buffer.axes)
+    if (buffer.sequence_axis, buffer.window) != axis_and_window:
         raise UnreadableTextError(
             "a buffer has a sequence_axis or a window that its shape does not have"
         )
-    return KvBuffer(
-        layer=entry.read_integer("layer"),
-        part=entry.read_string("part"),
-        kind=kind,
-        buffer=entry.read_string("buffer"),
-        scope=entry.read_string("scope"),
-        input=entry.read_string_or_null("input"),
-        output=entry.read_string_or_null("output"),
-        dtype=entry.read_string("dtype"),
-        shape=shape,
-        sequence_axis=axis,
-        window=window,
-        model=entry.read_string("model"),
-        token=entry.read_string_or_null("token"),
-        is_kind_guessed=entry.read_boolean("kind_guessed", default=False),
-        update=_parse_update(entry),
-        axes=axes,
-        beside=entry.read_string("beside", default=""),
-        scales=_parse_scales(entry),
-    )
-
-
-def _parse_scales(entry: ObjectReader) -> BufferScales | None:
-    """Return the scales of a buffer; `None` in a manifest without them."""
-    if "scales" not in entry.values or entry.is_null("scales"):
-        return None
-    scales = entry.read_object("scales")
-    written, read = (
-        None if scales.is_null(name) else tuple(map(_parse_scale, scales.read_objects(name)))
-        for name in BufferScales._fields
-    )
-    return BufferScales(written, read)
-
-
-def _parse_scale(entry: ObjectReader) -> Scale:
-    return Scale(
-        entry.read_string("dtype"),
-        tuple(entry.read_list("shape", "a list of sizes", int)),
-        entry.read_number("first"),
-        entry.read_number("zero_point"),
-        entry.read_string("sha256"),
-    )
-
-
-def _parse_update(entry: ObjectReader) -> BufferUpdate:
-    """Return how a buffer is updated; a manifest that does not say it was written untraced."""
-    if "update" not in entry.values:
-        return UNTRACED_UPDATE
-    axis = entry.read_integer_or_null("update_axis")
-    if axis is not None and axis < 0:
-        raise entry.build_error("update_axis", "is less than 0")
-    return BufferUpdate(entry.read_choice("update", UPDATE_KINDS), axis)
-
-
-def _parse_weights(document: ObjectReader) -> tuple[Weight, ...] | None:
-    """Return the weights; `None` in a manifest without them."""
-    if "weights" not in document.values or document.is_null("weights"):
-        return None
-    return tuple(
-        Weight(
-            entry.read_string("name"),
-            entry.read_string("dtype"),
-            tuple(entry.read_list("shape", "a list of sizes", int)),
-            entry.read_string_or_null("sha256"),
-        )
-        for entry in document.read_objects("weights")
-    )
-
-
-def _parse_finding(entry: ObjectReader) -> Finding:
-    severity: Severity = entry.read_choice("severity", get_args(Severity))
-    code, name, message, hint = map(entry.read_string, ("code", "name", "message", "hint"))
-    return Finding(code, severity, name, message, hint)
-
-
-def _parse_shape(entry: ObjectReader) -> Shape | None:
-    if "shape" in entry.values and entry.is_null("shape"):
-        return None
-    description = "a list of sizes and symbols, or null"
-    return tuple(entry.read_list("shape", description, int, str, type(None)))
+    return buffer

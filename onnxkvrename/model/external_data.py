@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_word
 from onnxkvrename.limits import MAX_FILES, build_limit_error, shorten_text
 from onnxkvrename.model.proto_reader import ExternalReference
-from onnxkvrename.storage.copy import has_same_bytes, measure_data
+from onnxkvrename.storage.confined import Folder
+from onnxkvrename.storage.copy import has_same_bytes
 from onnxkvrename.storage.read import (
     FileIdentity,
     OpenFile,
@@ -20,11 +21,7 @@ from onnxkvrename.storage.read import (
     build_changed_error,
     is_occupied,
     open_file,
-    translate_read_errors,
 )
-
-if TYPE_CHECKING:
-    from onnxkvrename.storage.open_beneath import OpenDirectory
 
 
 class DataFile(NamedTuple):
@@ -35,14 +32,12 @@ class DataFile(NamedTuple):
         path: The file itself, links resolved.
         identity: Its state when it was checked.
         directory: The directory that it must be found in, links resolved.
-        needed_size: Bytes that a copy takes on the disk: those that are not in holes.
     """
 
     location: str
     path: Path
     identity: FileIdentity
     directory: Path
-    needed_size: int
 
     @property
     def size(self) -> int:
@@ -55,9 +50,8 @@ def find_data_files(
 ) -> Iterator[DataFile | Finding]:
     """Find the data files of a model, each opened once, and checked by what was opened.
 
-    A path may lead elsewhere a moment later. So the directory is opened first and must be
-    the one of the open model; each file is then opened below it, and a copy is made of a file
-    that is opened in the same way and has the same identity (:func:`open_data_file`).
+    A path may lead elsewhere a moment later. So a copy is made of a file that is opened in the
+    same way and has the same identity (:func:`open_data_file`).
 
     Args:
         references: The external data that the model refers to.
@@ -68,42 +62,40 @@ def find_data_files(
         directory), KV502 (cannot be read) or KV503 (too short).
 
     Raises:
-        ModelError: The directory of the model cannot be opened, the model is no longer there,
-            or more than `MAX_FILES` lead to no file of their own.
+        ModelError: The model is no longer where it was opened, or more than
+            `MAX_FILES` lead to no file of their own.
     """
-    from onnxkvrename.storage.open_beneath import open_directory  # many models have no data files
-
-    with open_directory(model_file.path.parent) as directory:
-        if not directory.has_file(model_file.path.name, model_file):
-            raise build_changed_error(model_file.path)
-        checked: dict[str, DataFile | KvRenameError] = {}
-        found: set[str] = set()
-        paths: set[Path] = set()
-        for reference in references:
-            location = reference.location
-            if reference.problem:
-                yield _build_entry_finding(reference)
-                continue
-            if location not in checked:
-                checked[location] = file = _check_data_file(location, directory, model_file)
-                if isinstance(file, DataFile):
-                    paths.add(file.path)
-                # Not those that lead to files of their own, as weights of experts may.
-                if len(checked) - len(paths) > MAX_FILES:
-                    last = shorten_text(location)
-                    raise build_limit_error(
-                        MAX_FILES,
-                        "data files that are missing, cannot be used or are named in several ways "
-                        f"(the last is {last!r})",
-                        path=str(model_file.path),
-                        hint="put all data files beside the model, or export the model again",
-                    )
-            result = _judge_reference(reference, checked[location], directory.path)
-            if isinstance(result, Finding):
-                yield result
-            elif location not in found:
-                found.add(location)
-                yield result
+    folder = Folder(model_file.path.parent)
+    if not folder.has_file(model_file):
+        raise build_changed_error(model_file.path)
+    checked: dict[str, DataFile | KvRenameError] = {}
+    found: set[str] = set()
+    paths: set[Path] = set()
+    for reference in references:
+        location = reference.location
+        if reference.problem:
+            yield _build_entry_finding(reference)
+            continue
+        if location not in checked:
+            checked[location] = file = _check_data_file(location, folder, model_file)
+            if isinstance(file, DataFile):
+                paths.add(file.path)
+            # Not those that lead to files of their own, as weights of experts may.
+            if len(checked) - len(paths) > MAX_FILES:
+                last = shorten_text(location)
+                raise build_limit_error(
+                    MAX_FILES,
+                    "data files that are missing, cannot be used or are named in several ways "
+                    f"(the last is {last!r})",
+                    path=str(model_file.path),
+                    hint="put all data files beside the model, or export the model again",
+                )
+        result = _judge_reference(reference, checked[location], folder.path)
+        if isinstance(result, Finding):
+            yield result
+        elif location not in found:
+            found.add(location)
+            yield result
 
 
 def _build_entry_finding(reference: ExternalReference) -> Finding:
@@ -116,7 +108,7 @@ def _build_entry_finding(reference: ExternalReference) -> Finding:
 
 
 def _check_data_file(
-    location: str, directory: OpenDirectory, model_file: OpenFile
+    location: str, directory: Folder, model_file: OpenFile
 ) -> DataFile | KvRenameError:
     """Return the data file at a location, or why there is none that can be used."""
     windows = PureWindowsPath(location)
@@ -129,9 +121,7 @@ def _check_data_file(
         with directory.open_file(location) as file:
             if os.path.samestat(file.status, model_file.status):
                 return OutsideError("is the model itself", hint="export the model again")
-            with translate_read_errors(file.path):
-                needed_size = measure_data(file.descriptor, file.size)
-            return DataFile(location, file.path, file.identity, directory.path, needed_size)
+            return DataFile(location, file.path, file.identity, directory.path)
     except KvRenameError as error:
         return error
 
@@ -173,12 +163,7 @@ def open_data_file(data_file: DataFile) -> Iterator[OpenFile]:
         ModelError: It has changed since then, leads out of the model's directory by now, or
             cannot be read.
     """
-    from onnxkvrename.storage.open_beneath import open_directory
-
-    with (
-        open_directory(data_file.directory) as directory,
-        directory.open_file(data_file.location) as file,
-    ):
+    with Folder(data_file.directory).open_file(data_file.location) as file:
         if not file.identity.matches(data_file.identity):
             raise build_changed_error(data_file.path)
         yield file

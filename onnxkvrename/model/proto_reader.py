@@ -20,7 +20,7 @@ from onnxkvrename.model.protobuf import (
     list_fields,
     read_fields,
 )
-from onnxkvrename.model.signature import Dim, ExportInfo, Signature, Value
+from onnxkvrename.model.signature import Dim, ExportInfo, Opset, Signature, Value
 
 GRAPH_INPUT, GRAPH_OUTPUT = 11, 12
 METADATA_PROPS = 14
@@ -107,7 +107,9 @@ def read_export_info(source: ByteSource) -> ExportInfo:
         read_optional_string(source, find_string(fields, _PRODUCER)),
         read_optional_string(source, find_string(fields, _PRODUCER_VERSION)),
         tuple(
-            (read_optional_string(source, find_string(opset, 1)), _read_int64(source, opset, 2))
+            Opset(
+                read_optional_string(source, find_string(opset, 1)), _read_int64(source, opset, 2)
+            )
             for opset in opsets
         ),
     )

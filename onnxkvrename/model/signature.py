@@ -61,20 +61,32 @@ class Signature(NamedTuple):
         )
 
 
+class Opset(NamedTuple):
+    """A set of operators.
+
+    Attributes:
+        domain: Its domain; empty for ONNX's own operators.
+        version: Its version.
+    """
+
+    domain: str
+    version: int
+
+
 class ExportInfo(NamedTuple):
     """The program that wrote a model, and the versions it used; equal in all windows of one export.
 
     Attributes:
         ir_version: Version of ONNX's intermediate representation.
-        producer_name: The program that wrote the model.
+        producer: The program that wrote the model.
         producer_version: Its version.
-        opsets: The operator sets as pairs of domain and version, in the file's order.
+        opsets: The operator sets that the model imports, in the file's order.
     """
 
     ir_version: int
-    producer_name: str
+    producer: str
     producer_version: str
-    opsets: tuple[tuple[str, int], ...]
+    opsets: tuple[Opset, ...]
 
 
 class NameUses(NamedTuple):

@@ -24,6 +24,7 @@ from onnxkvrename.model.proto_reader import (
     read_tensor_type,
 )
 from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, list_fields, read_fields
+from onnxkvrename.storage.confined import Folder
 
 WEIGHT_COUNT = 32
 """The weights that are described of one model: enough to tell it from others."""
@@ -122,10 +123,8 @@ def read_external_data(
         start: The first byte.
         size: The number of bytes.
     """
-    from onnxkvrename.storage.open_beneath import open_directory  # many models have no data files
-
     try:
-        with open_directory(directory) as opened, opened.open_file(reference.location) as file:
+        with Folder(directory).open_file(reference.location) as file:
             return file.read(start, size) if file.size >= reference.end_offset else b""
     except ModelError:
         return b""

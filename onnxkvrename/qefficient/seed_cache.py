@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from onnxkvrename.errors import KvRenameError, ModelError, WriteError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, promote_to_errors, quote_path
 from onnxkvrename.qefficient.export_cache import (
     PARAMS_FILE,
@@ -33,11 +32,10 @@ from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, Report, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
-from onnxkvrename.storage.clean_up import remove_stale_temp_files
-from onnxkvrename.storage.intent import clear_intent, find_intents
-from onnxkvrename.storage.lock import hold_locks
+from onnxkvrename.storage.directories import is_left_empty
 from onnxkvrename.storage.read import is_directory, is_occupied, resolve_path
-from onnxkvrename.storage.temp_file import find_stale_temp_files, resolve_moved_path
+from onnxkvrename.storage.record import resolve_moved_path
+from onnxkvrename.storage.recover import settle_stopped_runs
 
 
 class Seed(NamedTuple):
@@ -113,17 +111,6 @@ class SeedPlan:
             for seed in self.seeds
             if seed.directory not in self._results
         )
-
-    def clear_finished_intents(self) -> None:
-        """Remove what killed runs have left beside exports that already have their new names."""
-        for seed in self.seeds:
-            parent = seed.directory.parent
-            for intent in find_intents(parent):
-                old, new = (parent / name for name in intent.move)
-                if seed.directory == new and not is_occupied(old):
-                    with suppress(WriteError), hold_locks([old, new]):
-                        clear_intent({old: new})
-                        remove_stale_temp_files(find_stale_temp_files([old, new]))
 
     def update_report(self, report: Report, *, dry_run: bool) -> Report:
         """Return the report with the models left out, and with the paths of renamed directories.
@@ -206,6 +193,25 @@ def plan_seeds(
     return SeedPlan(tuple(seeds), in_place, tuple(left_out))
 
 
+def settle_stopped_moves(paths: Iterable[Path]) -> None:
+    """Undo runs that were stopped before all exports had their new names, or were all there.
+
+    Args:
+        paths: The models or directories of the run; they may have their new names.
+
+    Raises:
+        KvRenameError: A run cannot be undone, or another one is at work.
+    """
+    directories = list[Path]()
+    for path in map(Path.absolute, paths):
+        directories += (Path(folder) for folder, _, _ in os.walk(path))
+        for directory in (path, *path.parents[:2]):
+            directories.append(directory)
+            if is_directory(directory):
+                directories += (directory / name for name in os.listdir(directory))
+    settle_stopped_runs(directories)
+
+
 def find_moved_paths(paths: Sequence[Path], rules: Rules, change: TokenChange) -> tuple[Path, ...]:
     """Return the paths; for those within an export that has its new name by now, the new paths.
 
@@ -237,18 +243,14 @@ def _find_moved_path(path: Path, rules: Rules, change: TokenChange) -> Path:
 def _find_moved_directory(directory: Path, rules: Rules, change: TokenChange) -> Path | None:
     """Return the directory that an export was moved to, ``None`` if there is none.
 
-    What a killed run has left shows it, or the parameters, whose hash without the
-    change is the one in the old name.
+    The parameters show it: their hash without the change is the one in the old name.
     """
     name_and_hash = split_directory_name(directory.name)
     if name_and_hash is None:
         return None
-    intended = {
-        intent.move[1]
-        for intent in find_intents(directory.parent)
-        if intent.move[0] == directory.name
-    }
     undo = _find_opposite_change(change)
+    if undo is None:
+        return None
     for name in sorted(os.listdir(directory.parent)):
         if not name.startswith(f"{name_and_hash[0]}-"):
             continue
@@ -258,10 +260,7 @@ def _find_moved_directory(directory: Path, rules: Rules, change: TokenChange) ->
             continue  # no export
         if entry is None:
             continue
-        if name in intended or (
-            undo is not None
-            and build_renamed_entry(entry, rules, undo).directory_name == directory.name
-        ):
+        if build_renamed_entry(entry, rules, undo).directory_name == directory.name:
             return directory.parent / name
     return None
 
@@ -320,6 +319,8 @@ def _plan_seed(directory: Path, rules: Rules, change: TokenChange, *, in_place: 
     new_entry = build_renamed_entry(entry, rules, change)
     target = directory.parent / new_entry.directory_name
     is_taken = target != directory and is_occupied(target)
+    if is_taken and not in_place:  # a run that was killed may have made it
+        is_taken = not is_left_empty(target)
     is_same = is_taken and _has_entry(target, new_entry)
     if is_taken and (in_place or not is_same):
         occupied = build_occupied_finding(str(target), same=is_same)
@@ -332,14 +333,9 @@ def _find_interrupted_entry(
 ) -> CacheEntry | None:
     """Return the entry of an export with new parameters in a directory with its old name.
 
-    A run that was killed has left its intent, which names the new directory. Where it could
-    not, the entry follows from the token that was there before, if that is known.
+    A run that was killed is undone before, if that is possible. Otherwise, the entry follows
+    from the token that was there before, if that is known.
     """
-    for intent in find_intents(directory.parent):
-        if intent.move[0] == directory.name:
-            entry = identify_export(intent.move[1], params)
-            if entry is not None:
-                return entry
     undo = _find_opposite_change(change)
     if undo is None:
         return None

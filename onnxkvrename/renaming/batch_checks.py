@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding, promote_to_errors
+from onnxkvrename.findings import Finding
 from onnxkvrename.model.file import open_model
 from onnxkvrename.renaming.output_path import find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.kv_model import KvModel
-from onnxkvrename.rules.plan import TokenChange, build_minimal_plan
+from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.rules.profile import MERGED, Rules
-from onnxkvrename.rules.results import ModelReport, Options
 from onnxkvrename.storage.read import read_status
 from onnxkvrename.storage.temp_file import check_free_space
 
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_batch(
-    items: Sequence[PreparedModel],
-    change: TokenChange,
-    rules: Rules,
-    options: Options,
+    items: Sequence[PreparedModel], request: Request, rules: Rules
 ) -> tuple[PreparedModel, ...]:
     """Return the models with the findings and errors that all of them together show.
 
@@ -38,9 +35,8 @@ def check_batch(
 
     Args:
         items: All models of the command, each prepared.
-        change: The token to add or remove.
+        request: What is asked for.
         rules: The rules that recognize KV names and the parts of sets.
-        options: What to check.
 
     Raises:
         ModelError: Two models that a consumer uses as one have the same buffer, or a model has
@@ -53,27 +49,27 @@ def check_batch(
     across = check_models_together(
         models,
         rules,
-        change,
-        check_current_tokens=not options.check_destination,
+        request.change,
+        check_current_tokens=request.only_checks,
         is_complete=is_complete,
     )
     for index, of_set in zip(readable, across, strict=True):
         set_findings[index] += of_set
-    if options.verify and options.group_windows and any(model.plan.feeds for model in models):
+    if request.verify and request.group_windows and any(model.plan.feeds for model in models):
         items = _drop_filled(items, readable, models)
     if not is_complete:
-        _say_unchecked(items, options)
+        _say_unchecked(items, request)
     errors: dict[int, KvRenameError] = {}
     checked_for: dict[int, str] = {}
-    for indexes in _list_consumer_sets(items) if options.consumer is not None else ():
+    for indexes in _list_consumer_sets(items) if request.target is not None else ():
         try:
-            taken, members = _check_consumer([items[index] for index in indexes], rules, options)
+            taken, members = _check_consumer([items[index] for index in indexes], rules, request)
         except ModelError as failure:
             if is_complete:
                 raise
             errors[indexes[0]] = failure
             continue
-        checked_for.update((indexes[each], options.consumer or "") for each in members)
+        checked_for.update((indexes[each], request.target or "") for each in members)
         for index, of_consumer in zip(indexes, taken, strict=True):
             set_findings[index] += of_consumer
     space = _SpaceCheck()
@@ -81,13 +77,11 @@ def check_batch(
     for index, (item, across_models) in enumerate(zip(items, set_findings, strict=True)):
         findings = (*item.report.findings, *across_models)
         error = item.report.error or errors.get(index)
-        if options.check_destination and error is None:
+        if not request.only_checks and error is None:
             error = space.claim(item)
-        if options.strict:
-            findings = promote_to_errors(findings)
         consumer = checked_for.get(index, "")
         report = item.report._replace(findings=findings, error=error, consumer=consumer)
-        checked.append(item._replace(report=set_failed(report), model=None))
+        checked.append(item._replace(report=report, model=None))
     return tuple(checked)
 
 
@@ -119,7 +113,7 @@ def _list_consumer_sets(items: Sequence[PreparedModel]) -> Sequence[Sequence[int
     return [[i] for i, model in enumerate(models) if model and model.part is None]
 
 
-def _say_unchecked(items: Sequence[PreparedModel], options: Options) -> None:
+def _say_unchecked(items: Sequence[PreparedModel], request: Request) -> None:
     """Add to the errors of models that cannot be read what is not checked because of them."""
     models = [item.model for item in items if item.model is not None]
     parts = sum(model.part is not None for model in models)
@@ -132,21 +126,16 @@ def _say_unchecked(items: Sequence[PreparedModel], options: Options) -> None:
     verb = "was" if count == 1 else "were"
     unchecked = f"{count:,} readable model{'s' * (count > 1)} {verb} not checked"
     unchecked += " with the others"
-    if options.consumer and parts:
-        unchecked += f", nor for {options.consumer}"
+    if request.target and parts:
+        unchecked += f", nor for {request.target}"
     for item in items:
         error = item.report.error if item.model is None else None
         if error is not None:
             error.hint = f"{error.hint}; {unchecked}" if error.hint else unchecked
 
 
-def set_failed(report: ModelReport) -> ModelReport:
-    """Return the report with the status ``failed`` if it has an error or a finding of one."""
-    return report._replace(status="failed") if report.failed else report
-
-
 def _check_consumer(
-    items: Sequence[PreparedModel], rules: Rules, options: Options
+    items: Sequence[PreparedModel], rules: Rules, request: Request
 ) -> tuple[list[list[Finding]], list[int]]:
     """Check whether the consumer can use the models of a set as they will be.
 
@@ -154,11 +143,10 @@ def _check_consumer(
         The findings of each model, and the models that were checked, by their indexes.
     """
     models = [item.model for item in items if item.model is not None]
-    if options.consumer is None or not models:
+    if request.target is None or not models:
         return [[] for _ in items], []
     from onnxkvrename.handoff.consumer_checks import check_sets
     from onnxkvrename.handoff.find_consumers import load_consumer
-    from onnxkvrename.handoff.name_checks import drop_vain_renames
     from onnxkvrename.layout.updates import find_mix_ups
 
     renamed, updates, mix_ups = [], {}, []
@@ -170,24 +158,17 @@ def _check_consumer(
         new_names = model.plan.name_map
         updates[item.report.path] = {new_names.get(name, name): traced[name] for name in traced}
         mix_ups.append(list(find_mix_ups(model.pairs, traced)))
-    consumer, sets = load_consumer(options.consumer), _group_for_consumer(models)
+    consumer, sets = load_consumer(request.target), _group_for_consumer(models)
     checked = check_sets(
         renamed,
         sets,
         consumer,
         updates,
-        full_transfer=options.full_transfer,
-        splits_overlaps=options.group_windows,
+        full_transfer=request.full_transfer,
+        splits_overlaps=request.group_windows,
     )
-    names = [
-        (side, end.old_name)
-        for model in models
-        for pair in model.pairs
-        for side, end in (("input", pair.input), ("output", pair.output))
-        if end is not None
-    ]
     findings = [
-        [*first, *drop_vain_renames(_drop_reported(others, model), names, rules, consumer)]
+        [*first, *_drop_reported(others, model)]
         for first, others, model in zip(mix_ups, checked, models, strict=True)
     ]
     return findings, [index for indexes in sets for index in indexes]
@@ -253,7 +234,7 @@ class _SpaceCheck:
             directory = find_writable_directory(item.job)
             status = read_status(directory)
             device = None if status is None else status.st_dev
-            needed = sum(file.needed_size for file, _ in item.data_copies)
+            needed = sum(file.size for file, _ in item.data_copies)
             if item.needs_write:
                 needed += item.splice_plan.size
             check_free_space(directory, self.claimed[device] + needed, item.job.output)

@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.model.external_data import DataFile, has_same_data
-from onnxkvrename.renaming.batch_checks import set_failed
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
-from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.run_files import RunFile, RunFiles
 
 
@@ -25,8 +23,8 @@ class _Output(NamedTuple):
 def check_files_together(
     models: Sequence[PreparedModel],
     sidecars: Sequence[PreparedSidecar],
-    options: Options,
     moves: Mapping[Path, Path],
+    read_files: Sequence[Path],
 ) -> tuple[PreparedModel, ...]:
     """Return the models, with an error for each whose results would destroy a file of the run.
 
@@ -35,14 +33,14 @@ def check_files_together(
     Args:
         models: All models of the command, each prepared.
         sidecars: The sidecars of the command, each prepared.
-        options: With further files that the command reads.
         moves: Directories that get another name, with their new paths.
+        read_files: Further files that the command reads.
 
     Raises:
         ModelError: It cannot be determined what is at a path.
     """
     files = RunFiles()
-    for path in options.read_files:
+    for path in read_files:
         files.add_input(path, "a file that this run reads")
     outputs = [
         *_add_models(models, files),
@@ -57,11 +55,10 @@ def check_files_together(
             files.check_output(output.file)
         except WriteError as error:
             errors.setdefault(output.model_index, error)
-    checked = []
-    for index, model in enumerate(models):
-        report = model.report._replace(error=model.report.error or errors.get(index))
-        checked.append(model._replace(report=set_failed(report)))
-    return tuple(checked)
+    return tuple(
+        model._replace(report=model.report._replace(error=model.report.error or errors.get(index)))
+        for index, model in enumerate(models)
+    )
 
 
 def _add_models(models: Sequence[PreparedModel], files: RunFiles) -> list[_Output]:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import CODES, Finding, build_finding, promote_to_errors, quote_path
+from onnxkvrename.findings import CODES, Finding, build_finding, quote_path
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.renaming.batch_checks import set_failed
 from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import Options, RenameJob, SidecarSearch
+from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames
@@ -32,7 +31,8 @@ def rewrite_found_sidecar(
     names: ModelNames,
     models: BoundModels,
     jobs: Sequence[RenameJob],
-    search: SidecarSearch,
+    *,
+    is_left: bool,
 ) -> RewrittenSidecar:
     """Return a found sidecar with the new names, or as it is if it cannot follow its models.
 
@@ -45,12 +45,12 @@ def rewrite_found_sidecar(
         names: The names of its models.
         models: The same models one by one.
         jobs: Its models.
-        search: What the user wants of sidecars.
+        is_left: Whether the user wants it left as it is.
 
     Raises:
         ModelError: The content of a file whose name shows its format cannot be read or rewritten.
     """
-    path, is_left = str(found.path), search.policy == "leave"
+    path = str(found.path)
     try:
         result = rewrite_sidecar(data, path, found.format, names, models)
     except ModelError:
@@ -94,7 +94,6 @@ def check_sidecars_there(
     models: Sequence[PreparedModel],
     sidecars: Sequence[PreparedSidecar],
     rules: Rules,
-    options: Options,
 ) -> tuple[PreparedModel, ...]:
     """Return the models with KV406 for sidecars beside the results that have the old names.
 
@@ -105,7 +104,6 @@ def check_sidecars_there(
         models: The models in the order of the command.
         sidecars: Those of the run. What is written, or has KV406 already, does not matter.
         rules: The rules that recognise KV names.
-        options: With ``strict``, warnings become errors.
 
     Raises:
         ModelError: A directory cannot be listed.
@@ -149,9 +147,7 @@ def check_sidecars_there(
         )
         stale = {finding.name for finding in findings}
         known = [f for f in model.report.findings if f.code != "KV404" or f.name not in stale]
-        found = promote_to_errors(findings) if options.strict else findings
-        report = model.report._replace(findings=(*known, *found))
-        checked[index] = model._replace(report=set_failed(report))
+        checked[index] = model._replace(report=model.report._replace(findings=(*known, *findings)))
     return tuple(checked)
 
 

@@ -12,14 +12,14 @@ from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import build_finding, quote_path
 from onnxkvrename.renaming.found_sidecars import rewrite_found_sidecar
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.find_models import (
     COMPILE_DIRECTORY,
     find_possible_sidecars,
     identify_path,
 )
-from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import ModelReport, RenameJob, SidecarSearch
+from onnxkvrename.rules.results import ModelReport, RenameJob
 from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.formats import SidecarFormat, load_sidecar_formats
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
@@ -36,17 +36,16 @@ from onnxkvrename.storage.read import resolve_path
 class _Run(NamedTuple):
     """What a run does, for each of its sidecars."""
 
+    request: Request
     jobs: Sequence[RenameJob]
-    change: TokenChange
     rules: Rules
-    search: SidecarSearch
 
 
 def load_sidecars(
+    request: Request,
     jobs: Sequence[RenameJob],
-    change: TokenChange,
     rules: Rules,
-    search: SidecarSearch,
+    directories: Sequence[Path],
     candidates: Sequence[tuple[Path, Path]] = (),
 ) -> tuple[Sidecar, ...]:
     """Return sidecars, each ready to be rewritten with the models that it belongs to.
@@ -55,10 +54,10 @@ def load_sidecars(
     compile to those above its directory; one that is elsewhere to all.
 
     Args:
+        request: What is asked for.
         jobs: The models of the run.
-        change: The tokens to add and to remove.
         rules: The rules that recognise KV names.
-        search: The files that the user named, and what to do with those that are found.
+        directories: Where to look for files that the user wants to fit, whatever their names are.
         candidates: Files beside the models that may be sidecars by their names, each with the
             directory of its models.
 
@@ -67,14 +66,15 @@ def load_sidecars(
             cannot be listed.
         WriteError: Two sidecars would be written to the same place.
     """
-    run = _Run(jobs, change, rules, search)
-    is_strict = search.policy == "require"
+    run = _Run(request, jobs, rules)
+    policy = request.sidecar_policy
+    is_strict = policy == "require"
     formats = load_sidecar_formats(rules)
     if is_strict:
-        found = find_possible_sidecars(search.list_directories(jobs), formats.may_be_sidecar)
+        found = find_possible_sidecars(directories, formats.may_be_sidecar)
         candidates = tuple(dict.fromkeys((*found, *candidates)))
     distinct: dict[str, Sidecar] = {}
-    for path in search.files:
+    for path in request.sidecar:
         detected = formats.detect(path.name, read_sidecar_head(path))
         if detected is None:
             raise ModelError(
@@ -84,7 +84,7 @@ def load_sidecars(
             )
         distinct.setdefault(identify_path(path), _build_named_sidecar(path, detected, run))
     # Those that stay may be anything.
-    with suppress(ModelError) if search.policy == "leave" else nullcontext():
+    with suppress(ModelError) if policy == "leave" else nullcontext():
         for item in detect_sidecars(candidates, formats, strict=is_strict):
             if is_strict:
                 sidecar = _build_named_sidecar(item.path, item.format, run, item.directory)
@@ -92,7 +92,7 @@ def load_sidecars(
                 sidecar = _build_found_sidecar(item, run)
             distinct.setdefault(identify_path(item.path), sidecar)
     sidecars = tuple(distinct.values())
-    if search.policy == "leave":
+    if policy == "leave":
         sidecars = tuple(item for item in sidecars if not item.is_found or _is_readable(item.path))
     _check_distinct_outputs(sidecars)
     return sidecars
@@ -144,7 +144,7 @@ def _build_named_sidecar(
         output = path
     else:
         output = _resolve_output(path, job) if jobs_beside else job.output.parent / path.name
-    is_package = run.search.takes_folders and sidecar_format.is_package
+    is_package = run.request.takes_folders and sidecar_format.is_package
     root = _find_root(output, job)
     return Sidecar(path, output, rewrite, directory, False, root, is_package)
 
@@ -155,20 +155,21 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
     own_jobs = own_jobs or _list_jobs_below(found.directory, run.jobs) or list(run.jobs)
     own_paths = {str(job.model) for job in own_jobs}
     read_names = _prepare_names(own_paths, run)
+    is_left = run.request.sidecar_policy == "leave"
 
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
         if _has_unread_model(models, own_paths, found.directory):
             return RewrittenSidecar(data, stays=True)
         bound, places = _bind_models(found.path.parent, models, run)
         names = read_names(models)
-        result = rewrite_found_sidecar(data, found, names, bound, own_jobs, run.search)
+        result = rewrite_found_sidecar(data, found, names, bound, own_jobs, is_left=is_left)
         path = found.path
         return _add_place_findings(result, path, output, places, run.jobs, is_found=True)
 
     job = own_jobs[0]
     output = found.path if job.same_directory else _resolve_output(found.path, job)
     root = _find_root(output, job)
-    is_package = run.search.takes_folders and found.format.is_package
+    is_package = run.request.takes_folders and found.format.is_package
     return Sidecar(
         found.path,
         output,
@@ -177,7 +178,7 @@ def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
         is_found=True,
         root=root,
         is_package=is_package,
-        is_left=run.search.policy == "leave",
+        is_left=is_left,
     )
 
 
@@ -188,7 +189,7 @@ def _prepare_names(
 
     def read_names(models: Sequence[ModelReport]) -> ModelNames:
         own_models = [_describe_model(report) for report in models if report.path in paths]
-        return ModelNames.from_models(own_models, run.change, run.rules)
+        return ModelNames.from_models(own_models, run.request.change, run.rules)
 
     return read_names
 
@@ -251,7 +252,7 @@ def _bind_models(
     bound = BoundModels(
         find,
         tuple(model for model in beside if model is not None),
-        lambda models: ModelNames.from_models(models, run.change, run.rules),
+        lambda models: ModelNames.from_models(models, run.request.change, run.rules),
         tuple(model for model in near if model is not None),
     )
     return bound, places
@@ -278,7 +279,7 @@ def _add_place_findings(
             continue
         if resolve_path(output.parent / location) != resolve_path(job.output):
             message = f"names {location}, but the result is {job.output}"
-            hint = f"rename the folder: `onnxkvrename {quote_path(str(path.parent))} -d renamed`"
+            hint = f"rename the whole folder {quote_path(str(path.parent))} with `-d renamed`"
             if is_found:
                 message += ", so it is not copied"
             finding = build_finding(STALE_CODE, str(path), message, hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
@@ -12,7 +13,9 @@ from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
 from onnxkvrename.limits import MAX_MODEL_BYTES
 from onnxkvrename.model.file import read_pieces, sum_piece_sizes
 from onnxkvrename.model.protobuf import Piece
-from onnxkvrename.rules.results import Options, RenameJob
+from onnxkvrename.rules.results import RenameJob
+from onnxkvrename.storage.confined import check_no_link
+from onnxkvrename.storage.directories import find_existing_directory
 from onnxkvrename.storage.read import (
     CACHE_FAULT,
     OpenFile,
@@ -24,7 +27,7 @@ from onnxkvrename.storage.read import (
     read_status,
     resolve_path,
 )
-from onnxkvrename.storage.temp_file import find_stale_temp_files
+from onnxkvrename.storage.temp_file import list_temp_paths
 
 _ELSEWHERE_HINT = "`-d renamed` writes elsewhere"
 
@@ -44,7 +47,7 @@ def check_result_size(size: int, path: str | None = None) -> None:
         )
 
 
-def check_output_place(job: RenameJob, options: Options, *others: Path) -> None:
+def check_output_place(job: RenameJob, *others: Path) -> None:
     """Check that results that are not in place go to no cache, and through no link to elsewhere.
 
     The links below the directory that the user gave are checked again, by what is opened, when
@@ -52,7 +55,6 @@ def check_output_place(job: RenameJob, options: Options, *others: Path) -> None:
 
     Args:
         job: The source and where its result goes.
-        options: Whose command is completed in a hint.
         others: What else is written for it, such as its data.
 
     Raises:
@@ -64,13 +66,11 @@ def check_output_place(job: RenameJob, options: Options, *others: Path) -> None:
         return
     for path in (job.target, *(Path(os.path.abspath(path)) for path in others)):
         if path.parent != job.root:
-            from onnxkvrename.storage.open_beneath import check_no_link  # most results need none
-
             check_no_link(path, job.root)
         repository = find_cache(path)
         if repository is not None and not _is_copied_folder(repository, job.root):
             named = job.output if path == job.target else path
-            raise _build_cache_error(named, repository, options)
+            raise _build_cache_error(named, repository)
 
 
 def _is_copied_folder(repository: Path, root: Path) -> bool:
@@ -102,7 +102,7 @@ def check_output_file(job: RenameJob) -> None:
 
 
 def is_up_to_date(
-    job: RenameJob, source: OpenFile, pieces: tuple[Piece, ...], options: Options
+    job: RenameJob, source: OpenFile, pieces: tuple[Piece, ...], *, force: bool
 ) -> bool:
     """Return whether the file at the output already has the bytes of the result.
 
@@ -110,7 +110,7 @@ def is_up_to_date(
         job: A job that is not in place.
         source: The model.
         pieces: The result: new bytes, and spans of the model.
-        options: Whether a file there may be overwritten; then it need not be readable.
+        force: Whether a file there may be overwritten; then it need not be readable.
 
     Raises:
         ModelError: The file there cannot be read.
@@ -120,20 +120,20 @@ def is_up_to_date(
     try:
         return has_content(job.output, sum_piece_sizes(pieces), read_pieces(source, pieces))
     except ModelError:
-        if options.force:
+        if force:
             return False
         raise
 
 
 def check_in_place_write(
-    path: Path, status: os.stat_result, options: Options, *, has_choice: bool = True
+    path: Path, status: os.stat_result, *, force: bool, has_choice: bool = True
 ) -> None:
     """Check that a file is neither protected nor shared under another name.
 
     Args:
         path: The file to replace.
         status: Its status.
-        options: With ``force``, only a file of a Hugging Face cache is protected.
+        force: Whether only a file of a Hugging Face cache is protected.
         has_choice: Whether the result could be written elsewhere; the hint depends on it.
 
     Raises:
@@ -141,8 +141,8 @@ def check_in_place_write(
             Hugging Face cache.
         ModelError: It cannot be determined what is at the path.
     """
-    _check_not_cached(path, options, has_choice=has_choice)
-    if options.force:
+    _check_not_cached(path, has_choice=has_choice)
+    if force:
         return
     if is_link(path):
         fault = f"is a symbolic link to {resolve_path(path)}"
@@ -158,50 +158,35 @@ def check_in_place_write(
     raise WriteError(fault, path=str(path), hint=hint)
 
 
-def _check_not_cached(path: Path, options: Options, *, has_choice: bool) -> None:
+def _check_not_cached(path: Path, *, has_choice: bool) -> None:
     """Raise for a file of a Hugging Face cache, be it a blob or, without links, a real file."""
     repository = find_cache(Path(resolve_path(path)))
     if repository is not None:
-        raise _build_cache_error(path, repository, options, has_choice=has_choice)
+        raise _build_cache_error(path, repository, has_choice=has_choice)
 
 
-def _build_cache_error(
-    path: Path, repository: Path, options: Options, *, has_choice: bool = True
-) -> WriteError:
+def _build_cache_error(path: Path, repository: Path, *, has_choice: bool = True) -> WriteError:
     """Return an error for a file of a cache, with a command that writes elsewhere."""
     elsewhere = "./" if find_cache(Path("result")) is None else "~/"
     target = elsewhere + quote_word(repository.name.rpartition("--")[2])
     if not has_choice:
         hint = f"copy it out of the cache: cp -L {quote_path(str(path))} {target}"
     else:
-        hint = f"`-d {target}`"
+        hint = f"`-d {target}` writes elsewhere"
     return WriteError(CACHE_FAULT, path=str(path), hint=hint)
 
 
 def _count_backup_links(path: Path, status: os.stat_result) -> int:
-    """Return how many links of a file are backups that a killed run left."""
+    """Return how many links of a file other runs keep, dead or alive."""
     if status.st_nlink == 1:
         return 0
     count = 0
-    for backup in find_stale_temp_files([path]):
-        backup_status = read_status(backup, follow_links=False)
-        if backup_status is not None:  # a run that is alive may remove its own meanwhile
-            count += os.path.samestat(status, backup_status)
+    with suppress(OSError):
+        for kept in list_temp_paths(Path(os.path.abspath(path)).parent):
+            kept_status = read_status(kept, follow_links=False)
+            if kept_status is not None:  # a run that is alive may remove its own meanwhile
+                count += os.path.samestat(status, kept_status)
     return count
-
-
-def find_outermost_missing_directory(target: Path) -> Path | None:
-    """Return the outermost directory that must be made for a target; ``None`` if none must be.
-
-    Raises:
-        ModelError: It cannot be determined whether a directory is there.
-    """
-    missing = None
-    for directory in target.parents:
-        if is_occupied(directory):
-            return missing
-        missing = directory
-    return missing
 
 
 def find_writable_directory(job: RenameJob) -> Path:
@@ -211,9 +196,7 @@ def find_writable_directory(job: RenameJob) -> Path:
         WriteError: That is not a directory, or not writable.
         ModelError: It cannot be determined what is there.
     """
-    directory = Path(os.path.abspath(job.output.parent))
-    # The root always exists, even if the system reports an error for it.
-    directory = next(filter(is_occupied, (directory, *directory.parents)), Path(directory.anchor))
+    directory = find_existing_directory(Path(os.path.abspath(job.output.parent)))
     fault = None
     if not is_directory(directory):
         fault = "is not a directory"
@@ -229,18 +212,18 @@ def find_writable_directory(job: RenameJob) -> Path:
     return directory
 
 
-def find_blocking_file(job: RenameJob, up_to_date: bool, options: Options) -> Iterator[Finding]:
+def find_blocking_file(job: RenameJob, up_to_date: bool, *, force: bool) -> Iterator[Finding]:
     """Yield KV504 if a different file is where the result goes, and must not be overwritten.
 
     Args:
         job: The source and where its result goes.
         up_to_date: Whether the file there already is the result.
-        options: Whether existing files may be overwritten.
+        force: Whether existing files may be overwritten.
 
     Raises:
         ModelError: It cannot be determined whether a file is there.
     """
-    if not (job.in_place or up_to_date or options.force) and is_occupied(job.output):
+    if not (job.in_place or up_to_date or force) and is_occupied(job.output):
         yield build_finding(
             "KV504",
             str(job.output),

@@ -11,17 +11,14 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, build_finding, promote_to_errors
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.limits import MAX_FILES, build_limit_error
 from onnxkvrename.model.external_data import DataFile, plan_data_copies
-from onnxkvrename.renaming.batch_checks import set_failed
 from onnxkvrename.renaming.output_path import check_output_place, find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
 from onnxkvrename.rules.find_models import identify_path
-from onnxkvrename.rules.results import Options
-from onnxkvrename.storage.copy import measure_data
-from onnxkvrename.storage.open_beneath import open_directory
+from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import (
     OutsideError,
     read_status,
@@ -31,7 +28,7 @@ from onnxkvrename.storage.temp_file import check_free_space
 
 
 def add_package_files(
-    models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar], options: Options
+    models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar], *, force: bool
 ) -> tuple[tuple[PreparedModel, ...], tuple[PreparedSidecar, ...]]:
     """Plan the copies of what is in the folders of configurations that go elsewhere.
 
@@ -41,7 +38,7 @@ def add_package_files(
     Args:
         models: The models in the order of the command.
         sidecars: The sidecars of the run, each prepared.
-        options: With ``force``, files in the way are replaced.
+        force: Whether files in the way are replaced.
 
     Returns:
         The models, each with the copies of the folders of its sidecars, and with an error if one
@@ -57,33 +54,30 @@ def add_package_files(
         if not item.takes_folder or model.report.failed:
             continue
         try:
-            planned[item.model_index], count = _add_files(model, item, known, options)
+            planned[item.model_index], count = _add_files(model, item, known, force)
         except KvRenameError as error:
-            report = set_failed(model.report._replace(error=error))
-            planned[item.model_index] = model._replace(report=report)
+            planned[item.model_index] = model._replace(report=model.report._replace(error=error))
         else:
             counted[index] = item._replace(report=item.report._replace(copied=count))
     return tuple(planned), tuple(counted)
 
 
 def _add_files(
-    model: PreparedModel, item: PreparedSidecar, known: Collection[str], options: Options
+    model: PreparedModel, item: PreparedSidecar, known: Collection[str], force: bool
 ) -> tuple[PreparedModel, int]:
     """Return a model with the copies of a folder, and their number."""
     folder, target = item.sidecar.path.parent, item.sidecar.output.parent
     files, findings = _find_files(folder, known, model.job.root)
     places = [target / file.location for file in files]
-    check_output_place(item.sidecar.job, options, *places)
+    check_output_place(item.sidecar.job, *places)
     copies = []
-    for file, place, finding in plan_data_copies(files, target, force=options.force):
+    for file, place, finding in plan_data_copies(files, target, force=force):
         copies.append((file, place))
         findings += [] if finding is None else [finding]
-    needed = sum(file.needed_size for file, _ in (*copies, *model.data_copies))
+    needed = sum(file.size for file, _ in (*copies, *model.data_copies))
     check_free_space(find_writable_directory(model.job), needed, item.sidecar.output)
-    found = promote_to_errors(findings) if options.strict else tuple(findings)
-    report = model.report._replace(findings=(*model.report.findings, *found))
     model = model._replace(
-        report=set_failed(report),
+        report=model.report._replace(findings=(*model.report.findings, *findings)),
         data_files=(*model.data_files, *files),
         data_copies=(*model.data_copies, *copies),
         data_paths=(*model.data_paths, *places),
@@ -97,21 +91,18 @@ def _find_files(
     """Return the files of a folder that are not known, and findings on those left out."""
     files: list[DataFile] = []
     findings: list[Finding] = []
-    with open_directory(folder) as directory:
-        for location in _list_files(folder, results):
-            try:
-                with directory.open_file(location) as file:
-                    if identify_path(folder / location) in known:
-                        continue
-                    with translate_read_errors(file.path):
-                        size = measure_data(file.descriptor, file.size)
-                    files.append(DataFile(location, file.path, file.identity, directory.path, size))
-            except OutsideError as error:
-                path = os.path.join(folder, location)
-                finding = build_finding(
-                    "KV501", path, f"{error.message}, so it is not copied", "replace it with a copy"
-                )
-                findings.append(finding._replace(severity="warning"))
+    source = Folder(folder)
+    for location in _list_files(folder, results):
+        try:
+            with source.open_file(location) as file:
+                if identify_path(folder / location) not in known:
+                    files.append(DataFile(location, file.path, file.identity, source.path))
+        except OutsideError as error:
+            path = os.path.join(folder, location)
+            finding = build_finding(
+                "KV501", path, f"{error.message}, so it is not copied", "replace it with a copy"
+            )
+            findings.append(finding._replace(severity="warning"))
     return files, findings
 
 

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
 from onnxkvrename.model.external_data import DataFile
-from onnxkvrename.renaming.output_path import find_outermost_missing_directory
 from onnxkvrename.renaming.parallel import SAME_FILES_HINT, map_ordered
-from onnxkvrename.renaming.prepare import SidecarPlan, SplicePlan
+from onnxkvrename.renaming.prepare import SplicePlan
 from onnxkvrename.renaming.write import WriteTask, write_temp_file
-from onnxkvrename.storage.lock import find_lock_path, hold_locks
+from onnxkvrename.storage.directories import find_existing_directory, make_directories
+from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import (
     FileIdentity,
     build_changed_error,
     is_occupied,
     read_status,
 )
-from onnxkvrename.storage.temp_file import (
-    LOCK_SUFFIX,
-    ProgressCallback,
-    ReadyFile,
-    build_temp_prefix,
-    find_stale_temp_files,
-    resolve_moved_path,
-)
+from onnxkvrename.storage.temp_file import ProgressCallback, ReadyFile, remove_temp_files
 from onnxkvrename.storage.transaction import Transaction
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-
-    from onnxkvrename.storage.directories import StagedDirectory
 
 
 class Progress(Protocol):
@@ -146,96 +137,41 @@ class BatchWriter:
         return indexes.pop() if len(indexes) == 1 else None
 
     def _lock_and_write(self) -> None:
-        new_directories = [find_outermost_missing_directory(task.target) for task in self.tasks]
-        targets = [
-            directory or task.target
-            for directory, task in zip(new_directories, self.tasks, strict=True)
-        ]
-        locked = dict.fromkeys([*self.directory_map, *self.directory_map.values(), *targets])
-        with ExitStack() as stack:
-            if self.directory_map:
-                from onnxkvrename.storage.intent import write_intent  # only for --seed-cache
+        """Lock the directories of all targets, make those that are missing, and write."""
+        wanted = dict.fromkeys(task.target.parent for task in self.tasks)
+        parents = [path.parent for path in self.directory_map]
+        there = [*map(find_existing_directory, wanted), *parents]
+        overwritten = _read_overwritten(self.tasks)
+        made = list[Path]()
+        with hold_locks(there), ExitStack() as locks:
+            self._transaction = Transaction([*wanted, *parents], overwritten, made)
+            with self._transaction as transaction:
+                for task in self.tasks:
+                    made.extend(make_directories(task.target, task.source_directory, task.root))
+                locks.enter_context(hold_locks(made))
+                kept = [path.name for path in self.inputs]
+                for directory in dict.fromkeys([*there, *wanted]):
+                    remove_temp_files(directory, kept=kept)
+                self._write_and_place(transaction)
 
-                stack.enter_context(write_intent(self.directory_map))
-            stack.enter_context(self._lock(tuple(locked)))
-            if not any(new_directories):
-                self._write_and_place(self.tasks)
-                return
-            from onnxkvrename.storage.directories import StagedDirectory  # not in place
-
-            roots = dict(zip(new_directories, (task.root for task in self.tasks), strict=True))
-            staged = {
-                directory: stack.enter_context(StagedDirectory(directory, root))
-                for directory, root in roots.items()
-                if directory is not None
-            }
-            tasks = [
-                task if directory is None else _redirect_task(task, staged[directory])
-                for task, directory in zip(self.tasks, new_directories, strict=True)
-            ]
-            self._write_and_place(tasks, tuple(staged.values()))
-
-    @contextmanager
-    def _lock(self, targets: Sequence[Path]) -> Iterator[None]:
-        """Lock the targets, and remove what killed runs left beside them.
-
-        What this run leaves is removed when it fails. When it ends well, an executor may have
-        left something (a worker that died, and whose work another one did), and what a half
-        done run left is not needed any more.
-        """
-        with hold_locks(targets, self.directory_map):
-            kept = _remove_stale_temp_files(targets, self.inputs)
-            moved = [resolve_moved_path(path, self.directory_map) for path in targets]
-            try:
-                yield
-            except BaseException:
-                # An interrupt may come after the directories have their new names.
-                paths = dict.fromkeys([*targets, *moved])
-                _remove_stale_temp_files(paths, self.inputs)
-                raise
-            if self.executor is not None or kept:
-                _remove_stale_temp_files(moved, self.inputs)
-
-    def _write_and_place(
-        self, tasks: Sequence[WriteTask], staged: Sequence[StagedDirectory] = ()
-    ) -> None:
+    def _write_and_place(self, transaction: Transaction) -> None:
         """Write all temporary files, check the sources once more, and place all results.
 
         Models come last, so that none is ever in place without the files it needs. What
         someone else saves at a target meanwhile stays, and ends the run.
         """
-        overwritten = _read_overwritten(tasks)
-        self._transaction = Transaction(overwritten)
-        with self._transaction as transaction:
-            files = self._write_temp_files(tasks)
-            for task in tasks:
-                error = task.find_source_error()
-                if error is not None:
-                    raise PlaceError(task.model_index, error)
-            model_files, other_files = list[ReadyFile](), list[ReadyFile]()
-            files_in_staged = list[ReadyFile]()
-            staged_paths = {directory.directory for directory in staged}
-            for task, file in zip(tasks, files, strict=True):
-                if not staged_paths.isdisjoint(file.target.parents):
-                    files_in_staged.append(file)
-                    continue
-                if file.target not in overwritten:
-                    file = file._replace(overwrites_target=False)
-                if isinstance(task.source, SplicePlan):
-                    model_files.append(file)
-                else:
-                    other_files.append(file)
-            renames_nothing = not self.directory_map
-            placed_files = [*other_files, *model_files]
-            transaction.write_record(placed_files, staged, self.directory_map)
-            if staged:
-                is_last = renames_nothing and not other_files and not model_files
-                for file in files_in_staged:
-                    file.move_into_place()  # they come and go with their directories
-                transaction.place_directories(staged, final=is_last)
-            transaction.place_files(other_files, final=renames_nothing and not model_files)
-            transaction.place_files(model_files, final=renames_nothing)
-            transaction.rename_directories(self.directory_map)
+        tasks = [task._replace(run_key=transaction.key) for task in self.tasks]
+        files = self._write_temp_files(tasks)
+        for task in tasks:
+            error = task.find_source_error()
+            if error is not None:
+                raise PlaceError(task.model_index, error)
+        model_files, other_files = list[ReadyFile](), list[ReadyFile]()
+        for task, file in zip(tasks, files, strict=True):
+            replaces = file.target in transaction.overwritten
+            group = model_files if isinstance(task.source, SplicePlan) else other_files
+            group.append(file._replace(overwrites_target=replaces))
+        transaction.place([*other_files, *model_files], self.directory_map)
 
     def _write_temp_files(self, tasks: Sequence[WriteTask]) -> list[ReadyFile]:
         count_file = None
@@ -279,89 +215,3 @@ def _read_overwritten(tasks: Iterable[WriteTask]) -> dict[Path, os.stat_result]:
         if status is not None:
             overwritten[task.target] = status
     return overwritten
-
-
-def _redirect_task(task: WriteTask, stage: StagedDirectory) -> WriteTask:
-    """Return a task that writes into a staged directory."""
-    source, top = task.source_directory, task.root
-    if isinstance(task.source, SidecarPlan):  # it may come from another place than its model
-        top = task.target.parent
-    target = stage.prepare_path(task.target, source, top)
-    return task._replace(target=target, root=stage.root)
-
-
-def find_targets_with_leftovers(targets: Collection[Path]) -> list[Path]:
-    """Return the targets with temporary files beside them, of a dead run or a living one."""
-    prefixes = {
-        (path.parent, path.name[: len(build_temp_prefix(path))])
-        for path in find_stale_temp_files(targets)
-    }
-    return [target for target in targets if (target.parent, build_temp_prefix(target)) in prefixes]
-
-
-def _remove_stale_temp_files(
-    targets: Collection[Path], inputs: Iterable[Path], *, links_only: bool = False
-) -> bool:
-    """Remove what is left beside locked targets, and return whether a half done run keeps some."""
-    stale = [
-        path for path in find_stale_temp_files(targets) if not path.name.endswith(f"-{LOCK_SUFFIX}")
-    ]
-    if not stale:
-        return False
-    from onnxkvrename.storage.clean_up import remove_stale_temp_files  # after a kill or failure
-
-    links_of = targets if links_only else None
-    return remove_stale_temp_files(stale, inputs=inputs, links_of=links_of)
-
-
-def remove_stale_files(
-    targets: Sequence[Path], inputs: Iterable[Path], *, links_only: bool = False
-) -> bool:
-    """Remove what killed runs left beside these paths; a run that is still alive keeps its own.
-
-    A backup is a second link of a model, and removing it changes the status of the model's
-    file, so such links must be removed before the model is opened. All else must wait until it
-    is known what the run reads.
-
-    Args:
-        targets: The paths; what is left is in their directories, which are listed.
-        inputs: The files that the run reads, as far as they are known.
-        links_only: Remove nothing but second links of the targets.
-
-    Returns:
-        Whether files are kept because a run was killed half way: they are needed until this
-        one has finished its work.
-    """
-    stale = find_targets_with_leftovers(targets)
-    if stale:
-        with suppress(WriteError), hold_locks(stale):
-            return _remove_stale_temp_files(stale, inputs, links_only=links_only)
-    return False
-
-
-def find_targets_to_clean(target: Path, root: Path | None) -> Iterator[Path]:
-    """Yield the paths beside which an earlier run with this target may have left something.
-
-    That is the target itself, or the directory that had to be made for it: one that is still
-    missing, or one that is there by now with a lock beside it.
-
-    Args:
-        target: The path of the result.
-        root: The directory that was given for results, ``None`` for in place. Nothing is
-            cleaned where a link leads out of it.
-    """
-    if root is None:
-        yield target
-        return
-    if target.parent != root:
-        from onnxkvrename.storage.open_beneath import check_no_link  # most results need none
-
-        try:
-            check_no_link(target, root)
-        except WriteError:
-            return  # an error of this result, once it is prepared
-    missing = find_outermost_missing_directory(target)
-    yield missing or target
-    for directory in target.parents:
-        if is_occupied(directory) and is_occupied(find_lock_path(directory)):
-            yield directory

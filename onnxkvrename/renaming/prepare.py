@@ -28,10 +28,11 @@ from onnxkvrename.renaming.output_path import (
     is_up_to_date,
 )
 from onnxkvrename.renaming.parallel import name_worker
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import ModelReport, Options, RenameJob, report_model
+from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
 from onnxkvrename.storage.read import FileIdentity, build_changed_error
 
 
@@ -95,16 +96,13 @@ class PreparedModel(NamedTuple):
     needs_write: bool = True
 
 
-def prepare_model(
-    job: RenameJob, change: TokenChange, rules: Rules, options: Options
-) -> PreparedModel:
+def prepare_model(job: RenameJob, request: Request, rules: Rules) -> PreparedModel:
     """Read, plan and check a model without writing anything.
 
     Args:
         job: The model and where its result goes.
-        change: The token to add or remove.
+        request: What is asked for.
         rules: The rules that recognise KV names.
-        options: The further checks to run.
 
     Returns:
         The model with its report. An error of this model is in the report.
@@ -114,7 +112,7 @@ def prepare_model(
     """
     try:
         with open_model(job.model) as opened:
-            return _prepare_open_model(opened, job, change, rules, options)
+            return _prepare_open_model(opened, job, request, rules)
     except RulesError:
         raise
     except KvRenameError as error:
@@ -123,8 +121,9 @@ def prepare_model(
 
 
 def _prepare_open_model(
-    opened: OpenModel, job: RenameJob, change: TokenChange, rules: Rules, options: Options
+    opened: OpenModel, job: RenameJob, request: Request, rules: Rules
 ) -> PreparedModel:
+    change = request.change
     scanned = scan_model(
         opened.source, opened.signature, job.model, rules, change, data_beside=opened.file
     )
@@ -138,16 +137,16 @@ def _prepare_open_model(
     pieces, expected = splice_model(opened.source, scanned, drops_stamp=drops_stamp)
     splice_plan = SplicePlan(job.model, opened.file.identity, pieces, expected)
     findings = list(model.findings)
-    findings += (found for check in options.checks for found in check(job, rules, model.plan))
+    findings += (found for check in request.checks for found in check(job, rules, model.plan))
     if rules.target is not None and has_new_names:
         from onnxkvrename.verification.conversion import check_conversion  # only for --to
 
         findings += check_conversion(opened.source, model.plan, rules)
-    is_proved = options.verify or options.consumer is not None  # by the graph itself
+    is_proved = request.verify or request.target is not None  # by the graph itself
     if not is_proved and change.final_token and rules.target is None:
         findings += _check_declared_growth(scanned, rules)
     proved: int | None = None
-    if options.verify:
+    if request.verify:
         result = build_spliced_source(opened.source, splice_plan.pieces)
         proved, faults = _verify_result(result, splice_plan.expected_signature, change, rules)
         findings += faults
@@ -161,22 +160,22 @@ def _prepare_open_model(
         new_profile="" if rules.target is None else rules.target.name,
         proved=proved,
     )
-    if not options.group_windows:
+    if not request.group_windows:
         model = model.set_apart()
     prepared = PreparedModel(job, report, model, splice_plan, model.data_files)
-    if options.check_destination:
-        return _check_output(prepared, opened, model.data_files, options)
+    if not request.only_checks:
+        return _check_output(prepared, opened, model.data_files, force=request.force)
     try:
         check_result_size(splice_plan.size, str(job.model))
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=error))
-    if _has_result(prepared, opened, options):
+    if _has_result(prepared, opened, force=request.force):
         return prepared._replace(report=report._replace(status="unchanged"))
     return prepared
 
 
 def prepare_stamp(
-    job: RenameJob, report: ModelReport, identity: FileIdentity, digest: str, options: Options
+    job: RenameJob, report: ModelReport, identity: FileIdentity, digest: str, *, force: bool
 ) -> PreparedModel:
     """Prepare a model whose only change is a layout digest in its metadata.
 
@@ -185,7 +184,7 @@ def prepare_stamp(
         report: The report from reading its layout.
         identity: The state of the file that was read for it.
         digest: The digest, hexadecimal.
-        options: Whether to write over links and read-only files.
+        force: Whether to write over links and read-only files.
 
     Returns:
         The model with its report. An error of this model is in the report, also if the file has
@@ -201,7 +200,7 @@ def prepare_stamp(
                 report = report._replace(stamp=digest, status="would-rename")
             plan = SplicePlan(job.model, opened.file.identity, pieces, opened.signature)
             prepared = prepared._replace(report=report, splice_plan=plan)
-            return _check_output(prepared, opened, (), options)
+            return _check_output(prepared, opened, (), force=force)
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=error))
 
@@ -260,7 +259,7 @@ def _check_declared_growth(scanned: ScannedModel, rules: Rules) -> Iterator[Find
 
 
 def _check_output(
-    prepared: PreparedModel, opened: OpenModel, data: Sequence[DataFile], options: Options
+    prepared: PreparedModel, opened: OpenModel, data: Sequence[DataFile], *, force: bool
 ) -> PreparedModel:
     """Add problems of the output path to the report, and plan the copies of external data."""
     job, report, plan = prepared.job, prepared.report, prepared.splice_plan
@@ -271,19 +270,19 @@ def _check_output(
             if report.has_changes:
                 has_choice = not report.stamp  # only a rename can be written elsewhere
                 status = opened.file.status
-                check_in_place_write(job.model, status, options, has_choice=has_choice)
+                check_in_place_write(job.model, status, force=force, has_choice=has_choice)
         else:
             places = [] if job.same_directory else [job.output.parent / d.location for d in data]
-            check_output_place(job, options, *places)
+            check_output_place(job, *places)
             check_output_file(job)
-        up_to_date = not job.in_place and is_up_to_date(job, opened.file, plan.pieces, options)
-        blocking = tuple(find_blocking_file(job, up_to_date, options))
+        up_to_date = not job.in_place and is_up_to_date(job, opened.file, plan.pieces, force=force)
+        blocking = tuple(find_blocking_file(job, up_to_date, force=force))
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=name_worker(error)))
     needs_write = report.has_changes if job.in_place else not up_to_date
     prepared = prepared._replace(needs_write=needs_write)
     own_data = () if job.same_directory else data
-    copies = tuple(plan_data_copies(own_data, job.output.parent, force=options.force))
+    copies = tuple(plan_data_copies(own_data, job.output.parent, force=force))
     if up_to_date and not copies:
         report = report._replace(status="unchanged")
     if job.same_directory:
@@ -296,7 +295,7 @@ def _check_output(
     )
 
 
-def _has_result(prepared: PreparedModel, opened: OpenModel, options: Options) -> bool:
+def _has_result(prepared: PreparedModel, opened: OpenModel, *, force: bool) -> bool:
     """Return whether the output path already has the result and its data, as after a run.
 
     What cannot be read there does not count and is not an error: nothing is to be written.
@@ -306,7 +305,7 @@ def _has_result(prepared: PreparedModel, opened: OpenModel, options: Options) ->
     if job.in_place:
         return False
     try:
-        if not is_up_to_date(job, opened.file, plan.pieces, options):
+        if not is_up_to_date(job, opened.file, plan.pieces, force=force):
             return False
         copies = plan_data_copies(prepared.data_files, job.output.parent, force=True)
         return job.same_directory or not any(True for _ in copies)

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding, promote_to_errors
+from onnxkvrename.findings import Finding
 from onnxkvrename.limits import MAX_TEXT_BYTES
-from onnxkvrename.renaming.batch_checks import set_failed
 from onnxkvrename.renaming.output_path import (
     check_in_place_write,
     check_output_place,
     find_blocking_file,
 )
 from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.results import ModelReport, Options, RenameJob, SidecarReport
+from onnxkvrename.rules.results import ModelReport, RenameJob, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.sidecars.search import LEAVE_HINT
-from onnxkvrename.storage.open_beneath import open_directory
+from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import (
     OpenFile,
     OutsideError,
@@ -90,14 +90,14 @@ class PreparedSidecar(NamedTuple):
 
 
 def prepare_sidecars(
-    sidecars: Sequence[Sidecar], models: Sequence[ModelReport], options: Options
+    sidecars: Sequence[Sidecar], models: Sequence[ModelReport], request: Request
 ) -> Iterator[PreparedSidecar]:
     """Read sidecars and rewrite them in memory; nothing is written.
 
     Args:
         sidecars: The sidecars of the run.
         models: The reports of all models of the run.
-        options: What to check.
+        request: What is asked for.
 
     Yields:
         Each sidecar, with its error if it has one.
@@ -107,7 +107,7 @@ def prepare_sidecars(
         report = SidecarReport(str(sidecar.path), str(sidecar.output), "failed", 0)
         item = PreparedSidecar(sidecar, model_index, report)
         try:
-            yield _prepare_sidecar(item, models, options)
+            yield _prepare_sidecar(item, models, request)
         except KvRenameError as error:
             if sidecar.is_found and not sidecar.is_package:  # its folder goes along in any case
                 error.hint = f"{error.hint}; {LEAVE_HINT}" if error.hint else LEAVE_HINT
@@ -115,30 +115,27 @@ def prepare_sidecars(
 
 
 def add_sidecar_findings(
-    models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar], options: Options
+    models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar]
 ) -> tuple[PreparedModel, ...]:
     """Return the models, each with the findings and errors of the sidecars nearest to it.
 
     Args:
         models: The models in the order of the command.
         sidecars: The rewritten sidecars, each with the index of its nearest model.
-        options: With ``strict``, warnings become errors.
     """
     reports = [model.report for model in models]
     for sidecar in sidecars:
         report = reports[sidecar.model_index]
-        findings = promote_to_errors(sidecar.findings) if options.strict else sidecar.findings
-        report = report._replace(
-            findings=(*report.findings, *findings), error=report.error or sidecar.error
+        reports[sidecar.model_index] = report._replace(
+            findings=(*report.findings, *sidecar.findings), error=report.error or sidecar.error
         )
-        reports[sidecar.model_index] = set_failed(report)
     return tuple(
         model._replace(report=report) for model, report in zip(models, reports, strict=True)
     )
 
 
 def _prepare_sidecar(
-    item: PreparedSidecar, models: Sequence[ModelReport], options: Options
+    item: PreparedSidecar, models: Sequence[ModelReport], request: Request
 ) -> PreparedSidecar:
     path, output, job = item.sidecar.path, item.sidecar.output, item.sidecar.job
     with _open_sidecar(item.sidecar) as file:
@@ -153,16 +150,16 @@ def _prepare_sidecar(
         sidecar = item.sidecar._replace(output=path)
         return item._replace(sidecar=sidecar, report=report, findings=rewritten.findings)
     content = rewritten.data
-    check_output_place(job, options)
+    check_output_place(job)
     if job.in_place or not is_occupied(output):
         is_up_to_date = job.in_place and content == old_content
     else:
         is_up_to_date = has_content(output, len(content), [content])
-    if options.check_destination and job.in_place and not is_up_to_date:
-        check_in_place_write(path, status, options)
+    if not request.only_checks and job.in_place and not is_up_to_date:
+        check_in_place_write(path, status, force=request.force)
     findings = rewritten.findings
-    if options.check_destination:
-        blocking = find_blocking_file(job, is_up_to_date, options)
+    if not request.only_checks:
+        blocking = find_blocking_file(job, is_up_to_date, force=request.force)
         hint = f"; {LEAVE_HINT}" if item.sidecar.is_found else ""
         findings += tuple(finding._replace(hint=finding.hint + hint) for finding in blocking)
     is_unchanged = is_up_to_date or content == old_content
@@ -180,14 +177,13 @@ def _open_sidecar(sidecar: Sidecar) -> Iterator[OpenFile]:
         with open_file(sidecar.path) as file:
             yield file
         return
-    with open_directory(sidecar.path.parent) as directory:
-        try:
-            with directory.open_file(sidecar.path.name) as file:
-                yield file
-        except OutsideError as error:
-            raise ModelError(
-                error.message, path=str(sidecar.path), hint="replace it with a copy"
-            ) from None
+    try:
+        with Folder(sidecar.path.parent).open_file(sidecar.path.name) as file:
+            yield file
+    except OutsideError as error:
+        raise ModelError(
+            error.message, path=str(sidecar.path), hint="replace it with a copy"
+        ) from None
 
 
 def _find_nearest_model(directory: Path, models: Sequence[ModelReport]) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.errors import KvRenameError, ModelError, RulesError
-from onnxkvrename.findings import CheckError, Finding
+from onnxkvrename.errors import (
+    ModelError,
+    RulesError,
+)
+from onnxkvrename.findings import CheckError, Finding, promote_to_errors
 from onnxkvrename.model.file import join_pieces, read_model_signature, sum_piece_sizes
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
@@ -21,10 +23,9 @@ from onnxkvrename.renaming.place import (
     BatchWriter,
     PlaceError,
     Progress,
-    find_targets_to_clean,
-    remove_stale_files,
 )
 from onnxkvrename.renaming.prepare import PreparedModel, prepare_model, prepare_stamp
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import list_tasks
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.find_models import find_candidates
@@ -33,15 +34,14 @@ from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.rules.results import (
     ModelReport,
-    Options,
     PlacedInterrupt,
     RenameJob,
     Report,
     SidecarReport,
-    SidecarSearch,
     Status,
 )
-from onnxkvrename.storage.temp_file import resolve_moved_path
+from onnxkvrename.storage.read import is_directory
+from onnxkvrename.storage.recover import settle_stopped_runs
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -53,13 +53,13 @@ _NO_PATH = Path("<memory>")
 
 
 def rename_batch(
+    request: Request,
     jobs: Sequence[RenameJob],
-    change: TokenChange,
     rules: Rules,
-    options: Options | None = None,
+    *,
+    sidecars: Sequence[Sidecar] = (),
     progress: Progress | None = None,
     executor: Executor | None = None,
-    sidecars: Sequence[Sidecar] = (),
     directory_map: Mapping[Path, Path] | None = None,
 ) -> Report:
     """Rename models, and the text files that go with them, all of them or none.
@@ -68,14 +68,13 @@ def rename_batch(
     and only then the first is put in place. A killed run is completed by the same call.
 
     Args:
+        request: What is asked for.
         jobs: The models, each with the path of its result.
-        change: The token to add or remove.
         rules: The rules that recognize KV names.
-        options: What to check and whether to write.
+        sidecars: Text files that follow the names of the models, beside those that are found.
         progress: The display of the progress.
         executor: Runs the reads and writes, on any machine where the jobs' paths mean the same
             files; results are put in place by this process. By default it does all.
-        sidecars: Text files that follow the names of the models.
         directory_map: Directories that get another name in the end, by absolute paths; the
             report has the old names.
 
@@ -88,46 +87,43 @@ def rename_batch(
         KvRenameError: The executor failed, or a path that belongs to no single model could not be
             written. Nothing has changed.
     """
-    check_token_change(change)
-    options = options or Options()
-    targets = _list_targets_to_clean([*jobs, *(sidecar.job for sidecar in sidecars)])
-    inputs = [*options.read_files, *(job.model for job in jobs), *(item.path for item in sidecars)]
-    keeps_files = options.write and remove_stale_files(targets, inputs, links_only=True)
-    models = _prepare_models(jobs, change, rules, options, progress, executor)
-    models = check_batch(models, change, rules, options)
+    check_token_change(request.change)
+    directories = [job.target.parent for job in jobs]
+    read = [*request.read_files, *(job.model for job in jobs)]
+    is_half_done = request.writes and settle_stopped_runs(directories, read)
+    sidecars = (*sidecars, *_find_sidecars(request, jobs, rules))
+    inputs = [*read, *(item.path for item in sidecars)]
+    models = _prepare_models(request, jobs, rules, progress, executor)
+    models = check_batch(models, request, rules)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
-        models, prepared_sidecars = _prepare_sidecars(models, sidecars, options)
-    models = _check_places(models, prepared_sidecars, rules, options, directory_map or {})
-    if not options.write or any(model.report.failed for model in models):
+        models, prepared_sidecars = _prepare_sidecars(models, sidecars, request)
+    models = _check_places(models, prepared_sidecars, request, rules, directory_map or {})
+    models = tuple(_settle(model, strict=request.strict) for model in models)
+    if not request.writes or any(model.report.failed for model in models):
         return Report(_list_reports(models), _list_sidecar_reports(prepared_sidecars))
     inputs += [file.path for model in models for file in model.data_files]
-    keeps_files |= remove_stale_files([*targets, *_list_data_paths(models)], inputs)
-    tasks = list_tasks(models, prepared_sidecars, options)
+    tasks = list_tasks(models, prepared_sidecars, force=request.force)
     writer = BatchWriter(tasks, progress, executor, directory_map, inputs)
     report = _write_results(models, prepared_sidecars, writer)
-    if keeps_files and not report.failed:
-        _remove_kept_files(targets, models, directory_map or {}, inputs)
-    return _restate_findings(report, rules, options)
+    if is_half_done and not report.failed:
+        settle_stopped_runs(directories, inputs)  # this run has finished the work of the other
+    return report
 
 
-def _restate_findings(report: Report, rules: Rules, options: Options) -> Report:
-    """Return the report with findings that say what was done, not what would be."""
-    restate = options.restate
-    if restate is None:
-        return report
-    models = (
-        model._replace(findings=restate(model, rules)) if model.status == "renamed" else model
-        for model in report.models
-    )
-    return report._replace(models=tuple(models))
+def _settle(model: PreparedModel, *, strict: bool = False) -> PreparedModel:
+    """Return the model with its final findings, and failed if one of them is an error."""
+    report = model.report
+    if strict:
+        report = report._replace(findings=promote_to_errors(report.findings))
+    return model._replace(report=report._replace(status="failed") if report.failed else report)
 
 
 def _check_places(
     models: tuple[PreparedModel, ...],
     sidecars: tuple[PreparedSidecar, ...],
+    request: Request,
     rules: Rules,
-    options: Options,
     directory_map: Mapping[Path, Path],
 ) -> tuple[PreparedModel, ...]:
     """Return the models with what is wrong with the places of all results together."""
@@ -140,55 +136,53 @@ def _check_places(
             if find_candidates(directories, rules):
                 from onnxkvrename.renaming.found_sidecars import check_sidecars_there
 
-                models = check_sidecars_there(models, sidecars, rules, options)
+                models = check_sidecars_there(models, sidecars, rules)
     if sidecars or directory_map or len(models) > 1 or not all(job.in_place for job in jobs):
         from onnxkvrename.renaming.file_clashes import check_files_together
 
-        models = check_files_together(models, sidecars, options, directory_map)
+        models = check_files_together(models, sidecars, directory_map, request.read_files)
     return models
 
 
 def _prepare_sidecars(
-    models: tuple[PreparedModel, ...], sidecars: Sequence[Sidecar], options: Options
+    models: tuple[PreparedModel, ...], sidecars: Sequence[Sidecar], request: Request
 ) -> tuple[tuple[PreparedModel, ...], tuple[PreparedSidecar, ...]]:
     """Prepare the text files, and return the models with the findings about them."""
     from onnxkvrename.renaming.prepare_sidecars import add_sidecar_findings, prepare_sidecars
 
-    prepared = tuple(prepare_sidecars(sidecars, _list_reports(models), options))
-    models = add_sidecar_findings(models, prepared, options)
-    if options.check_destination and any(item.takes_folder for item in prepared):
+    prepared = tuple(prepare_sidecars(sidecars, _list_reports(models), request))
+    models = add_sidecar_findings(models, prepared)
+    if not request.only_checks and any(item.takes_folder for item in prepared):
         from onnxkvrename.renaming.package_files import add_package_files  # only with -d
 
-        models, prepared = add_package_files(models, prepared, options)
+        models, prepared = add_package_files(models, prepared, force=request.force)
     return models, prepared
 
 
-def find_sidecars(
-    jobs: Sequence[RenameJob], change: TokenChange, rules: Rules, search: SidecarSearch
+def _find_sidecars(
+    request: Request, jobs: Sequence[RenameJob], rules: Rules
 ) -> tuple[Sidecar, ...]:
-    """Return the text files that go with models, for :func:`rename_batch`.
-
-    Args:
-        jobs: The models.
-        change: The token to add or remove.
-        rules: The rules that recognize KV names.
-        search: Which to look for.
+    """Return the text files that go with models.
 
     Raises:
         ModelError: A named file cannot be used, or a directory cannot be listed.
         WriteError: Two would be written to the same place.
     """
+    directories = dict.fromkeys(job.model.parent for job in jobs)
+    if request.output is None:  # the results keep the layout of a directory
+        paths = (path for path in request.models if path.suffix != ".onnx")
+        directories |= dict.fromkeys(path for path in paths if is_directory(path))
     candidates: tuple[tuple[Path, Path], ...] = ()
     try:
-        candidates = find_candidates(search.list_directories(jobs), rules)
+        candidates = find_candidates(directories, rules)
     except ModelError:
-        if search.policy != "leave":
+        if request.sidecar_policy != "leave":
             raise
-    if not jobs or not (candidates or search.files or search.policy == "require"):
+    if not jobs or not (candidates or request.sidecar or request.sidecars):
         return ()
     from onnxkvrename.renaming.load_sidecars import load_sidecars  # most models have none
 
-    return load_sidecars(jobs, change, rules, search, candidates)
+    return load_sidecars(request, jobs, rules, tuple(directories), candidates)
 
 
 def stamp_models(
@@ -197,7 +191,9 @@ def stamp_models(
     identities: Sequence[FileIdentity],
     digest: str,
     rules: Rules,
-    options: Options,
+    *,
+    data_paths: Sequence[Path] = (),
+    force: bool = False,
 ) -> Report:
     """Put a layout digest into the metadata of models, in place, all of them or none.
 
@@ -207,80 +203,42 @@ def stamp_models(
         identities: The states of the files that were read for it.
         digest: The digest, hexadecimal.
         rules: The rules that recognize KV names.
-        options: Whether to write over links and read-only files.
+        data_paths: The files of their external data, which no result may replace.
+        force: Whether to write over links and read-only files.
 
     Returns:
         The result of each model. An error is in the model's report; then all are as they were.
         It is an error that a file has changed since it was read.
     """
-    targets = _list_targets_to_clean(jobs)
-    inputs = [*options.read_files, *(job.model for job in jobs)]
-    keeps_files = remove_stale_files(targets, inputs, links_only=True)
+    inputs = [*data_paths, *(job.model for job in jobs)]
     models = tuple(
-        prepare_stamp(job, report, identity, digest, options)
+        prepare_stamp(job, report, identity, digest, force=force)
         for job, report, identity in zip(jobs, reports, identities, strict=True)
     )
-    models = check_batch(models, TokenChange(None), rules, options)
+    models = tuple(map(_settle, check_batch(models, Request(), rules)))
     if any(model.report.failed for model in models):
         return Report(_list_reports(models))
-    keeps_files |= remove_stale_files(targets, inputs)
-    writer = BatchWriter(list_tasks(models, (), options), inputs=inputs)
-    report = _write_results(models, (), writer)
-    if keeps_files and not report.failed:
-        _remove_kept_files(targets, models, {}, inputs)
-    return report
-
-
-def remove_links_of_killed_runs(jobs: Sequence[RenameJob]) -> None:
-    """Remove second links that killed runs left of models, before the models are read.
-
-    To remove one later would change the status of a model, and it would no longer be the file
-    that was read.
-
-    Args:
-        jobs: The models, which are about to be rewritten in place.
-    """
-    models = [job.model for job in jobs]
-    remove_stale_files(_list_targets_to_clean(jobs), models, links_only=True)
+    writer = BatchWriter(list_tasks(models, (), force=force), inputs=inputs)
+    return _write_results(models, (), writer)
 
 
 def check_token_change(change: TokenChange) -> None:
     """Raise :class:`RulesError` for a missing token, or for one that no name may carry."""
     if change.token is None and not (change.strip or change.keeps_tokens):
-        raise RulesError("no token given", hint="pass a token, or ask to strip")
+        hint = "for example `--target vllm-qaic`"
+        raise RulesError("no token given: pass a target or a token", hint=hint)
     if change.token is not None and (fault := find_token_error(change.token)):
         raise RulesError(f"the token {change.token!r} {fault}", hint="for example VLLM")
 
 
-def _list_targets_to_clean(jobs: Sequence[RenameJob]) -> list[Path]:
-    targets = (find_targets_to_clean(job.target, job.root) for job in jobs)
-    return list(dict.fromkeys(path for paths in targets for path in paths))
-
-
-def _remove_kept_files(
-    targets: Sequence[Path],
-    models: Sequence[PreparedModel],
-    moves: Mapping[Path, Path],
-    inputs: Sequence[Path],
-) -> None:
-    """Remove what a half done run had kept, after the work was finished."""
-    from onnxkvrename.storage.recover import remove_ended_runs  # only after a half done run
-
-    paths = [resolve_moved_path(path, moves) for path in (*targets, *_list_data_paths(models))]
-    with suppress(KvRenameError):  # the work is done; the next run tries again
-        remove_ended_runs(dict.fromkeys(path.parent for path in (*paths, *moves.values())))
-    remove_stale_files(paths, [resolve_moved_path(path, moves) for path in inputs])
-
-
 def _prepare_models(
+    request: Request,
     jobs: Sequence[RenameJob],
-    change: TokenChange,
     rules: Rules,
-    options: Options,
     progress: Progress | None,
     executor: Executor | None,
 ) -> tuple[PreparedModel, ...]:
-    prepare = partial(prepare_model, change=change, rules=rules, options=options)
+    prepare = partial(prepare_model, request=request, rules=rules)
     count_model = progress.track_models("reading", len(jobs)) if progress is not None else None
     return tuple(map_ordered(prepare, jobs, executor, count_model))
 
@@ -309,10 +267,6 @@ def _report_written(models: Sequence[PreparedModel], sidecars: Sequence[Prepared
         tuple(model.report._replace(status=_resolve_status(model)) for model in models),
         tuple(_resolve_sidecar_report(sidecar.report) for sidecar in sidecars),
     )
-
-
-def _list_data_paths(models: Sequence[PreparedModel]) -> list[Path]:
-    return [Path(os.path.abspath(path)) for model in models for path in model.data_paths]
 
 
 def _list_reports(models: Sequence[PreparedModel]) -> tuple[ModelReport, ...]:

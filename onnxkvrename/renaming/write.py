@@ -13,7 +13,7 @@ from onnxkvrename.model.external_data import DataFile, open_data_file
 from onnxkvrename.model.file import check_written_model, write_pieces
 from onnxkvrename.renaming.parallel import name_worker
 from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan, SplicePlan
-from onnxkvrename.rules.results import Options, RenameJob
+from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.read import (
     OpenFile,
     build_changed_error,
@@ -37,6 +37,7 @@ class WriteTask(NamedTuple):
         in_place: Whether it replaces its source.
         force: Whether to overwrite an existing file, and to give up on keeping the owner.
         root: The directory below which no link may lead to the target; ``None`` for in place.
+        run_key: The key of the temporary names of the run.
     """
 
     model_index: int
@@ -46,6 +47,7 @@ class WriteTask(NamedTuple):
     in_place: bool
     force: bool
     root: Path | None = None
+    run_key: str | None = None
 
     def find_source_error(self) -> KvRenameError | None:
         """Return the error of a source that is no longer in the state that was read."""
@@ -70,19 +72,19 @@ class WriteTask(NamedTuple):
 
 
 def list_tasks(
-    models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar], options: Options
+    models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar], *, force: bool
 ) -> tuple[WriteTask, ...]:
     """Return the data files, models and text files to write.
 
     Args:
         models: The models; data that several of them share comes once.
         sidecars: The text files that go with them.
-        options: Whether existing files are overwritten.
+        force: Whether existing files are overwritten.
     """
-    return (*_list_model_tasks(models, options), *_list_sidecar_tasks(sidecars, options))
+    return (*_list_model_tasks(models, force), *_list_sidecar_tasks(sidecars, force))
 
 
-def _list_model_tasks(models: Sequence[PreparedModel], options: Options) -> Iterator[WriteTask]:
+def _list_model_tasks(models: Sequence[PreparedModel], force: bool) -> Iterator[WriteTask]:
     seen: set[Path] = set()
     for index, model in enumerate(models):
         for file, output in model.data_copies:
@@ -90,23 +92,20 @@ def _list_model_tasks(models: Sequence[PreparedModel], options: Options) -> Iter
             if target not in seen:
                 seen.add(target)
                 root = model.job.root
-                yield WriteTask(index, file, target, output, False, options.force, root)
+                yield WriteTask(index, file, target, output, False, force, root)
         if model.needs_write and model.splice_plan is not None:
-            yield _build_task(index, model.splice_plan, model.job, options)
+            yield _build_task(index, model.splice_plan, model.job, force)
 
 
-def _list_sidecar_tasks(
-    sidecars: Sequence[PreparedSidecar], options: Options
-) -> Iterator[WriteTask]:
+def _list_sidecar_tasks(sidecars: Sequence[PreparedSidecar], force: bool) -> Iterator[WriteTask]:
     for sidecar in sidecars:
         if sidecar.plan is not None:
-            yield _build_task(sidecar.model_index, sidecar.plan, sidecar.sidecar.job, options)
+            yield _build_task(sidecar.model_index, sidecar.plan, sidecar.sidecar.job, force)
 
 
 def _build_task(
-    model_index: int, plan: SplicePlan | SidecarPlan, job: RenameJob, options: Options
+    model_index: int, plan: SplicePlan | SidecarPlan, job: RenameJob, force: bool
 ) -> WriteTask:
-    force = options.force
     return WriteTask(model_index, plan, job.target, job.output, job.in_place, force, job.root)
 
 
@@ -127,7 +126,7 @@ def write_temp_file(
     try:
         with (
             _open_source(task) as source,
-            TempFile(task.target, task.display_path, task.root) as file,
+            TempFile(task.target, task.display_path, task.root, task.run_key) as file,
         ):
             if isinstance(task.source, SplicePlan):
                 write_pieces(source, task.source.pieces, file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onnxkvrename.findings import format_count, format_layer_ranges
 from onnxkvrename.handoff.consumer import Consumer
@@ -65,19 +65,17 @@ def build_consumer_answer(check: ConsumerCheck, code: int, *, quiet: bool, verbo
     return Answer(
         "check-consumer",
         code,
-        render_json=partial(_render_json, check, code),
+        build_content=partial(_describe, check),
         render_text=partial(_render_text, check, quiet, verbose),
         files=tuple(map(build_file_result, check.reports)),
         notes=() if quiet else (Note("check-consumer", _format_verdict(check), check.paths[0]),),
     )
 
 
-def _render_json(check: ConsumerCheck, code: int) -> str:
-    from onnxkvrename.report.documents.check_consumer_json import (
-        consumer_check_to_json,
-    )  # not for text
+def _describe(check: ConsumerCheck) -> tuple[Any, ...]:
+    from onnxkvrename.report.documents.check_consumer_json import describe_check  # not for text
 
-    return consumer_check_to_json(check, code)
+    return describe_check(check)
 
 
 def _render_text(

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import CODES, format_list
+from onnxkvrename.findings import CODES
 from onnxkvrename.storage.read import is_occupied, read_text_file
 
 _PAGE = "findings.md"
@@ -46,7 +46,7 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
     """
     name = code.upper()
     if name not in CODES:
-        hint = _suggest_codes(name)
+        hint = "`onnxkvrename explain` lists all codes"
         raise KvRenameError(f"no finding has the code {code}", hint=hint)
     text = _read_page().partition(f"### {name}\n")[2]
     passage = re.split(r"^##", text, maxsplit=1, flags=re.MULTILINE)[0]
@@ -83,19 +83,6 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _suggest_codes(name: str) -> str:
-    """Return a hint with the codes in it, or that begin like it: 402, KV402,KV601, KV4, KV4021."""
-    hint = "`onnxkvrename explain` lists all codes"
-    numbers = re.findall(r"(?<![0-9])[0-9]{3}(?![0-9])", name)
-    if codes := [f"KV{number}" for number in numbers if f"KV{number}" in CODES]:
-        return f"`onnxkvrename explain {' '.join(codes)}`"
-    for end in range(len(name), 2, -1):
-        similar = [code for code in CODES if code.startswith(name[:end])]
-        if similar:
-            return f"similar codes: {format_list(similar)}; {hint}"
-    return hint
 
 
 def _strip_markup(text: str) -> str:

@@ -105,8 +105,8 @@ def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[st
     whole, unless names with spaces make one too long.
 
     Args:
-        parts: A path or two, a name, and at the end the message and the hint, which may be a
-            command or have some between backticks.
+        parts: A path or two, a name, and at the end the message and the hint, which may have
+            commands between backticks.
         limit: Characters of the whole line. Our own sentences may make it longer.
     """
     prefill, arrow, decode = parts[0].partition(_HAND_OFF)
@@ -119,7 +119,7 @@ def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[st
         return shown
     sentences = len(shown)
     most = max(limit, MAX_WHOLE_SENTENCE)
-    if "`" in shown[-1] or shown[-1].startswith("onnxkvrename "):
+    if "`" in shown[-1]:
         sentences -= 1
         shown[-1] = shorten_text(shown[-1], max(most, _MAX_COMMAND_HINT))
     shown[:sentences] = map(_shorten_lists, shown[:sentences])
@@ -207,9 +207,7 @@ def _keep_item_ends(text: str, spaces: Sequence[int]) -> list[int]:
 
 
 def _find_commands(text: str) -> list[tuple[int, int]]:
-    """Return where commands begin and end: between backticks, or the text itself."""
-    if text.startswith("onnxkvrename "):
-        return [(0, len(text))]
+    """Return where commands between backticks begin and end."""
     return [match.span() for match in re.finditer("`[^`]*(?:`|$)", text)]
 
 

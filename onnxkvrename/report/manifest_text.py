@@ -111,17 +111,17 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
     totals = compute_byte_totals(layout)
     growths = {classify_growth(buffer) for buffer in layout.buffers}
     if "context" in growths:
-        yield "per token", format_bytes(totals.context)
+        yield "per token", format_bytes(totals.bytes_per_token.context)
     if "window" in growths:
-        yield "per token in a window, in addition", format_bytes(totals.window)
+        yield "per token in a window, in addition", format_bytes(totals.bytes_per_token.window)
     if "encoder" in growths:
-        yield "per token of the encoder", format_bytes(totals.encoder)
+        yield "per token of the encoder", format_bytes(totals.bytes_per_token.encoder)
     if any(buffer.is_state for buffer in layout.buffers):
-        yield "states per sequence", format_bytes(totals.states)
-    yield "per sequence", format_bytes(totals.sequence)
-    first_shape = layout.buffers[0].shape
-    if totals.batch is not None and totals.batch != totals.sequence and first_shape:
-        yield f"per batch of {layout.resolve_shape(first_shape)[0]}", format_bytes(totals.batch)
+        yield "states per sequence", format_bytes(totals.state_bytes)
+    yield "per sequence", format_bytes(totals.sequence_bytes)
+    first_shape, batch_bytes = layout.buffers[0].shape, totals.batch_bytes
+    if batch_bytes is not None and batch_bytes != totals.sequence_bytes and first_shape:
+        yield f"per batch of {layout.resolve_shape(first_shape)[0]}", format_bytes(batch_bytes)
     symbols = layout.unresolved_symbols
     if symbols:
         options = " ".join(map(format_size_option, symbols))

@@ -6,9 +6,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import FlushError, UndoError
+from onnxkvrename.findings import format_count
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.formats import (
     Answer,
     FileResult,
@@ -23,7 +25,6 @@ from onnxkvrename.report.formats.text import (
     BOLD,
     GREEN,
     RED,
-    format_count,
     format_files,
     render_finding_lines,
 )
@@ -34,27 +35,6 @@ _MAX_LISTED_MODELS = 4
 """Models that each have a line, and on a terminal more than one."""
 STAMP_LABEL = "metadata onnxkvrename.kv_layout_sha256"
 """The name of a stamp in a diff."""
-
-
-class RenameView(NamedTuple):
-    """Settings for showing a rename.
-
-    Attributes:
-        quiet: Show findings and errors only.
-        verbose: Show every finding and every layer.
-        show_diff: Show the names as a diff.
-        dry_run: Nothing was written, so report what would change.
-        check_only: Report each name that would change as an error.
-        writing_command: The command that changes those names, for formats that annotate files;
-            empty if it is not known or would fail.
-    """
-
-    quiet: bool = False
-    verbose: bool = False
-    show_diff: bool = False
-    dry_run: bool = False
-    check_only: bool = False
-    writing_command: str = ""
 
 
 class StateRow(NamedTuple):
@@ -95,88 +75,93 @@ class StateRow(NamedTuple):
         return f" -> {escape_text(directory)}" if directory else ""
 
 
-def build_rename_answer(report: Report, view: RenameView) -> Answer:
+def build_rename_answer(report: Report, request: Request, writing_command: str = "") -> Answer:
     """Return the answer of a rename.
 
     Args:
         report: What became of the models and sidecars.
-        view: How to show it.
+        request: What was asked for, and how to show it.
+        writing_command: The command that changes the names that would change, for formats that
+            annotate files; empty if it is not known or would fail.
     """
-    code = report.compute_exit_code(check_only=view.check_only)
-    has_total = len(report.models) > 1 and not view.quiet
-    notes = [Note("total", format_total(report, dry_run=view.dry_run))] if has_total else []
-    if not view.quiet:
+    code = report.compute_exit_code(check_only=request.only_checks)
+    has_total = len(report.models) > 1 and not request.quiet
+    notes = [Note("total", format_total(report, dry_run=not request.writes))] if has_total else []
+    if not request.quiet:
         notes += [Note("checks", text) for text in list_passed_checks(report)]
     return Answer(
         "rename",
         code,
-        render_json=partial(_render_json, report, code),
-        render_text=partial(render_rename, report, view),
-        files=tuple(_list_files(report, view)),
+        build_content=partial(_describe, report),
+        render_text=partial(render_rename, report, request),
+        files=tuple(
+            _list_files(report, request, f" ({writing_command})" if writing_command else "")
+        ),
         notes=tuple(notes),
     )
 
 
-def _render_json(report: Report, code: int) -> str:
-    from onnxkvrename.report.documents.rename_json import report_to_json  # not for text
+def _describe(report: Report) -> tuple[Any, ...]:
+    from onnxkvrename.report.documents.rename_json import describe_report  # not for text
 
-    return report_to_json(report, "rename", code)
+    return describe_report(report)
 
 
-def _list_files(report: Report, view: RenameView) -> Iterator[FileResult]:
+def _list_files(report: Report, request: Request, fix: str) -> Iterator[FileResult]:
     is_single = len(report.models) == 1
     for model in report.models:
-        yield build_file_result(model, *_list_model_notes(model, view, is_single=is_single))
-    for sidecar in report.sidecars if view.check_only else ():
+        yield build_file_result(model, *_list_model_notes(model, request, fix, is_single))
+    for sidecar in report.sidecars if request.only_checks else ():
         if sidecar.status == "would-rename":
-            note = _build_pending_note(_format_sidecar_state(sidecar), sidecar.path, view)
+            note = Note("names", f"{_format_sidecar_state(sidecar)}{fix}", sidecar.path, "error")
             yield FileResult(sidecar.path, notes=(note,))
 
 
-def _list_model_notes(model: ModelReport, view: RenameView, *, is_single: bool) -> Iterator[Note]:
+def _list_model_notes(
+    model: ModelReport, request: Request, fix: str, is_single: bool
+) -> Iterator[Note]:
     """Yield what became of a model; of several models the total counts those that stayed."""
     if model.error is not None:
         return
     state = format_model_state(model)
     is_pending = model.status == "would-rename"
-    if view.check_only and is_pending:
-        yield _build_pending_note(state, model.path, view)
-    elif not view.quiet and (
-        is_single or model.status == "renamed" or (view.dry_run and is_pending)
+    if request.only_checks and is_pending:
+        yield Note("names", f"{state}{fix}", model.path, "error")
+    elif not request.quiet and (
+        is_single or model.status == "renamed" or (not request.writes and is_pending)
     ):
         yield Note(model.status, state, model.path)
 
 
-def _build_pending_note(state: str, path: str, view: RenameView) -> Note:
-    """Return the error of ``--check`` about a file, with the command that changes its names."""
-    fix = f" ({view.writing_command})" if view.writing_command else ""
-    return Note("names", f"{state}{fix}", path, "error")
+def _build_pending_note(state: str, path: str) -> Note:
+    """Return the error of ``--check`` about a file."""
+    return Note("names", state, path, "error")
 
 
-def render_rename(report: Report, view: RenameView, screen: Screen) -> Iterator[Line]:
+def render_rename(report: Report, request: Request, screen: Screen) -> Iterator[Line]:
     """Yield findings, then what changed: names for a pipe, a summary for a terminal.
 
     Args:
         report: What became of the models and sidecars.
-        view: How to show it.
+        request: How to show it.
         screen: Where it is shown.
     """
-    yield from render_finding_lines(report.models, verbose=view.verbose)
-    if view.quiet:
-        yield from _render_pending(report) if view.check_only else ()
+    yield from render_finding_lines(report.models, verbose=request.verbose)
+    if request.quiet:
+        yield from _render_pending(report) if request.only_checks else ()
         return
-    if screen.is_terminal and not view.show_diff:
+    if screen.is_terminal and not request.diff:
         from onnxkvrename.report.rename_rich import draw_report  # rich only for terminals
 
         yield from draw_report(
-            report, dry_run=view.dry_run, verbose=view.verbose, color=screen.color
+            report, dry_run=not request.writes, verbose=request.verbose, color=screen.color
         )
         return
-    if view.show_diff:
+    if request.diff:
         yield from render_diff(report)
-    elif not view.check_only:
-        yield from map(Line, render_changes(report, dry_run=view.dry_run))
-    states = render_states(report, dry_run=view.dry_run, verbose=view.verbose)
+    elif not request.only_checks:
+        yield from map(Line, render_changes(report, dry_run=not request.writes))
+    states = render_states(report, dry_run=not request.writes, verbose=request.verbose)
     yield from (Line(text, err=True) for text in states)
 
 

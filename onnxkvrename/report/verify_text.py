@@ -6,17 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import (
-    format_layer_ranges,
-    format_list,
-    render_json_document,
-    serialize_error,
-    serialize_finding,
-)
+from onnxkvrename.findings import format_count, format_layer_ranges, format_list
+from onnxkvrename.report.documents.verify_json import describe_verified
 from onnxkvrename.report.formats import (
     Answer,
     FileResult,
@@ -31,23 +23,19 @@ from onnxkvrename.report.formats.text import (
     GREEN,
     LAYERS_PATTERN,
     RED,
-    format_count,
     format_files,
     render_finding_lines,
 )
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.rename_text import describe_no_pairs
 from onnxkvrename.report.wrapping import wrap_sentences
-from onnxkvrename.rules.plan import KvPair
-from onnxkvrename.rules.profile import ProfileChoice, serialize_choice
+from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import Report
 from onnxkvrename.verification.dataflow import BufferFlow
 from onnxkvrename.verification.renamed_from import RenameProof
 from onnxkvrename.verification.running.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel
 
-SCHEMA = "onnxkvrename.verify/1"
-"""The name of the JSON document, described by `schemas/verify-1.json`."""
 _MAX_LISTED_MODELS = 4
 """Models that each have a line; of more there is a total."""
 _FLOW_CODES = ("KV110", "KV113", "KV114", "KV120")
@@ -72,7 +60,7 @@ def build_verify_answer(
     return Answer(
         "verify",
         code,
-        render_json=partial(verified_to_json, models, code, profile=profile),
+        build_content=partial(describe_verified, models, profile),
         render_text=partial(_render_text, models, quiet, verbose),
         files=tuple(_build_file(model, quiet=quiet) for model in models),
         notes=(Note("total", _format_total(models)),) if has_total else (),
@@ -231,14 +219,14 @@ def _format_axis(flow: BufferFlow) -> str:
 
 def _describe_rename_proof(proof: RenameProof) -> str:
     """Return what was shown about a model and its source, and no more than that."""
-    equal = "the same bytes as" if proof.equality == "bytes" else "the same content as"
+    equal = "the same bytes as" if proof.equal == "bytes" else "the same content as"
     count = len(proof.names)
     names = f"except for {format_count(count, 'name')}" if count else "with the same names"
     text = f"{equal} {escape_text(proof.source)} {names}"
     if proof.reordered:
         text += f", {format_list(proof.reordered)} in another order"
-    compared = sum(digest is not None for digest in proof.data_digests.values())
-    unread = len(proof.data_digests) - compared
+    compared = sum(digest is not None for digest in proof.data_sha256.values())
+    unread = len(proof.data_sha256) - compared
     if compared:
         text += f", {format_count(compared, 'file')} of external data the same"
     if unread:
@@ -267,78 +255,3 @@ def _format_flow_verdict(flow: BufferFlow) -> str:
     separator = " by " if flow.verdict == "updated" else ": "
     node = f" ({node_name})" if node_name else ""
     return f"{flow.verdict}{separator}{op_type}{node}{update}"
-
-
-def verified_to_json(
-    models: Iterable[VerifiedModel],
-    exit_code: int,
-    error: KvRenameError | None = None,
-    profile: ProfileChoice | None = None,
-) -> str:
-    """Return the JSON document of a run of `verify`.
-
-    Args:
-        models: The verified models.
-        exit_code: The exit code of the command.
-        error: What kept the whole command from being done, if anything.
-        profile: The profile that recognizes KV names.
-    """
-    documents = [_model_to_json(verified) for verified in models]
-    choice = serialize_choice(profile)
-    return render_json_document(
-        SCHEMA, "verify", exit_code, error, profile=choice, models=documents
-    )
-
-
-def _model_to_json(verified: VerifiedModel) -> dict[str, Any]:
-    report = verified.report
-    flows = {flow.pair: flow for flow in verified.flows}
-    return {
-        "path": report.path,
-        "verified": not report.failed,
-        "pairs": [_pair_to_json(pair, flows.get(pair)) for pair in report.pairs],
-        "kept": [unchanged._asdict() for unchanged in report.unchanged_names],
-        "findings": [serialize_finding(finding) for finding in report.findings],
-        "renamed_from": None
-        if verified.rename_proof is None
-        else _rename_proof_to_json(verified.rename_proof),
-        "run": None if verified.run is None else _run_to_json(verified.run, verified.reference),
-        "error": serialize_error(report.error),
-    }
-
-
-def _rename_proof_to_json(proof: RenameProof) -> dict[str, Any]:
-    return {
-        "source": proof.source,
-        "token": proof.token,
-        "names": dict(proof.names),
-        "equal": proof.equality,
-        "reordered": list(proof.reordered),
-        "data_sha256": dict(proof.data_digests),
-    }
-
-
-def _run_to_json(run: RetentionRun, reference: Path | None) -> dict[str, Any]:
-    return {
-        "dims": dict(run.dims),
-        "steps": len(run.step_results),
-        "same_as": None if reference is None else str(reference),
-    }
-
-
-def _pair_to_json(pair: KvPair, flow: BufferFlow | None) -> dict[str, Any]:
-    updated_by = flow.updated_by if flow is not None else None
-    return {
-        "layer": pair.layer,
-        "buffer": pair.buffer,
-        "kind": pair.kind,
-        "scope": pair.scope,
-        "input": None if pair.input is None else pair.input.old_name,
-        "output": None if pair.output is None else pair.output.old_name,
-        "verdict": None if flow is None else flow.verdict,
-        "update": None if flow is None else flow.update.kind,
-        "update_axis": None if flow is None else flow.update.axis,
-        "updated_by": None
-        if updated_by is None
-        else {"op_type": updated_by.op_type, "node": updated_by.node_name},
-    }

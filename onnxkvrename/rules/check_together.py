@@ -88,9 +88,10 @@ def build_no_buffers_finding(
         message = "no KV buffer: the model has no outputs"
     decoders = [] if path is None else _find_decoders(path, names, rules)
     if path is None or not decoders:
+        pairs = "pairs" if path is None else f"`onnxkvrename pairs {quote_path(str(path))}`"
         hint = (
-            "export the model with its cache as inputs and outputs; `onnxkvrename pairs MODEL` "
-            "shows caches under names that no profile knows"
+            f"export the model with its cache as inputs and outputs; {pairs} shows caches under "
+            "names that no profile knows"
         )
         return build_finding("KV001", "", message, hint)
     is_beside = decoders[0].parent == path.parent
@@ -177,8 +178,8 @@ def _check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Find
             "KV001",
             "",
             f"profile {rules.name} matches no KV buffer of this model, but profile {name} does",
-            f"use a command of its own: `MODEL --profile {name}`",
+            f"pass it alone, with `--profile {name}`",
         )
-        is_picked = rules.choice is not None and rules.choice.is_picked
+        is_picked = rules.choice is not None and rules.choice.picked
         yield finding if is_picked else finding._replace(severity="warning")
         return

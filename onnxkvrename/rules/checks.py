@@ -277,8 +277,6 @@ def _check_suffixes(plan: RenamePlan) -> Iterator[Finding]:
         pair.output for pair in plan.pairs if pair.output and not pair.output.has_normal_suffix
     ]
     if outputs:
-        token = plan.token_change.final_token or outputs[0].token
-        change = f"--prefix {quote_word(token)}" if token else "--target vllm-qaic"
         yield build_names_finding(
             "KV112",
             [output.old_name for output in outputs],
@@ -286,7 +284,7 @@ def _check_suffixes(plan: RenamePlan) -> Iterator[Finding]:
                 "has a suffix that some consumers do not match with its input",
                 "have a suffix that some consumers do not match with their inputs",
             ),
-            f"`onnxkvrename MODEL... {change} --normalize` makes the suffix _RetainedState",
+            "a rename with `--normalize` makes the suffix _RetainedState",
         )
 
 
@@ -299,7 +297,7 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
             "",
             f"the token {token} differs from {known} only in capitals; {consumer} selects names "
             f"with {known} and ignores these buffers",
-            f"`onnxkvrename rename MODEL... --prefix {known} --replace`",
+            f"rename with `--prefix {known} --replace`",
         )
     sides = [side for pair in plan.pairs for side in pair.sides]
     sides += [feed.side for feed in plan.feeds]
@@ -317,7 +315,7 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
             (f"already carries {different}", f"already carry {different}"),
             strip
             if plan.token_change.strip
-            else "`--replace` replaces it with the new token, --strip removes it",
+            else "a rename with `--replace` replaces it, one with `--strip` removes it",
         )
 
 

@@ -398,12 +398,11 @@ def _build_sort_key(path: Path) -> list[tuple[bool, int, str]]:
 
 def _suggest_path(path: Path) -> str | None:
     try:
-        names = [name for name in os.listdir(path.parent) if name.lower().endswith(".onnx")]
+        names = os.listdir(path.parent)
     except FileNotFoundError:
         return f"the directory {quote_word(str(path.parent))} does not exist"
     except OSError:
         return None
-    name = path.name.lower()
-    same = (each for each in names if each.lower() == name)
-    similar = next(same, None) or find_similar(path.name, names, cutoff=0.5)
+    models = (name for name in names if os.path.splitext(name)[1] in ("", ".onnx", ".ONNX"))
+    similar = find_similar(path.name, models)
     return f"did you mean {quote_path(str(path.parent / similar))}?" if similar else None

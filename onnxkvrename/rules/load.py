@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxkvrename.errors import ModelError, RulesError
-from onnxkvrename.findings import suggest_similar
+from onnxkvrename.findings import quote_path, quote_word, suggest_similar
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import read_text_file
+from onnxkvrename.storage.read import is_occupied, read_text_file
 
 if TYPE_CHECKING:
     from onnxkvrename.rules.plugins import Plugin
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
 DEFAULT_PROFILE = "qeff"
 """The profile of exports by QEfficient."""
+DATAFLOW_RULES = "dataflow"
+"""What messages call rules that were made from the dataflow, and the value of ``--pairs``."""
 AUTO_PROFILE = "auto"
 """The word for the profile that knows the names of the models; see `rules.pick`."""
 PLUGIN_GROUP = "onnxkvrename.profiles"
@@ -93,6 +95,17 @@ def is_built_in(name: str) -> bool:
 def has_profile(name: str) -> bool:
     """Return whether a profile has this name; see :func:`list_profiles`."""
     return name in _list_builtin_profiles() or name in _find_plugins()
+
+
+def format_rules_option(rules: Rules) -> str:
+    """Return the option by which a command uses these rules, after a space; none by default."""
+    if rules.name == DEFAULT_PROFILE:
+        return ""
+    if rules.name == DATAFLOW_RULES:
+        return f" --pairs {rules.name}"
+    if has_profile(rules.name):
+        return f" --profile {quote_word(rules.name)}"
+    return f" --rules {quote_path(rules.name)}" if is_occupied(rules.name) else ""
 
 
 def _list_builtin_profiles() -> set[str]:

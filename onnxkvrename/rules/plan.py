@@ -131,7 +131,12 @@ class KvFeed(NamedTuple):
 
 
 class UnchangedName(NamedTuple):
-    """A name that stays as it is, with the reason."""
+    """A name that stays as it is, with the reason.
+
+    Attributes:
+        name: The name.
+        reason: Why it stays.
+    """
 
     name: str
     reason: str

@@ -272,12 +272,12 @@ class ProfileChoice(NamedTuple):
 
     Attributes:
         name: The profile, or the file of rules.
-        is_picked: True if it was picked because it knows the names of the models.
+        picked: Whether the names of the models selected it, not an option.
         also: Other profiles that know some of the names.
     """
 
     name: str
-    is_picked: bool = False
+    picked: bool = False
     also: tuple[str, ...] = ()
 
     def describe(self) -> str:
@@ -376,13 +376,6 @@ class Rules(NamedTuple):
                 quoted = path.replace("\\", "\\\\").replace('"', '\\"')
                 return fill_template(rule.call_template, {"path": quoted, "token": token}, token)
         return None
-
-
-def serialize_choice(choice: ProfileChoice | None) -> dict[str, object] | None:
-    """Return the JSON form of a choice."""
-    if choice is None:
-        return None
-    return {"name": choice.name, "picked": choice.is_picked, "also": list(choice.also)}
 
 
 def find_token_error(token: str) -> str | None:

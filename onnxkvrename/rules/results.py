@@ -1,8 +1,8 @@
-"""Requests and reports: a job for each model, the options of a rename, and the results."""
+"""Jobs and reports: what to do with each model, and what became of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -39,67 +39,8 @@ class RenameJob(NamedTuple):
     root: Path | None = None
 
 
-SidecarPolicy = Literal["follow", "require", "leave"]
-"""What becomes of sidecars that are found: renamed where they fit, an error where they do not,
-or left as they are."""
-
-
-class SidecarSearch(NamedTuple):
-    """The sidecars that a run looks for.
-
-    Attributes:
-        files: Those that the user named; each must fit.
-        policy: What becomes of those that are found.
-        directories: Directories to search in addition to those of the models.
-        takes_folders: Whether a folder that a runtime loads as a whole goes along with its
-            configuration.
-    """
-
-    files: tuple[Path, ...] = ()
-    policy: SidecarPolicy = "follow"
-    directories: tuple[Path, ...] = ()
-    takes_folders: bool = False
-
-    def list_directories(self, jobs: Iterable[RenameJob]) -> tuple[Path, ...]:
-        """Return the directories to search, each once."""
-        return tuple(dict.fromkeys([*(job.model.parent for job in jobs), *self.directories]))
-
-
 ModelCheck = Callable[[RenameJob, Rules, RenamePlan], Iterator[Finding]]
 """A further check of a model and of what changes in it; it travels between processes."""
-FindingUpdate = Callable[["ModelReport", Rules], tuple[Finding, ...]]
-"""What the findings about a model say once it is renamed."""
-
-
-class Options(NamedTuple):
-    """Settings for checking and writing a rename.
-
-    Attributes:
-        write: Whether to write anything; otherwise only plan and check.
-        check_destination: Whether to check that the results can be written where they go.
-        strict: Whether every warning is an error.
-        force: Whether to overwrite existing and read-only files, and to write through links.
-        group_windows: Whether windows of one model are checked against each other.
-        verify: Whether the dataflow and validity of each result are proved before writing.
-        checks: Further checks of each model.
-        restate: Returns the findings of a renamed model, where they spoke of what would be.
-        consumer: The name of the consumer that is to take the results; ``None`` for none.
-        full_transfer: Whether that consumer transfers all of each buffer.
-        read_files: Further files that the command reads, such as rules; no result may
-            replace them.
-    """
-
-    write: bool = True
-    check_destination: bool = True
-    strict: bool = False
-    force: bool = False
-    group_windows: bool = True
-    verify: bool = False
-    checks: tuple[ModelCheck, ...] = ()
-    restate: FindingUpdate | None = None
-    consumer: str | None = None
-    full_transfer: bool = False
-    read_files: tuple[Path, ...] = ()
 
 
 class ModelReport(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from onnxkvrename.errors import RulesError
@@ -184,22 +184,6 @@ def find_counterpart(match: NameMatch, target: Rules) -> PartOfKind | None:
     found = [p for p in _list_parts(target) if (p.role, p.family) == (own.role, own.family)]
     found.sort(key=lambda part: (part.kind != own.kind, part.cache != own.cache))
     return next(iter(found), None)
-
-
-def can_convert(names: Iterable[tuple[str, str]], source: Rules, target: Rules) -> bool:
-    """Return whether another profile has names for some buffers that lead back to their own.
-
-    Args:
-        names: The side of each name, ``input`` or ``output``, and the name.
-        source: Their profile.
-        target: The other one.
-    """
-    matches = [source.match(side, name) for side, name in names]
-    try:
-        converted = [convert_name(match, "", source, target) for match in matches if match]
-    except RulesError:
-        return False
-    return len(converted) == len(matches)
 
 
 def _list_parts(rules: Rules) -> Iterator[PartOfKind]:

@@ -350,7 +350,7 @@ def _format_disagreement(
 
 
 def suggest_one_token(expected: str, tokens: Sequence[str]) -> str:
-    """Return the command that gives models with different tokens one token.
+    """Return what to do about models with different tokens.
 
     Args:
         expected: The token that was asked for; empty for the first one that they carry.
@@ -358,9 +358,7 @@ def suggest_one_token(expected: str, tokens: Sequence[str]) -> str:
     """
     token = expected or tokens[0]
     option = " --replace" if set(tokens) - {token} else ""
-    return (
-        f"`onnxkvrename MODEL... --prefix {quote_word(token)}{option}` gives all of them one token"
-    )
+    return f"rename all of them together, with `--prefix {quote_word(token)}{option}`"
 
 
 def _check_same_token(
@@ -520,7 +518,7 @@ def collect_traits(
         exclusive_kinds: Kinds of buffers that no model mixes.
     """
     traits, kinds = defaultdict[tuple[str, ...], set[str]](set), set()
-    producer = f"{export.producer_name} {export.producer_version}".strip()
+    producer = f"{export.producer} {export.producer_version}".strip()
     traits["IR version",].add(str(export.ir_version))
     traits["producer",].add(producer or "unknown")
     for domain, version in export.opsets:

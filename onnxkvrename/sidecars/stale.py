@@ -11,7 +11,7 @@ from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.find_models import find_candidates
-from onnxkvrename.rules.load import DEFAULT_PROFILE, has_profile
+from onnxkvrename.rules.load import format_rules_option
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.rewrite import rewrite_name
@@ -161,10 +161,8 @@ def _format_command(
         change.append("--replace")
     if sidecar is not None:
         change += ["--sidecar", sidecar]
-    if rules.name != DEFAULT_PROFILE and has_profile(rules.name):
-        change += ["--profile", rules.name]
     words = " ".join(map(quote_word, change))
-    return f"`onnxkvrename {quote_path(str(model))} {words}`"
+    return f"`onnxkvrename {quote_path(str(model))} {words}{format_rules_option(rules)}`"
 
 
 def build_unknown_finding(path: str, model: Path) -> Finding:

@@ -22,6 +22,8 @@ OPEN_FLAGS = (
 """Flags to open a file for reading without waiting, and without effects on what is not a file."""
 
 _REPOSITORY_PREFIX = "models--"
+MAX_PATH_LENGTH = 1 << (15 if os.name == "nt" else 12)
+"""Characters of a path, above which no system opens it and its parts are not looked at."""
 
 
 class OutsideError(ModelError):
@@ -96,15 +98,6 @@ class OpenFile:
         """
         with translate_read_errors(self.path):
             return FileIdentity.from_stat(os.fstat(self.descriptor)).matches(self.identity)
-
-    def list_attributes(self) -> list[str]:
-        """Return the names of the extended attributes; none where there cannot be any.
-
-        Raises:
-            ModelError: They cannot be read.
-        """
-        with translate_read_errors(self.path):
-            return list_attributes(self.descriptor)
 
 
 def build_changed_error(path: Path) -> ModelError:
@@ -215,22 +208,6 @@ def read_at(descriptor: int, offset: int, size: int) -> bytes:
     return b"".join(parts) if len(parts) != 1 else parts[0]
 
 
-def list_attributes(file: int | Path) -> list[str]:
-    """Return the names of the extended attributes of a file; none where there cannot be any.
-
-    Raises:
-        OSError: They cannot be read.
-    """
-    if not hasattr(os, "listxattr"):
-        return []
-    try:
-        return os.listxattr(file)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
-            return []
-        raise
-
-
 def has_content(path: Path, size: int, parts: Iterable[bytes]) -> bool:
     """Return whether a file has exactly this content.
 
@@ -264,40 +241,10 @@ def read_chunks(source: OpenFile, offset: int, size: int) -> Iterator[bytes]:
         yield source.read(start, min(1 << 20, offset + size - start))
 
 
-def link_descriptor(descriptor: int, path: Path, directory: int | None = None) -> None:
-    """Give an open file one more name, even if its others are gone; Linux only.
-
-    Args:
-        descriptor: The file.
-        path: Its new name.
-        directory: The directory that `path` is relative to, if it is.
-
-    Raises:
-        OSError: That is not possible here, or there is something at the path.
-    """
-    descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # Not a path under /proc: with a directory descriptor Python calls linkat(2) with
-        # AT_SYMLINK_FOLLOW, without which the link itself would be meant.
-        os.link(
-            str(descriptor),
-            path,
-            src_dir_fd=descriptors,
-            dst_dir_fd=directory,
-            follow_symlinks=True,
-        )
-    finally:
-        close_quietly(descriptors)
-
-
 def close_quietly(descriptor: int) -> None:
     """Close a descriptor. Its bytes were only read, or are on the disk, so errors do not matter."""
     with suppress(OSError):
         os.close(descriptor)
-
-
-_MAX_LINKS = 40
-"""The symbolic links that Linux follows in one path."""
 
 
 def read_status(path: str | Path, *, follow_links: bool = True) -> os.stat_result | None:
@@ -356,49 +303,39 @@ def is_occupied(path: str | Path) -> bool:
 def resolve_path(path: str | Path) -> str:
     """Return the absolute path without links and ``..``; parts that are missing stay.
 
-    Like :func:`os.path.realpath`, a part whose status cannot be read is not followed as a link.
-
     Raises:
-        ModelError: The status of a part cannot be read, or links lead in a circle.
+        ModelError: A part of the path cannot be read, or links lead in a circle.
     """
-    if os.name == "nt":  # pragma: no cover - drives and junctions
-        return os.path.realpath(path)
-    text = os.fspath(path)
-    resolved = os.sep if text.startswith(os.sep) else _find_working_directory(text)
-    pending = text.split(os.sep)[::-1]
-    link_count = 0
-    while pending:
-        name = pending.pop()
-        if name == "..":
-            resolved = os.path.dirname(resolved)
-        if name in ("", ".", ".."):
-            continue
-        entry = os.path.join(resolved, name)
-        if not is_link(entry):
-            resolved = entry
-            continue
-        link_count += 1
-        target = _read_link(entry)
-        if link_count > _MAX_LINKS:
-            raise ModelError(f"cannot be read: {os.strerror(errno.ELOOP)}", path=text)
-        resolved = os.sep if target.startswith(os.sep) else resolved
-        pending += target.split(os.sep)[::-1]
-    return resolved
+    reason: object = os.strerror(errno.ENAMETOOLONG)
+    if len(os.fspath(path)) < MAX_PATH_LENGTH:
+        try:
+            return _resolve_path(os.fspath(path))
+        except FileNotFoundError:
+            reason = "the working directory no longer exists"
+        except RecursionError:  # more links than any system follows
+            reason = os.strerror(errno.ELOOP)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+    raise ModelError(f"cannot be read: {reason}", path=str(path))
 
 
-def _find_working_directory(path: str) -> str:
+def _resolve_path(path: str) -> str:
+    """Do as :func:`resolve_path`; all errors of the system but those of missing parts are raised.
+
+    ``os.path.realpath`` takes any error for a missing part, unless it is strict.
+    """
     try:
-        return os.getcwd()
-    except OSError as error:
-        reason = f"cannot be found: the working directory: {error.strerror}"
-        raise ModelError(reason, path=path, hint="change to a directory that exists") from None
-
-
-def _read_link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
+        return os.path.realpath(path, strict=True)
+    except (FileNotFoundError, NotADirectoryError):
+        head, name = os.path.split(path)
+        if not path or head == path:
+            raise
+    if is_link(path):
+        return _resolve_path(os.path.join(head, os.readlink(path)))
+    directory = _resolve_path(head or os.curdir)
+    if name == os.pardir:
+        return os.path.dirname(directory)
+    return directory if name in ("", os.curdir) else os.path.join(directory, name)
 
 
 def find_repository(path: Path, parts: Collection[str] = ("snapshots",)) -> Path | None:

@@ -1,49 +1,50 @@
-"""Records of runs that change several files: what is old, what is new, and where both are kept.
+"""Records of runs that change several files, and the one function that plays them back.
 
-A record is written before the first change of a transaction that replaces files, and removed
-after the last one. So it is there after a crash, and after an undo that the disk refused. It is
-a JSON file under a temporary name, linked into each directory that has a file of the run.
-While some files are old and some are new, no clean-up removes what it names.
+A record is written before the first change: which files and directories change, and what they
+are before and after. Until all changes are on the disk, the old and the new file of each target
+have temporary names beside it, with the key of the record. So whatever stops a run, an error, an
+interrupt, SIGKILL or the power, the same function undoes or finishes it: :func:`play_back`.
 
-A record may come from any user who can write to the directory, or out of an archive, so nothing
-it says is believed without a look: its owner comes first, then its size; each path must have the
-form that this program gives it, and each file must be the very one that the record describes.
-What is not such a record is not a reason to refuse or to remove anything.
+A record may come out of an archive, so nothing is done by it without a look. The very same
+record must lie in every directory that it names. What replaces a target or is removed must have a
+temporary name with the key of the record, and be the file that the record describes; and so must
+what is replaced, as a hard link.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
-from onnxkvrename.errors import WriteError
+from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.storage.copy import write_all
-from onnxkvrename.storage.lock import link_open_file
-from onnxkvrename.storage.read import close_quietly, open_file
+from onnxkvrename.storage.read import MAX_PATH_LENGTH, close_quietly, open_file, resolve_path
 from onnxkvrename.storage.temp_file import (
-    RECORD_SUFFIX,
+    NO_LINK_ERRNOS,
+    TEMP_NAME,
     TEMP_PREFIX,
     ReadyFile,
-    build_temp_prefix,
-    resolve_moved_path,
+    build_file_key,
+    build_temp_name,
+    list_temp_paths,
+    put_in_place,
+    remove_temp_files,
     translate_write_errors,
 )
 
-_MAX_RECORD_BYTES = 1 << 23
-"""Enough for 10,000 files with paths of some 400 bytes."""
-_MAX_PATH_BYTES = 4096
-_MAX_NAME_BYTES = 255
-_MAX_PATH_PARTS = 128
-_TEMP_NAME_END = re.compile(r"[0-9a-f]{24}")
-_RECORD_NAME = re.compile(
-    rf"{re.escape(TEMP_PREFIX)}[0-9a-f]{{8}}-[0-9a-f]{{24}}{re.escape(RECORD_SUFFIX)}"
-)
+RECORD_SUFFIX = "-record"
+"""End of the name of a record."""
+MAX_RECORD_BYTES = 1 << 22
+"""Enough for 20,000 files with names of some 100 bytes."""
+_NO_SYNC_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Errors of a file system that cannot flush a directory by itself."""
 
 State = Literal["new", "old", "changed"]
 """Of a target: has its new file, has what it had before, or something else since then."""
@@ -63,47 +64,41 @@ class Identity(NamedTuple):
         Raises:
             OSError: This cannot be determined.
         """
-        try:
-            status = os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
+        status = _read_status(path)
+        if status is None:
             return None
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class FileChange(NamedTuple):
-    """A file that is to be replaced or made.
+    """A file that is replaced or made.
 
     Attributes:
         target: Its path.
+        key: The key of its temporary names.
         old: The file that was there, ``None`` for nothing.
         new: The file that comes there.
-        backup: The second name of the old file, ``None`` where there is none.
-        ready: The name of the new file until it has its place.
     """
 
     target: Path
+    key: str
     old: Identity | None
     new: Identity
-    backup: Path | None
-    ready: Path
 
-    def find_state(self, moves: Mapping[Path, Path]) -> State:
-        """Return the state of the target after directories were renamed.
+    def is_made(self) -> bool:
+        """Return whether the target has its new file; for the run that has written it.
 
         Raises:
             OSError: This cannot be determined.
         """
-        found = Identity.read(resolve_moved_path(self.target, moves))
-        if found == self.new:
-            return "new"
-        return "old" if found == self.old else "changed"
+        return Identity.read(self.target) == self.new
 
 
 class DirectoryMove(NamedTuple):
-    """A directory that is to be renamed.
+    """A directory that gets another name in its parent, after all files have their places.
 
     Attributes:
-        source: Its path before; a temporary one if the directory is new.
+        source: Its path before.
         target: Its path after.
         inode: Its number.
     """
@@ -112,335 +107,478 @@ class DirectoryMove(NamedTuple):
     target: Path
     inode: int
 
-    @property
-    def is_new(self) -> bool:
-        """Whether the directory was made by the run."""
-        return self.source.name.startswith(TEMP_PREFIX)
-
     def find_state(self) -> State:
         """Return whether the directory has its new name.
 
         Raises:
             OSError: This cannot be determined.
         """
-        found = Identity.read(self.target)
-        if found is None:
-            source = Identity.read(self.source)
-            return "old" if source is not None and source.inode == self.inode else "changed"
-        return "new" if found.inode == self.inode else "changed"
+        source, target = _read_status(self.source), _read_status(self.target)
+        if target is None and source is not None and source.st_ino == self.inode:
+            return "old"
+        return "new" if target is not None and target.st_ino == self.inode else "changed"
+
+
+class TargetState(NamedTuple):
+    """The state of a target.
+
+    Attributes:
+        path: The file or directory, by its present name.
+        state: Whether it is new, old, or was changed since.
+        kept: The other file: the old one of a new target, the new one of an old target;
+            ``None`` for a directory, for what was changed, and where there was no old file.
+    """
+
+    path: Path
+    state: State
+    kept: Path | None
 
 
 class Record(NamedTuple):
     """The record of one run.
 
     Attributes:
+        key: The key of its temporary names.
+        directories: Where the record lies: each directory that has a target, by its name before.
         files: The files, in the order in which they get their places.
-        directories: The directories: new ones get their names before the files, others after.
-        paths: The names of the record itself.
+        moves: The directories that are renamed after that.
+        made: The directories that the run has made, the outer ones first.
     """
 
+    key: str
+    directories: tuple[Path, ...]
     files: tuple[FileChange, ...]
-    directories: tuple[DirectoryMove, ...]
-    paths: tuple[Path, ...]
+    moves: tuple[DirectoryMove, ...] = ()
+    made: tuple[Path, ...] = ()
 
-    def find_moves(self) -> dict[Path, Path]:
-        """Return the old directories that have their new names.
+    def list_directories(self) -> list[Path]:
+        """Return the directories of the record by the names that they have now.
 
         Raises:
-            OSError: This cannot be determined.
+            OSError: The name of one cannot be determined.
         """
-        return {
-            move.source: move.target
-            for move in self.directories
-            if not move.is_new and move.find_state() == "new"
-        }
+        moves = self._find_moves()
+        return [resolve_moved_path(directory, moves) for directory in self.directories]
 
-    def find_states(self) -> dict[Path, State]:
-        """Return the state of each target.
+    def list_targets(self) -> list[TargetState]:
+        """Return the targets as they are now, directories first.
 
         Raises:
             OSError: The state of one cannot be determined.
         """
-        moves = self.find_moves()
-        states: dict[Path, State] = {move.target: move.find_state() for move in self.directories}
-        return states | {
-            resolve_moved_path(file.target, moves): file.find_state(moves) for file in self.files
-        }
+        moves = self._find_moves()
+        targets = [TargetState(move.target, move.find_state(), None) for move in self.moves]
+        for change in self.files:
+            target = resolve_moved_path(change.target, moves)
+            state = self._find_state(change, target)
+            kept = None
+            if state == "old" or (state == "new" and change.old is not None):
+                kept = self._build_kept_path(target, change, "new" if state == "old" else "old")
+            targets.append(TargetState(target, state, kept))
+        return targets
 
-    def is_half_done(self) -> bool:
-        """Return whether some targets are new while others are as they were; if unknown, yes."""
+    def find_states(self) -> set[State]:
+        """Return the states of all targets.
+
+        Raises:
+            OSError: The state of one cannot be determined.
+        """
+        return {target.state for target in self.list_targets()}
+
+    def find_fault(self, *, undo: bool) -> WriteError | None:
+        """Return why the run cannot be undone, or not be finished.
+
+        Raises:
+            OSError: This cannot be determined.
+        """
+        moves = self._find_moves()
+        for change in self.files:
+            target = resolve_moved_path(change.target, moves)
+            needed = change.old if undo else change.new
+            if needed is None or self._find_state(change, target) != ("new" if undo else "old"):
+                continue
+            kept = self._build_kept_path(target, change, "old" if undo else "new")
+            status = _read_status(kept)
+            if Identity.read(kept) != needed or not (status and stat.S_ISREG(status.st_mode)):
+                which = "has no copy of its old content" if undo else "has lost its new content"
+                hint = "to finish the work, run the stopped command again"
+                return WriteError(which, path=str(target), hint=hint)
+        return None
+
+    def _find_moves(self) -> dict[Path, Path]:
+        """Return the directories that have their new names."""
+        return {move.source: move.target for move in self.moves if move.find_state() == "new"}
+
+    def _find_state(self, change: FileChange, target: Path) -> State:
+        found = Identity.read(target)
+        if found is None:
+            return "old" if change.old is None else "changed"
+        for state, identity in (("new", change.new), ("old", change.old)):
+            if found == identity and self._is_kept(target, change, state):
+                return "new" if state == "new" else "old"
+        return "changed"
+
+    def _is_kept(self, target: Path, change: FileChange, kind: Any) -> bool:
+        """Return whether what is at a target is a file of the run, by the link that it keeps."""
+        kept = self._build_kept_path(target, change, kind)
+        status, kept_status = os.lstat(target), _read_status(kept)
+        if kept_status is None:
+            return not self._can_link(target)
+        return os.path.samestat(status, kept_status)
+
+    def _can_link(self, target: Path) -> bool:
+        probe = target.parent / build_temp_name(self.key, build_file_key(), "probe")
         try:
-            return {"new", "old"} <= set(self.find_states().values())
-        except OSError:
-            return True
+            os.link(target, probe, follow_symlinks=False)
+        except OSError as error:
+            return error.errno not in NO_LINK_ERRNOS
+        os.unlink(probe)
+        return True
 
-    def find_kept_identities(self) -> dict[Path, Identity | int]:
-        """Return the files kept beside targets: the identity of a file, the inode of a directory.
-
-        Raises:
-            OSError: The present path of one cannot be determined.
-        """
-        moves = self.find_moves()
-        kept: dict[Path, Identity | int] = {}
-        for file in self.files:
-            kept[resolve_moved_path(file.ready, moves)] = file.new
-            if file.backup is not None and file.old is not None:
-                kept[resolve_moved_path(file.backup, moves)] = file.old
-        for move in self.directories:
-            if move.is_new:
-                kept[resolve_moved_path(move.source, moves)] = move.inode
-        return kept
-
-    def list_directories(self) -> set[Path]:
-        """Return the directories that have a target, by the names that they have now.
-
-        Raises:
-            OSError: The present name of one cannot be determined.
-        """
-        moves = self.find_moves()
-        targets = [file.target for file in self.files]
-        targets += [move.target for move in self.directories]
-        return {resolve_moved_path(target, moves).parent for target in targets}
+    def _build_kept_path(
+        self, target: Path, change: FileChange, kind: Literal["new", "old"]
+    ) -> Path:
+        return target.parent / build_temp_name(self.key, change.key, kind)
 
 
-def plan_file_change(file: ReadyFile, backup: Path | None) -> FileChange:
-    """Return the change that moving a file into place will make.
-
-    Raises:
-        OSError: The status of the file, or of what it replaces, cannot be read.
-    """
-    new = Identity.read(file.temp_path)
-    if new is None:
-        raise FileNotFoundError(file.temp_path)
-    return FileChange(file.target, Identity.read(file.target), new, backup, file.temp_path)
+def build_record_path(directory: Path, key: str) -> Path:
+    """Return the path of a record in a directory."""
+    return directory / f"{TEMP_PREFIX}{key}{RECORD_SUFFIX}"
 
 
-def write_record(
-    files: Sequence[FileChange], directories: Sequence[DirectoryMove]
-) -> tuple[Path, ...]:
-    """Write the record of changes that are about to be made, and flush it to the disk.
+def resolve_moved_path(path: Path, moves: Mapping[Path, Path]) -> Path:
+    """Return the path of a file after directories were renamed.
 
     Args:
-        files: The files, at least one.
-        directories: The directories.
+        path: The path before.
+        moves: For each renamed directory its new path.
+    """
+    if moves:
+        parts = path.parts
+        for directory in (path, *path.parents):  # there may be thousands of moves
+            if (target := moves.get(directory)) is not None:
+                return target.joinpath(*parts[len(directory.parts) :])
+    return path
 
-    Returns:
-        The paths of the record: one in each directory where a file gets its place, and one
-        beside each directory that is renamed. The names in the directories are not synced.
+
+def build_record(
+    key: str, files: Sequence[ReadyFile], moves: Mapping[Path, Path], made: Iterable[Path]
+) -> Record:
+    """Return the record of changes that are about to be made.
+
+    Args:
+        key: The key of the run.
+        files: The files, with temporary names of this key.
+        moves: For each directory that is renamed its new path.
+        made: The directories that the run has made, the outer ones first.
 
     Raises:
-        WriteError: It cannot be written. Nothing of it is left.
+        KvRenameError: A file or directory cannot be looked at.
     """
-    key = os.urandom(12).hex()
-    by_directory: dict[Path, Path] = {}
-    for target in (*(file.target for file in files), *(move.source for move in directories)):
-        name = f"{build_temp_prefix(target)}{key}{RECORD_SUFFIX}"
-        by_directory.setdefault(target.parent, target.parent / name)
-    record = Record(tuple(files), tuple(directories), tuple(by_directory.values()))
+    parents = [*(file.target.parent for file in files), *(source.parent for source in moves)]
+    places = {parent: Path(resolve_path(parent)) for parent in dict.fromkeys(parents)}
+    changes = []
+    for file in files:
+        with translate_write_errors(file.display_path):
+            new = Identity.read(file.temp_path)
+            if new is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            target = places[file.target.parent] / file.target.name
+            old = Identity.read(target) if file.overwrites_target else None
+            key_of_file = file.temp_path.name.split("-")[-2]
+            changes.append(FileChange(target, key_of_file, old, new))
+    renames = []
+    for source, target in moves.items():
+        with translate_write_errors(target):
+            parent = places[source.parent]
+            inode = os.lstat(source).st_ino
+            renames.append(DirectoryMove(parent / source.name, parent / target.name, inode))
+    return Record(
+        key,
+        tuple(dict.fromkeys(places.values())),
+        tuple(changes),
+        tuple(renames),
+        tuple(Path(resolve_path(directory)) for directory in made),
+    )
+
+
+def write_record(record: Record) -> None:
+    """Write a record, and keep the old files by hard links; both are then on the disk.
+
+    Raises:
+        WriteError: That failed. What there is of it is removed by :func:`remove_record`.
+    """
     content = _serialize_record(record)
-    if len(content) > _MAX_RECORD_BYTES or not _is_well_formed(record):
+    if len(content) > MAX_RECORD_BYTES:
         raise WriteError(
-            "too many files, or too long paths, for one run",
-            path=str(files[0].target),
+            "has too many files for one run",
+            path=str(record.directories[0]),
             hint="rename fewer models at a time",
         )
-    first, *others = record.paths
-    try:
-        with translate_write_errors(first):
-            descriptor = _write_new_file(first, content)
-        try:
-            for path in others:
-                with translate_write_errors(path):
-                    try:
-                        link_open_file(descriptor, first, path)
-                    except OSError:  # links are not possible there: a copy serves as well
-                        if Identity.read(path) is None:
-                            close_quietly(_write_new_file(path, content))
-        finally:
-            close_quietly(descriptor)
-    except BaseException:
-        remove_record(record.paths)
-        raise
-    return record.paths
+    for directory in record.directories:
+        path = build_record_path(directory, record.key)
+        with translate_write_errors(path):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+            descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
+            try:
+                write_all(descriptor, content)
+                os.fsync(descriptor)
+            finally:
+                close_quietly(descriptor)
+    for change in record.files:
+        if change.old is None:
+            continue
+        kept = change.target.parent / build_temp_name(record.key, change.key, "old")
+        with translate_write_errors(change.target):
+            try:
+                os.link(change.target, kept, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in NO_LINK_ERRNOS:
+                    raise
+    for directory in record.directories:
+        sync_directory(directory)
 
 
-def remove_record(paths: Iterable[Path]) -> None:
-    """Remove a record; the rest of one that is no longer needed is stale."""
-    for path in paths:
-        with suppress(OSError):  # the next run removes it
-            os.unlink(path)
-
-
-def read_record(path: Path, status: os.stat_result) -> Record | None:
-    """Return the record in a file, ``None`` if it holds none.
-
-    Every path in it has the form that :func:`write_record` gives it. If the record was moved
-    together with directories above it, so are its paths.
+def remove_record(record: Record, kept: Iterable[str] = ()) -> None:
+    """Remove a record after all that it keeps; what the system refuses to remove stays.
 
     Args:
-        path: The file.
-        status: Its status without following links; the caller has judged the owner by it.
+        record: The record of a run that is complete, or undone.
+        kept: Names that are never removed, as the run reads them.
+    """
+    with suppress(OSError):
+        directories = record.list_directories()
+        for directory in directories:
+            remove_temp_files(directory, record.key, kept)
+        for directory in directories:
+            with suppress(OSError):
+                os.unlink(build_record_path(directory, record.key))
+
+
+def play_back(record: Record, *, undo: bool) -> None:
+    """Restore the old files of a run, or put its new ones in place, and bring that to the disk.
+
+    Targets that were changed since are left as they are. Every step is one call, and what is
+    done stays: if one fails, the same call continues there. The record stays.
+
+    Args:
+        record: The record of the run; its directories are locked.
+        undo: Whether to restore the old files.
 
     Raises:
-        KvRenameError: The file cannot be read.
+        WriteError: A file cannot be restored or put in place.
+        OSError: The state of a file cannot be determined.
     """
-    if find_record_fault(status) is not None:
-        return None
-    with open_file(path) as file:
-        if not os.path.samestat(file.status, status) or file.size > _MAX_RECORD_BYTES:
-            return None
-        content = file.read(0, file.size)
+    fault = record.find_fault(undo=undo)
+    if fault is not None:
+        raise fault
+    for directory in record.list_directories():
+        for path in list_temp_paths(directory, record.key):
+            if path.name.endswith("-move"):
+                path.unlink(missing_ok=True)
+    if undo:
+        for move in reversed(record.moves):
+            if move.find_state() == "new":
+                rename_directory(move.target, move.source)
+    changes = list(zip(record.files, record.list_targets()[len(record.moves) :], strict=True))
+    for change, target in reversed(changes) if undo else changes:
+        if target.state != ("new" if undo else "old"):
+            continue
+        with translate_write_errors(target.path):
+            if undo and change.old is None:
+                os.unlink(target.path)
+            elif target.kept is not None:
+                put_in_place(target.kept, target.path, replaces=change.old is not None)
+    if not undo:
+        for move in record.moves:
+            if move.find_state() == "old":
+                rename_directory(move.source, move.target)
+    for directory in record.list_directories():
+        sync_directory(directory)
+
+
+def remove_made_directories(made: Iterable[Path]) -> None:
+    """Remove directories that a run has made, as far as they are empty."""
+    for directory in reversed(list(made)):
+        with suppress(OSError):
+            os.rmdir(directory)
+
+
+def rename_directory(directory: Path, target: Path) -> None:
+    """Rename a directory within its parent, which is not synced.
+
+    Raises:
+        WriteError: The target exists, or the rename failed.
+    """
+    with translate_write_errors(target):
+        if _read_status(target) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        os.rename(directory, target)
+
+
+def sync_directory(directory: Path) -> None:
+    """Flush the names in a directory to the disk.
+
+    Raises:
+        WriteError: That failed: the names are in effect, but may be lost with the power.
+    """
+    if os.name == "nt":  # pragma: no cover - directories cannot be opened there
+        return
     try:
-        document = ObjectReader(parse_json(content.decode("utf-8")))
-        record = Record(
-            tuple(map(_parse_file, document.read_objects("files"))),
-            tuple(map(_parse_move, document.read_objects("directories"))),
-            tuple(map(Path, document.read_strings("records"))),
+        descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(descriptor)
+        finally:
+            close_quietly(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC_ERRNOS:
+            raise WriteError(
+                f"could not be flushed to the disk: {error.strerror}", path=str(directory)
+            ) from None
+
+
+def read_record(path: Path) -> Record:
+    """Return the record in a file, if the same one lies in every directory that it names.
+
+    Paths in it are relative to the directory that contains all, so a tree may be moved with it.
+
+    Args:
+        path: The file, in a directory without links above it.
+
+    Raises:
+        ModelError: It belongs to another user, cannot be read, is not a record, or there is no
+            such record in a directory that it names.
+    """
+    match = TEMP_NAME.fullmatch(path.name)
+    content = _read_content(path)
+    try:
+        if match is None or content is None:
+            raise ValueError
+        for record in _parse_record(match["key"], content, path.parent):
+            paths = (build_record_path(place, record.key) for place in record.list_directories())
+            if all(other == path or _read_content(other) == content for other in paths):
+                return record
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+        raise ModelError("skipped: is not a record of a run", path=str(path)) from None
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", path=str(path)) from None
+    raise ModelError("skipped: a directory that it names has no such record", path=str(path))
+
+
+def _read_content(path: Path) -> bytes | None:
+    """Return what is in a record, ``None`` for what cannot be one.
+
+    Raises:
+        ModelError: It belongs to another user, or cannot be read.
+    """
+    status = _read_status(path)
+    if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RECORD_BYTES:
+        return None
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        raise ModelError(
+            f"skipped: is a record of another user (user ID {status.st_uid})",
+            path=str(path),
+            hint="run recover as this user",
         )
-    except (UnreadableTextError, AttributeError, TypeError, ValueError, RecursionError):
-        return None
-    if not _is_well_formed(record):
-        return None
-    record = _relocate(record, path)
-    return record if path in record.paths and _is_well_formed(record) else None
-
-
-def find_record_fault(status: os.stat_result) -> str | None:
-    """Return why a file cannot be a record of ours, whatever is in it."""
-    if not stat.S_ISREG(status.st_mode):
-        return "is not a regular file"
-    if status.st_size > _MAX_RECORD_BYTES:
-        return f"is not a record of a run: it has {status.st_size:,} bytes"
-    return None
-
-
-def _write_new_file(path: Path, content: bytes) -> int:
-    """Write a file, bring it to the disk, and return its descriptor."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o644)
-    try:
-        write_all(descriptor, content)
-        os.fsync(descriptor)
-    except BaseException:
-        close_quietly(descriptor)
-        raise
-    return descriptor
+    with open_file(path) as file:
+        return file.read(0, MAX_RECORD_BYTES)
 
 
 def _serialize_record(record: Record) -> bytes:
-    import json  # only for runs that replace several files
+    import json  # only for runs that change several files
 
-    files = [
-        {
-            "target": str(file.target),
-            "old": file.old,
-            "new": file.new,
-            "backup": file.backup and file.backup.name,
-            "ready": file.ready.name,
-        }
-        for file in record.files
-    ]
-    moves = [
-        {"source": str(move.source), "target": str(move.target), "inode": move.inode}
-        for move in record.directories
-    ]
-    document = {"files": files, "directories": moves, "records": [str(p) for p in record.paths]}
+    common = os.path.commonpath([*record.directories, *record.made])
+    places = {directory: place for place, directory in enumerate(record.directories)}
+    document = {
+        "directories": [os.path.relpath(path, common) for path in record.directories],
+        "files": [
+            [places[file.target.parent], file.target.name, file.key, file.old, file.new]
+            for file in record.files
+        ],
+        "moves": [
+            [places[move.source.parent], move.source.name, move.target.name, move.inode]
+            for move in record.moves
+        ],
+        "made": [os.path.relpath(path, common) for path in record.made],
+    }
     return (json.dumps(document, separators=(",", ":")) + "\n").encode("ascii")
 
 
-def _parse_file(values: ObjectReader) -> FileChange:
-    target = Path(values.read_string("target"))
-    old = None if values.is_null("old") else Identity(*values.read_list("old", "numbers", int))
-    new = Identity(*values.read_list("new", "numbers", int))
-    backup = values.read_string_or_null("backup")
-    ready = target.parent / values.read_string("ready")
-    return FileChange(target, old, new, target.parent / backup if backup else None, ready)
+def _parse_record(key: str, content: bytes, found: Path) -> Iterator[Record]:
+    """Yield the record for each place of the tree that fits the directory it was found in.
 
+    Raises:
+        ValueError, TypeError, LookupError, AttributeError, ArithmeticError: It is not a record.
+    """
+    import json
 
-def _parse_move(values: ObjectReader) -> DirectoryMove:
-    source, target = Path(values.read_string("source")), Path(values.read_string("target"))
-    return DirectoryMove(source, target, values.read_integer("inode"))
-
-
-def _is_well_formed(record: Record) -> bool:
-    """Return whether no path of a record leads anywhere but beside the targets it names."""
-    targets = [file.target for file in record.files]
-    targets += [path for move in record.directories for path in (move.source, move.target)]
-    directories = {target.parent for target in targets}
-    return (
-        all(_is_plain(path) for path in (*targets, *record.paths))
-        and all(
-            _is_temp_path_of(path, file.target)
-            for file in record.files
-            for path in (file.ready, file.backup)
-            if path is not None
-        )
-        and all(
-            move.source.parent == move.target.parent
-            and (not move.is_new or _is_temp_path_of(move.source, move.target))
-            for move in record.directories
-        )
-        and all(
-            path.parent in directories and _RECORD_NAME.fullmatch(path.name)
-            for path in record.paths
-        )
-    )
-
-
-def _relocate(record: Record, path: Path) -> Record:
-    """Return the record with the paths that follow from where it was found."""
-    root, moved_root = max(
-        (_split_common_end(listed, path) for listed in record.paths),
-        key=lambda roots: -len(roots[0].parts),
-        default=(path, path),
-    )
-    if root == moved_root:
-        return record
-    moves = {root: moved_root}
-    files = []
-    for file in record.files:
-        backup = file.backup and resolve_moved_path(file.backup, moves)
-        target, ready = (resolve_moved_path(name, moves) for name in (file.target, file.ready))
-        files.append(file._replace(target=target, backup=backup, ready=ready))
-    directories = [
-        move._replace(
-            source=resolve_moved_path(move.source, moves),
-            target=resolve_moved_path(move.target, moves),
-        )
-        for move in record.directories
+    document = json.loads(content)
+    names: list[tuple[str, ...]] = [_split(path) for path in document["directories"]]
+    moves = [
+        ((*names[place], _check_name(old)), (*names[place], _check_name(new)), int(inode))
+        for place, old, new, inode in document["moves"]
     ]
-    paths = tuple(resolve_moved_path(listed, moves) for listed in record.paths)
-    return Record(tuple(files), tuple(directories), paths)
+    moved = {old: new for old, new, _ in moves}
+    made = [_split(path) for path in document["made"]]
+    ordered = sorted(names)
+    if len(set(names)) < len(names) or not moved.keys() <= set(names):
+        raise ValueError
+    for parts in made:  # above a record; the names that begin with these parts follow them
+        if ordered[bisect_left(ordered, parts)][: len(parts)] != parts:
+            raise ValueError
+    roots = set[Path]()
+    for parts in names:
+        for end in (parts, moved.get(parts, parts)):
+            depth = len(found.parts) - len(end)
+            if depth > 0 and found.parts[depth:] == end:
+                roots.add(Path(*found.parts[:depth]))
+    for root in roots:
+        yield Record(
+            key,
+            tuple(root.joinpath(*parts) for parts in names),
+            tuple(
+                FileChange(
+                    root.joinpath(*names[place], _check_name(name)),
+                    _check_key(file_key),
+                    None if old is None else Identity(*map(int, old)),
+                    Identity(*map(int, new)),
+                )
+                for place, name, file_key, old, new in document["files"]
+            ),
+            tuple(
+                DirectoryMove(root.joinpath(*old), root.joinpath(*new), inode)
+                for old, new, inode in moves
+            ),
+            tuple(root.joinpath(*parts) for parts in made),
+        )
 
 
-def _split_common_end(first: Path, second: Path) -> tuple[Path, Path]:
-    """Return two paths without the last parts that they have in common."""
-    while first.name == second.name and first != first.parent and second != second.parent:
-        first, second = first.parent, second.parent
-    return first, second
+def _split(path: str) -> tuple[str, ...]:
+    """Return the parts of a relative path that leads down, or raise :class:`ValueError`."""
+    if len(path) > MAX_PATH_LENGTH:
+        raise ValueError(path[:100])
+    return () if path == os.curdir else tuple(_check_name(part) for part in path.split(os.sep))
 
 
-def _is_plain(path: Path) -> bool:
-    """Return whether a path can be that of a file: absolute, encodable, and not too long."""
+def _check_name(name: str) -> str:
+    """Return a name that can be one of a file in a directory, or raise :class:`ValueError`."""
+    separators = (os.sep, os.altsep or os.sep, "\0")
+    if name in ("", os.curdir, os.pardir) or any(text in name for text in separators):
+        raise ValueError(name)
+    os.fsencode(name)
+    return name
+
+
+def _check_key(key: str) -> str:
+    """Return a key of a file, or raise :class:`ValueError`."""
+    if not re.fullmatch("[0-9a-f]{12}", key):
+        raise ValueError(key)
+    return key
+
+
+def _read_status(path: Path) -> os.stat_result | None:
+    """Return the status of what is at a path, ``None`` for nothing; links are not followed."""
     try:
-        text = os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-    return (
-        path.is_absolute()
-        and bool(path.name)
-        and b"\0" not in text
-        and len(text) < _MAX_PATH_BYTES
-        and len(path.parts) <= _MAX_PATH_PARTS
-        and ".." not in path.parts
-        and all(len(os.fsencode(part)) <= _MAX_NAME_BYTES for part in path.parts)
-    )
-
-
-def _is_temp_path_of(path: Path, target: Path) -> bool:
-    prefix = build_temp_prefix(target)
-    return (
-        path.parent == target.parent
-        and path.name.startswith(prefix)
-        and _TEMP_NAME_END.fullmatch(path.name, len(prefix)) is not None
-    )
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,46 +1,47 @@
 """Temporary files: written beside their targets, and on the disk before they replace them.
 
-A temporary file has no name (`O_TMPFILE`) where the system supports that. When it is
-complete, it gets a temporary name that tells its target and that no pattern for models
-matches. One rename then moves it to the target.
+A temporary file has no name (`O_TMPFILE`) where the system supports that. When it is complete,
+it gets a temporary name that no pattern for models matches. One rename then moves it to the
+target.
+
+All temporary names of one run have the same key, 24 random hexadecimal digits: those of the
+files that it writes, of the old files that it keeps, and of the record of both.
 """
 
 from __future__ import annotations
 
-import binascii
 import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.storage.confined import open_parent
 from onnxkvrename.storage.copy import SourceError, copy_range, count_free_bytes, write_all
-from onnxkvrename.storage.read import (
-    OpenFile,
-    close_quietly,
-    is_occupied,
-    link_descriptor,
-    list_attributes,
-    read_at,
-)
+from onnxkvrename.storage.read import OpenFile, close_quietly, is_occupied, read_at
 
 TEMP_PREFIX = ".onnxkvrename-"
 """Start of every temporary name. None ends in `.onnx`: some exporters take any file in a
 window's directory that does."""
-LOCK_SUFFIX = "lock"
-"""End of the name of a lock."""
-RECORD_SUFFIX = "-record"
-"""End of the name of a record of a run that changes several files."""
-TEMP_NAME = re.compile(r"\.onnxkvrename-[0-9a-f]{8}-(?:[0-9a-f]{24}(?:-record)?|lock)")
+LOCK_NAME = f"{TEMP_PREFIX}lock"
+"""The lock file of a directory that cannot be locked itself."""
+TEMP_NAME = re.compile(
+    rf"{re.escape(TEMP_PREFIX)}(?:(?P<key>[0-9a-f]{{24}})-(?:[0-9a-f]{{12}}-[a-z]{{3,5}}|record)|lock)"
+)
 """Every name that this program gives to a temporary file, a copy, a record or a lock."""
-_TEMP_PREFIX_LENGTH = len(TEMP_PREFIX) + 9
+NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""Errors of a file system without hard links."""
+
 _NOT_KEPT_ERRNOS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of an owner or an access control list that the user or the file system cannot set."""
-NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_SKIPPED_ERRNOS = (*(*_NOT_KEPT_ERRNOS, errno.ENODATA, errno.E2BIG, errno.ERANGE, errno.ENOSPC),)
+"""Errors of one attribute: it may not be read or set, or the file system cannot store it."""
+ACCESS_LIST = "system.posix_acl_access"
+"""The attribute that is an access control list (acl(5))."""
 
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SPACE_HINTS = ("free some space, or write elsewhere with -o", "free some space")
@@ -54,52 +55,95 @@ ProgressCallback = Callable[[int], None]
 """Called with the number of bytes or models that were done since the last call."""
 
 
-def build_temp_prefix(target: Path) -> str:
-    """Return the start of all temporary names beside `target` that are for it.
-
-    It has a checksum of the target's name. Two targets of one directory may have the same
-    one, though hardly ever do: then they share a lock as well.
-    """
-    return f"{TEMP_PREFIX}{binascii.crc32(os.fsencode(target.name)):08x}-"
+def build_key() -> str:
+    """Return a new key, which nobody can guess."""
+    return os.urandom(12).hex()
 
 
-def build_temp_path(target: Path) -> Path:
-    """Return an unused temporary path beside `target`."""
-    return target.parent / f"{build_temp_prefix(target)}{os.urandom(12).hex()}"
+def build_file_key() -> str:
+    """Return a new key of a file, by which it differs from others of its run."""
+    return os.urandom(6).hex()
 
 
-def find_stale_temp_files(targets: Iterable[Path]) -> Iterator[Path]:
-    """Yield what dead runs have left beside targets.
-
-    That is temporary files, backups, staged directories, records and locks, by the exact form
-    of their names. Those of a run that is still alive are among them, so hold the lock of a
-    target before you remove any; and see :mod:`clean_up` for what is never removed.
-    """
-    prefixes_by_directory: dict[Path, set[str]] = {}
-    for target in targets:
-        prefixes_by_directory.setdefault(target.parent, set()).add(build_temp_prefix(target))
-    for directory, prefixes in prefixes_by_directory.items():
-        # Entries that cannot be listed are not removed; nothing else depends on this.
-        with suppress(OSError), os.scandir(directory) as entries:
-            for entry in entries:
-                is_own = TEMP_NAME.fullmatch(entry.name) is not None
-                if is_own and entry.name[:_TEMP_PREFIX_LENGTH] in prefixes:
-                    yield Path(entry.path)
-
-
-def resolve_moved_path(path: Path, moves: Mapping[Path, Path]) -> Path:
-    """Return the path of a file after directories were renamed.
+def build_temp_name(key: str, file_key: str, kind: Literal["new", "old", "move", "probe"]) -> str:
+    """Return a temporary name.
 
     Args:
-        path: The path before.
-        moves: For each renamed directory its new path.
+        key: The key of the run.
+        file_key: The key of the file.
+        kind: ``new`` for what the run writes, ``old`` for what it replaces, ``move`` for a
+            second name of either that is about to become the target, ``probe`` for an empty file.
     """
-    if moves:
-        parts = path.parts
-        for directory in path.parents:  # not one move after the other: there may be thousands
-            if (target := moves.get(directory)) is not None:
-                return target.joinpath(*parts[len(directory.parts) :])
-    return path
+    return f"{TEMP_PREFIX}{key}-{file_key}-{kind}"
+
+
+def list_temp_paths(directory: Path, key: str | None = None) -> list[Path]:
+    """Return what has a temporary name in a directory, sorted.
+
+    Args:
+        directory: The directory.
+        key: The key of one run; by default, of any.
+
+    Raises:
+        OSError: The directory cannot be listed.
+    """
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in entries if entry.name.startswith(TEMP_PREFIX)]
+    found = (TEMP_NAME.fullmatch(name) for name in sorted(names))
+    return [directory / match[0] for match in found if match and key in (None, match["key"])]
+
+
+def remove_temp_files(
+    directory: Path,
+    key: str | None = None,
+    kept: Iterable[str] = (),
+    *,
+    links_only: bool = False,
+) -> None:
+    """Remove the temporary files in a directory; what cannot be removed stays.
+
+    The caller holds the lock of the directory.
+
+    Args:
+        directory: The directory.
+        key: The key of one run, whose record stays; by default, all are removed but records and
+            what they name.
+        kept: Names that are never removed.
+        links_only: Remove nothing but further names of files, so that no content is lost: for a
+            run that does not yet know what it reads.
+    """
+    with suppress(OSError):
+        paths = list_temp_paths(directory, key)
+        records = {path.name[: -len("record")] for path in paths if path.name.endswith("-record")}
+        protected = (*records, *kept) if key is None else tuple(kept)
+        for path in paths:
+            if path.name.endswith("-record") or path.name.startswith(protected):
+                continue
+            if not links_only or os.lstat(path).st_nlink > 1:
+                remove_file_of_run(path)
+
+
+def remove_file_of_run(path: Path) -> None:
+    """Remove a file with a temporary name, if it is surely one of ours.
+
+    That is a regular file of the user who runs this; for root, also of the owner of the directory.
+    """
+    with suppress(OSError):
+        status, owners = os.lstat(path), find_trusted_owners(path.parent)
+        if stat.S_ISREG(status.st_mode) and (owners is None or status.st_uid in owners):
+            os.unlink(path)
+
+
+def find_trusted_owners(directory: Path) -> set[int] | None:
+    """Return the users whose files in a directory may be ours; ``None`` where there are no users.
+
+    Raises:
+        OSError: The directory cannot be looked at.
+    """
+    if not hasattr(os, "geteuid"):
+        return None
+    user = os.geteuid()
+    return {user} if user else {user, os.stat(directory).st_uid}
 
 
 class ReadyFile(NamedTuple):
@@ -121,34 +165,61 @@ class ReadyFile(NamedTuple):
     display_path: Path
     root: Path | None = None
 
-    def move_into_place(self) -> None:
-        """Move the file to its target, by one rename.
+    def move_into_place(self, *, keeps_name: bool) -> None:
+        """Give the file the name of its target, by one call.
+
+        Args:
+            keeps_name: Whether the temporary name stays as well, where there are hard links.
 
         Raises:
             WriteError: That failed, or a file has appeared there that must not be
                 overwritten. The target is then as it was.
         """
-        with (
-            translate_write_errors(self.display_path),
-            open_parent(self.target, self.root) as (target, directory),
-        ):
-            temp_path = target.with_name(self.temp_path.name)
-            if not self.overwrites_target:
-                try:
-                    os.link(temp_path, target, src_dir_fd=directory, dst_dir_fd=directory)
-                except OSError as error:
-                    if error.errno not in NO_LINK_ERRNOS or is_occupied(self.target):
-                        raise
-                    # The file system has no links: a rename is the next best thing.
-                else:
-                    _remove_temp_file(temp_path, directory)
-                    return
-            os.replace(temp_path, target, src_dir_fd=directory, dst_dir_fd=directory)
+        with translate_write_errors(self.display_path):
+            put_in_place(
+                self.temp_path,
+                self.target,
+                replaces=self.overwrites_target,
+                keeps_name=keeps_name,
+                root=self.root,
+            )
 
-    def discard(self) -> None:
-        """Remove the temporary name."""
-        with suppress(OSError):
-            os.unlink(self.temp_path)
+
+def put_in_place(
+    temp_path: Path,
+    target: Path,
+    *,
+    replaces: bool,
+    keeps_name: bool = True,
+    root: Path | None = None,
+) -> None:
+    """Give a file the name of its target, by one call.
+
+    Args:
+        temp_path: The temporary name, in the directory of the target.
+        target: The target.
+        replaces: Whether the target may be there.
+        keeps_name: Whether the temporary name stays as well, where there are hard links.
+        root: A directory above both, below which no link may lead to them.
+
+    Raises:
+        WriteError: A link would lead out of the root.
+        OSError: That failed, or the target is there and must not be. It is as it was.
+    """
+    with open_parent(target, root) as (path, directory):
+        source = name = path.with_name(temp_path.name)
+        if keeps_name or not replaces:
+            name = path.with_name(f"{source.name.rpartition('-')[0]}-move") if replaces else path
+            try:
+                os.link(source, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except OSError as error:
+                if error.errno not in NO_LINK_ERRNOS or (not replaces and is_occupied(target)):
+                    raise
+                name = source  # the file system has no links: a rename is the next best thing
+        if name != path:
+            os.replace(name, path, src_dir_fd=directory, dst_dir_fd=directory)
+        elif not keeps_name:
+            _remove_temp_file(source, directory)
 
 
 class TempFile:
@@ -161,6 +232,7 @@ class TempFile:
         target: Where the file belongs.
         display_path: The target in messages, by default the same path.
         root: A directory above the target, below which no link may lead to it.
+        key: The key of the run, which its temporary name has; by default a new one.
 
     Raises:
         WriteError: No file can be written in the directory of the target. All methods raise
@@ -168,11 +240,17 @@ class TempFile:
     """
 
     def __init__(
-        self, target: Path, display_path: Path | None = None, root: Path | None = None
+        self,
+        target: Path,
+        display_path: Path | None = None,
+        root: Path | None = None,
+        key: str | None = None,
     ) -> None:
         self.target, self.root = target, root
         self.display_path = display_path or target
-        self.temp_path = build_temp_path(target)
+        self.temp_path = target.parent / build_temp_name(
+            key or build_key(), build_file_key(), "new"
+        )
         self.is_finished = False
         with translate_write_errors(self.display_path), open_parent(self.temp_path, root) as place:
             self.descriptor, self.has_name = _create_temp_file(*place, 0o600)
@@ -233,10 +311,10 @@ class TempFile:
     ) -> None:
         """Take over permission bits and extended attributes, so that no user gains a right.
 
-        Set-user-ID, set-group-ID and sticky bits are never taken over. With the owner,
-        everything else is: access control list, capabilities, labels. Without it, only
-        `user.*` attributes are, and permissions that depend on the group or on an access
-        control list are cut to those that everyone had.
+        Set-user-ID, set-group-ID and sticky bits are never taken over. With the owner, all
+        attributes are, among them an access control list. Without it, only `user.*` attributes
+        are; the group and others get what both of them had if the group is another one, and
+        nothing where either file has an access control list.
 
         Args:
             source: The file to take them from.
@@ -245,38 +323,37 @@ class TempFile:
             mask: The permission bits that may be taken over.
 
         Raises:
-            ModelError: The attributes of the source cannot be read.
             WriteError: The owner or the access control list cannot be kept, and `force` is
-                not set.
+                not set; or the attributes cannot be read.
         """
         if not hasattr(os, "fchown"):
             return
         # In this order: a change of the owner removes capabilities, and until the permissions
         # are final, only the owner may read the file.
         with translate_write_errors(self.display_path):
+            names = list_attributes(source.descriptor)
+            own_names = list_attributes(self.descriptor)
             if owner:
-                owner = self._try_to_keep("its owner", self._copy_owner, source, force=force)
-            if not (source.list_attributes() or list_attributes(self.descriptor)):
-                same_group = os.fstat(self.descriptor).st_gid == source.status.st_gid
-                mode = source.status.st_mode & mask
-                os.fchmod(self.descriptor, mode if same_group else cut_permissions(mode))
-                return
-            from onnxkvrename.storage import attributes  # most files have none
+                owner = self._keep("its owner", self._copy_owner, source, force=force)
+            if owner and ACCESS_LIST in (*names, *own_names):
+                copy = self._copy_access_list
+                owner = self._keep("its access control list", copy, source, force=force)
+            mode = source.status.st_mode & mask & 0o777
+            if not owner and ACCESS_LIST in (*names, *own_names):
+                mode &= 0o700
+            elif os.fstat(self.descriptor).st_gid != source.status.st_gid:
+                mode = cut_permissions(mode)
+            os.fchmod(self.descriptor, mode)
+            for name in names:
+                if name.startswith("user.") or (owner and name != ACCESS_LIST):
+                    self._copy_attribute(source, name)
 
-            if owner:
-                owner = self._try_to_keep(
-                    "its access control list", attributes.copy_access_list, source, force=force
-                )
-            mode = attributes.find_mode(source, self.descriptor, owner=owner)
-            os.fchmod(self.descriptor, mode & mask)
-            attributes.copy_attributes(source, self.descriptor, keep_all=owner)
-
-    def _try_to_keep(
-        self, what: str, copy: Callable[[OpenFile, int], None], source: OpenFile, *, force: bool
+    def _keep(
+        self, what: str, copy: Callable[[OpenFile], None], source: OpenFile, *, force: bool
     ) -> bool:
         """Copy something of the source; return whether that is allowed, or raise."""
         try:
-            copy(source, self.descriptor)
+            copy(source)
         except OSError as error:
             if error.errno not in _NOT_KEPT_ERRNOS:
                 raise
@@ -290,12 +367,26 @@ class TempFile:
             return False
         return True
 
-    @staticmethod
-    def _copy_owner(source: OpenFile, target: int) -> None:
+    def _copy_owner(self, source: OpenFile) -> None:
         owner = (source.status.st_uid, source.status.st_gid)
-        current = os.fstat(target)
+        current = os.fstat(self.descriptor)
         if (current.st_uid, current.st_gid) != owner:
-            os.fchown(target, *owner)
+            os.fchown(self.descriptor, *owner)
+
+    def _copy_access_list(self, source: OpenFile) -> None:
+        """Give the file the list of its source, and none of its directory where that has none."""
+        if ACCESS_LIST in list_attributes(source.descriptor):
+            value = os.getxattr(source.descriptor, ACCESS_LIST)
+            os.setxattr(self.descriptor, ACCESS_LIST, value)
+        else:
+            os.removexattr(self.descriptor, ACCESS_LIST)
+
+    def _copy_attribute(self, source: OpenFile, name: str) -> None:
+        try:
+            os.setxattr(self.descriptor, name, os.getxattr(source.descriptor, name))
+        except OSError as error:
+            if error.errno not in _SKIPPED_ERRNOS:
+                raise
 
     def set_default_mode(self) -> None:
         """Set the mode that any new file in this directory gets.
@@ -306,7 +397,7 @@ class TempFile:
         """
         if not hasattr(os, "fchmod"):
             return
-        path = build_temp_path(self.target)
+        path = self.temp_path.with_name(build_temp_name(build_key(), build_file_key(), "probe"))
         with translate_write_errors(self.display_path):
             descriptor, has_name = _create_temp_file(path, None, 0o666)
             try:
@@ -329,25 +420,26 @@ class TempFile:
         with translate_write_errors(self.display_path):
             os.fsync(self.descriptor)
             if not self.has_name:
-                self._link_temp_path()
+                with open_parent(self.temp_path, self.root) as (path, directory):
+                    _link_descriptor(self.descriptor, path, directory)
         self.is_finished = True
         return ReadyFile(self.temp_path, self.target, replace, self.display_path, self.root)
 
-    def _link_temp_path(self) -> None:
-        with open_parent(self.temp_path, self.root) as (path, directory):
-            link_descriptor(self.descriptor, path, directory)
 
+def list_attributes(file: int | Path) -> list[str]:
+    """Return the names of the extended attributes of a file; none where there cannot be any.
 
-@contextmanager
-def open_parent(path: Path, root: Path | None) -> Iterator[tuple[Path, int | None]]:
-    """Do as :func:`open_beneath.open_parent`; without a root, yield the path and ``None``."""
-    if root is None:
-        yield path, None
-        return
-    from onnxkvrename.storage import open_beneath  # a rename in place does not need it
-
-    with open_beneath.open_parent(path, root) as place:
-        yield place
+    Raises:
+        OSError: They cannot be read.
+    """
+    if not hasattr(os, "listxattr"):
+        return []
+    try:
+        return os.listxattr(file)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return []
+        raise
 
 
 def _create_temp_file(path: Path, directory: int | None, mode: int) -> tuple[int, bool]:
@@ -367,6 +459,23 @@ def _create_temp_file(path: Path, directory: int | None, mode: int) -> tuple[int
     except BaseException:
         _remove_temp_file(path, directory)
         raise
+
+
+def _link_descriptor(descriptor: int, path: Path, directory: int | None) -> None:
+    """Give an open file without a name its name; Linux only."""
+    descriptors = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Not a path under /proc: with a directory descriptor Python calls linkat(2) with
+        # AT_SYMLINK_FOLLOW, without which the link itself would be meant.
+        os.link(
+            str(descriptor),
+            path,
+            src_dir_fd=descriptors,
+            dst_dir_fd=directory,
+            follow_symlinks=True,
+        )
+    finally:
+        close_quietly(descriptors)
 
 
 def _remove_temp_file(path: Path, directory: int | None = None) -> None:

@@ -1,97 +1,72 @@
-"""Move files and directories to their targets: all of them, or none."""
+"""Move files to their targets: all of them, or none."""
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
 from onnxkvrename.findings import quote_path
-from onnxkvrename.storage.read import build_changed_error, close_quietly
-from onnxkvrename.storage.temp_file import (
-    NO_LINK_ERRNOS,
-    ReadyFile,
-    build_temp_path,
+from onnxkvrename.storage.read import build_changed_error
+from onnxkvrename.storage.record import (
+    FileChange,
+    Record,
+    build_record,
+    play_back,
+    remove_made_directories,
+    remove_record,
+    rename_directory,
     resolve_moved_path,
+    sync_directory,
+    write_record,
+)
+from onnxkvrename.storage.temp_file import (
+    ReadyFile,
+    build_key,
+    remove_temp_files,
     translate_write_errors,
 )
-
-if TYPE_CHECKING:
-    from onnxkvrename.storage.directories import StagedDirectory
-
-_NO_SYNC_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Errors of a file system that cannot flush a directory by itself."""
 
 _STATUS_FIELDS = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_mode", "st_uid", "st_gid")
 """What differs after a file was replaced, written to, or its permissions were changed."""
 
 
-class _Change(NamedTuple):
-    """A change that is logged before it is made.
-
-    Attributes:
-        path: The path of the new file or directory.
-        display_path: That path in messages.
-        inode: Device and inode of the new file or directory; the change was made if `path`
-            has them.
-        ready_file: The file that is moved there; `None` for directories.
-        backup: A hard link to the file that is replaced.
-        is_new: Whether `path` did not exist before.
-        previous_path: The path of a directory before it is moved.
-    """
-
-    path: Path
-    display_path: Path
-    inode: tuple[int, int]
-    ready_file: ReadyFile | None = None
-    backup: Path | None = None
-    is_new: bool = False
-    previous_path: Path | None = None
-
-    def is_applied(self) -> bool:
-        """Return whether the change was made and its path has not changed since.
-
-        Raises:
-            OSError: This cannot be determined.
-        """
-        try:
-            return _read_inode(self.path) == self.inode
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-
 class Transaction:
-    """Context manager for all changes of one command; an error within it undoes them.
+    """Context manager for all files of one command; an error within it leaves all as they were.
 
-    After the last change, an error or interrupt no longer undoes anything. A killed process
-    undoes nothing either: each target is then either old or new,
-    `temp_file.find_stale_temp_files` finds the leftovers, and running the same command again
-    completes the work.
+    The directories of all targets are locked. A killed process undoes nothing: then the record
+    that it has left does, by the next run or by ``onnxkvrename recover``.
 
     Args:
+        directories: The directories of all targets, for what an error leaves there.
         overwritten: For files that are replaced, what :func:`os.lstat` returned when they were
             what may be replaced. One that has changed since is not.
+        made: Directories that were made for the run, the outer ones first.
 
     Attributes:
-        is_complete: Whether all changes are made and stay; known once the context ends.
+        key: The key of all temporary names of the run.
+        is_complete: Whether all changes are made and stay.
 
     Raises:
         UndoError: On exit, if an error or interrupt could not be undone.
     """
 
-    def __init__(self, overwritten: Mapping[Path, os.stat_result] | None = None) -> None:
+    def __init__(
+        self,
+        directories: Collection[Path],
+        overwritten: Mapping[Path, os.stat_result],
+        made: Sequence[Path] = (),
+    ) -> None:
+        self.key = build_key()
+        self.directories = directories
+        self.overwritten = overwritten
+        self.made = made
         self.is_complete = False
-        self.log: list[_Change] = []
-        self.last_change: _Change | None = None
-        self.backups: dict[Path, Path] = {}
-        self.planned_targets: list[Path] = []
-        self.record_paths: tuple[Path, ...] = ()
-        self.overwritten = overwritten or {}
+        self._record: Record | None = None
+        self._only_change: FileChange | None = None
+        self._files: Sequence[ReadyFile] = ()
 
     def __enter__(self) -> Transaction:
         return self
@@ -99,104 +74,61 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *traceback: object
     ) -> None:
-        moves = dict[Path, Path]()
-        self.is_complete = error is None or self._has_last_change(error)
         if error is not None and not self.is_complete:
-            self._undo_all(error)
-        else:
-            moves = {item.previous_path: item.path for item in self.log if item.previous_path}
-        for path in self.record_paths:
-            _unlink_stale(resolve_moved_path(path, moves))
-        for change in self.log:
-            if change.ready_file is not None and kind is not None:
-                change.ready_file.discard()
-            if change.backup is not None:
-                _unlink_stale(resolve_moved_path(change.backup, moves))
+            self._undo(error)
+        try:
+            self._clean_up()
+        except BaseException:  # an interrupt leaves nothing either
+            self._clean_up()
+            raise
 
-    def write_record(
-        self,
-        files: Sequence[ReadyFile],
-        stages: Sequence[StagedDirectory],
-        moves: Mapping[Path, Path],
-    ) -> None:
-        """Record all changes that are about to be made, where one of them replaces a file.
-
-        A single change needs no record: it is made or not.
+    def place(self, files: Sequence[ReadyFile], moves: Mapping[Path, Path]) -> None:
+        """Move files to their targets, one after the other, and then rename directories.
 
         Args:
-            files: The files that will be placed, except those within staged directories.
-            stages: The new directories.
-            moves: For each directory that will be renamed its new path.
+            files: The files, with temporary names that have the key.
+            moves: For each directory that is renamed in its parent its new path.
 
         Raises:
-            WriteError: The record cannot be written. Nothing of it is left.
+            WriteError: A file could not be moved, or a directory not be renamed.
+            ModelError: A file to replace has changed.
+            FlushError: All is in place, but a directory could not be flushed to the disk.
         """
-        self.planned_targets = [
-            *(stage.target for stage in stages),
-            *(file.display_path for file in files),
-            *moves.values(),
-        ]
-        overwriting = [file for file in files if file.overwrites_target]
-        if len(self.planned_targets) < 2 or not overwriting:
-            return
-        from onnxkvrename.storage import record  # only where several files change
-
-        self.backups = {file.target: build_temp_path(file.target) for file in overwriting}
-        changes = list[record.FileChange]()
-        for file in files:
-            with translate_write_errors(file.display_path):
-                changes.append(record.plan_file_change(file, self.backups.get(file.target)))
-        if all(change.old is None for change in changes):
-            return
-        directories = {**{stage.directory: stage.target for stage in stages}, **moves}
-        renames = list[record.DirectoryMove]()
-        for source, target in directories.items():
-            with translate_write_errors(target):
-                renames.append(record.DirectoryMove(source, target, _read_inode(source)[1]))
-        self.record_paths = record.write_record(changes, renames)
-        for directory in dict.fromkeys(path.parent for path in self.record_paths):
-            sync_directory(directory)
-
-    def place_files(self, files: Sequence[ReadyFile], *, final: bool) -> None:
-        """Move files to their targets, one after the other.
-
-        Args:
-            files: The files.
-            final: Whether these are the last changes.
-
-        Raises:
-            WriteError: A file could not be moved, or its directory not be synced. What was
-                moved is moved back when the context ends, unless the last change was made.
-            ModelError: A file to replace has changed. It stays, and what was moved before is
-                moved back.
-        """
-        for number, file in enumerate(files, 1):
-            self._place_file(file, last=final and number == len(files))
-        self._sync_directories(file.target.parent for file in files)
-
-    def _place_file(self, file: ReadyFile, *, last: bool) -> None:
-        with translate_write_errors(file.display_path):
-            inode = _read_inode(file.temp_path)
-        # The last change is never undone.
-        backup = None
-        if file.overwrites_target and not last:
-            backup = self.backups.get(file.target) or build_temp_path(file.target)
-        change = _Change(
-            file.target, file.display_path, inode, file, backup, is_new=not file.overwrites_target
-        )
-        self._log_change(change, last=last)
-        if backup is not None:
+        record = build_record(self.key, files, moves, self.made)
+        if len(files) + len(moves) > 1:
+            self._record, self._files = record, files
+            write_record(record)
+        elif files:  # it is made or not
+            self._only_change = record.files[0]
+        for file, change in zip(files, record.files, strict=True):
+            self._place_file(file, change)
+        for source, target in moves.items():
+            rename_directory(source, target)
+        self.is_complete = True
+        places = [*(file.target.parent for file in files), *(path.parent for path in moves)]
+        for directory in dict.fromkeys(resolve_moved_path(place, moves) for place in places):
             try:
-                os.link(file.target, backup)
-            except FileNotFoundError:
-                self.log[-1] = change = change._replace(is_new=True)
-            except OSError as error:
-                # Without links at all there is no backup; the undo says if it needs one.
-                if error.errno not in NO_LINK_ERRNOS:
-                    with translate_write_errors(file.display_path):
-                        raise
+                sync_directory(directory)
+            except WriteError as error:
+                raise FlushError(
+                    f"all results are in place, but the directory {error.message}",
+                    path=error.path,
+                    hint="check the disk; after a power cut, run the same command again",
+                ) from None
+
+    def _place_file(self, file: ReadyFile, change: FileChange) -> None:
+        """Move a file; after an error, check on the disk whether it was moved.
+
+        A server that repeats a request whose answer was lost (NFS) reports the second try as an
+        error, though the first one has succeeded.
+        """
         self._check_overwritten(file)
-        _move(change, file.move_into_place)
+        try:
+            file.move_into_place(keeps_name=self._record is not None)
+        except WriteError:
+            with translate_write_errors(file.display_path):
+                if not change.is_made():
+                    raise
 
     def _check_overwritten(self, file: ReadyFile) -> None:
         """Raise if the file at a target has changed, or another one is there.
@@ -214,160 +146,51 @@ class Transaction:
         if any(getattr(status, name) != getattr(expected, name) for name in _STATUS_FIELDS):
             raise build_changed_error(file.display_path)
 
-    def place_directories(self, stages: Sequence[StagedDirectory], *, final: bool) -> None:
-        """Move whole directories to their targets, one after the other.
-
-        Args:
-            stages: The directories.
-            final: Whether these are the last changes.
-
-        Raises:
-            WriteError: A directory could not be moved, or its parent not be synced. What was
-                moved is moved back when the context ends, unless the last change was made.
-        """
-        for number, stage in enumerate(stages, 1):
-            last = final and number == len(stages)
-            with translate_write_errors(stage.target):
-                self._move_directory(
-                    stage.directory, stage.target, stage.move_into_place, last=last
-                )
-        self._sync_directories(stage.target.parent for stage in stages)
-
-    def rename_directories(self, moves: Mapping[Path, Path]) -> None:
-        """Rename directories within their parents, as the last changes.
-
-        Args:
-            moves: For each directory its new path.
-
-        Raises:
-            WriteError: A new path exists, or a directory could not be renamed, or its parent
-                not be synced. What was renamed is renamed back when the context ends, unless
-                the last change was made.
-        """
-        if not moves:
-            return
-        from onnxkvrename.storage.directories import rename_directory  # only for --seed-cache
-
-        for number, (directory, target) in enumerate(moves.items(), 1):
-            move = partial(rename_directory, directory, target)
-            with translate_write_errors(directory):
-                self._move_directory(directory, target, move, last=number == len(moves))
-        self._sync_directories(target.parent for target in moves.values())
-
-    def _move_directory(
-        self, source: Path, target: Path, move_into_place: Callable[[], None], *, last: bool
-    ) -> None:
-        change = _Change(target, target, _read_inode(source), previous_path=source)
-        self._log_change(change, last=last)
-        _move(change, move_into_place)
-
-    def _sync_directories(self, directories: Iterable[Path]) -> None:
-        for directory in dict.fromkeys(directories):
-            try:
-                sync_directory(directory)
-            except WriteError as error:
-                if self.last_change is None:
-                    raise
-                raise FlushError(
-                    f"all results are in place, but the directory {error.message}",
-                    path=error.path,
-                    hint="check the disk; after a power cut, run the same command again",
-                ) from None
-
-    def _log_change(self, change: _Change, *, last: bool) -> None:
-        self.log.append(change)
-        if last:
-            self.last_change = change
-
-    def _has_last_change(self, error: BaseException) -> bool:
-        """Return whether the last change was made."""
-        if self.last_change is None:
-            return False
+    def _undo(self, error: BaseException) -> None:
+        """Restore what was there, unless the last change was made before the error."""
         try:
-            return self.last_change.is_applied()
-        except OSError as failure:
-            # To undo the others could be wrong now: the last one cannot be undone.
-            last = self.last_change.display_path
-            raise self._build_undo_error(
-                error,
-                f"cannot tell whether {last} is new ({failure.strerror}), so nothing was "
-                f"undone; the other {len(self.log) - 1:,} results are new",
-                self.log[:-1],
-            ) from None
+            if self._only_change is not None:
+                self.is_complete = self._only_change.is_made()
+            elif self._record is not None:
+                states = self._record.find_states()
+                self.is_complete = states == {"new"}
+                if "new" in states and not self.is_complete:
+                    play_back(self._record, undo=True)
+        except (OSError, WriteError) as failure:
+            raise self._build_undo_error(error, failure) from None
 
-    def _undo_all(self, error: BaseException) -> None:
-        """Undo all changes; raise :class:`UndoError` if one could not be undone."""
-        stuck, reasons = list[_Change](), list[str]()
-        for change in reversed(self.log):
-            try:
-                if change.is_applied():
-                    _undo_change(change)
-            except OSError as failure:
-                stuck.append(change)
-                reasons.append(failure.strerror or str(failure))
-        if not stuck:
-            return
-        stuck.reverse()
-        if not self.record_paths:
-            for change in self.log:
-                if change.ready_file is not None:
-                    change.ready_file.discard()
-        first_reason = isinstance(error, KvRenameError) and error.message
-        why = "" if first_reason and reasons[0] in first_reason else f" ({reasons[0]})"
-        raise self._build_undo_error(
-            error,
-            f"the undo failed as well{why}: {len(stuck):,} of "
-            f"{max(len(self.planned_targets), len(self.log)):,} results are new, "
-            "the others as they were",
-            stuck,
-        ) from None
-
-    def _build_undo_error(
-        self, error: BaseException, state: str, new: Sequence[_Change]
-    ) -> UndoError:
-        path, reason = None, "interrupted"
+    def _build_undo_error(self, error: BaseException, failure: OSError | WriteError) -> UndoError:
+        path, message = None, "interrupted"
         if isinstance(error, KvRenameError):
-            path, reason = error.path, error.message
-        message, hint = f"{reason}; {state}", "to finish the work, run the same command again"
-        if self.record_paths:
-            directory = os.path.commonpath([path.parent for path in self.record_paths])
-            command = f"onnxkvrename recover {quote_path(_shorten_path(directory))}"
-            message += "; all old and new files are kept"
-            hint = f"`{command}` lists them, `{command} --undo` restores the old ones; {hint}"
-        return UndoError(message, path=path, hint=hint, new_paths=[change.path for change in new])
-
-
-def _move(change: _Change, move_into_place: Callable[[], None]) -> None:
-    """Make a change; after an error, check on the disk whether it was made.
-
-    A server that repeats a request whose answer was lost (NFS) reports the second try as an
-    error, though the first one has succeeded.
-    """
-    try:
-        move_into_place()
-    except WriteError:
-        with translate_write_errors(change.display_path):
-            if not change.is_applied():
-                raise
-        if change.ready_file is not None:
-            change.ready_file.discard()
-
-
-def _undo_change(change: _Change) -> None:
-    """Undo a change that was made.
-
-    Raises:
-        OSError: It cannot be undone, for example as the file system has no hard links.
-    """
-    if change.previous_path is not None:
-        os.rename(change.path, change.previous_path)
-    elif change.is_new:
-        change.path.unlink()
-    elif change.backup is not None:
+            path, message = error.path, error.message
+        reason = failure.message if isinstance(failure, WriteError) else str(failure.strerror)
+        message += "; the undo failed as well" + ("" if reason in message else f" ({reason})")
+        hint = "to finish the work, run the same command again"
+        new_paths = list[Path]()
         try:
-            os.replace(change.backup, change.path)
-        except FileNotFoundError:
-            raise OSError(errno.EOPNOTSUPP, "this file system has no hard links") from None
+            record = self._record
+            targets = record.list_targets() if record is not None else []
+            states = targets[len(targets) - len(self._files) :]
+            for file, target in zip(self._files, states, strict=True):
+                new_paths += [file.target] if target.state == "new" else []
+            message += f": {len(new_paths):,} of {len(targets):,} results are new, the others "
+            message += "as they were"
+            if record is not None and record.find_fault(undo=True) is None:
+                message += "; all old and new files are kept"
+                directory = quote_path(_shorten_path(os.path.commonpath(record.directories)))
+                command = f"onnxkvrename recover {directory}"
+                hint = f"`{command}` lists them, `{command} --undo` restores the old ones; {hint}"
+        except OSError:
+            message += ", and the results cannot be looked at"
+        return UndoError(message, path=path, hint=hint, new_paths=new_paths)
+
+    def _clean_up(self) -> None:
+        if self._record is not None:
+            remove_record(self._record)
+        for directory in self.directories:
+            remove_temp_files(directory, self.key)
+        if not self.is_complete:
+            remove_made_directories(self.made)
 
 
 def _shorten_path(path: str) -> str:
@@ -376,35 +199,3 @@ def _shorten_path(path: str) -> str:
         relative = os.path.relpath(path)
         return path if relative.startswith(os.pardir) else relative
     return path
-
-
-def _read_inode(path: Path) -> tuple[int, int]:
-    status = os.lstat(path)
-    return status.st_dev, status.st_ino
-
-
-def _unlink_stale(path: Path) -> None:
-    """Remove a file that is no longer needed; if that fails, the next run does."""
-    with suppress(OSError):
-        os.unlink(path)
-
-
-def sync_directory(directory: Path) -> None:
-    """Flush the names in a directory to the disk.
-
-    Raises:
-        WriteError: That failed: the names are in effect, but may be lost with the power.
-    """
-    if os.name == "nt":  # pragma: no cover - directories cannot be opened there
-        return
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-        try:
-            os.fsync(descriptor)
-        finally:
-            close_quietly(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_SYNC_ERRNOS:
-            raise WriteError(
-                f"could not be flushed to the disk: {error.strerror}", path=str(directory)
-            ) from None

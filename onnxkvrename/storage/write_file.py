@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import quote_word
-from onnxkvrename.storage.clean_up import remove_stale_temp_files
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import (
     CACHE_FAULT,
@@ -22,12 +20,13 @@ from onnxkvrename.storage.read import (
     read_status,
     resolve_path,
 )
-from onnxkvrename.storage.temp_file import ReadyFile, TempFile, find_stale_temp_files
+from onnxkvrename.storage.recover import settle_stopped_runs
+from onnxkvrename.storage.temp_file import TempFile, remove_temp_files
 from onnxkvrename.storage.transaction import Transaction
 
 
 def write_files(
-    contents: Mapping[Path, bytes], *, force: bool, inputs: Iterable[Path] = ()
+    contents: Mapping[Path, bytes], *, force: bool, inputs: Collection[Path] = ()
 ) -> None:
     """Write files, all of them or none, and remove what killed runs left beside them.
 
@@ -46,28 +45,24 @@ def write_files(
     """
     outputs = [path for path in contents if needs_write(path, contents[path], force=force)]
     targets = {path: Path(os.path.abspath(path)) for path in contents}
-    if not outputs and not any(find_stale_temp_files(targets.values())):
+    directories = {target.parent for target in targets.values()}
+    settle_stopped_runs(directories, inputs)
+    if not outputs:
         return
-    with hold_locks(targets.values()), ExitStack() as temporary:
-        stale = find_stale_temp_files(targets.values())
-        remove_stale_temp_files(stale, inputs=inputs)
+    with hold_locks(directories):
+        for directory in directories:
+            remove_temp_files(directory, kept=[path.name for path in inputs])
         statuses = {path: read_status(path, follow_links=False) for path in targets.values()}
         overwritten = {path: status for path, status in statuses.items() if status is not None}
-        with Transaction(overwritten) as transaction:
+        with Transaction(directories, overwritten) as transaction:
             files = []
             for output in outputs:
                 target = targets[output]
-                replace = force and target in overwritten
-                files.append(_write_temp_file(output, target, contents[output], replace))
-                temporary.callback(files[-1].discard)
-            transaction.place_files(files, final=True)
-
-
-def _write_temp_file(output: Path, target: Path, content: bytes, replace: bool) -> ReadyFile:
-    with TempFile(target, output) as temp_file:
-        temp_file.write(content)
-        _set_attributes(temp_file, target)
-        return temp_file.finish(replace=replace)
+                with TempFile(target, output, key=transaction.key) as temp_file:
+                    temp_file.write(contents[output])
+                    _set_attributes(temp_file, target)
+                    files.append(temp_file.finish(replace=force and target in overwritten))
+            transaction.place(files, {})
 
 
 def _set_attributes(temp_file: TempFile, target: Path) -> None:

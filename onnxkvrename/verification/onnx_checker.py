@@ -93,7 +93,7 @@ def _build_unknown_operators_finding(operators: Counter[str]) -> Finding:
         "",
         f"has {nodes:,} {'node' if nodes == 1 else 'nodes'} with operators that onnx does not "
         f"define ({names}): not checked, everything else was",
-        "`onnxkvrename verify MODEL --run` shows whether onnxruntime has them",
+        "verify with `--run` shows whether onnxruntime has them",
     )
 
 

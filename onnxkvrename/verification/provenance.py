@@ -138,12 +138,12 @@ class NodeLocation(NamedTuple):
 
     Attributes:
         op_type: The operator type.
-        node_name: The name of the node; `inner in outer` if it is in the body of
+        node: The name of the node; `inner in outer` if it is in the body of
             a function or subgraph.
     """
 
     op_type: str
-    node_name: str
+    node: str
 
 
 class FlowPath(NamedTuple):
@@ -370,7 +370,7 @@ def _qualify_location(inner: NodeLocation, call: NodeLocation) -> NodeLocation:
     """Return a location in a body as seen from the call; a scatter is known by its own name."""
     if is_ctx_scatter("com.qualcomm.cloud", call.op_type):
         return call
-    return NodeLocation(inner.op_type, " in ".join(filter(None, (inner.node_name, call.node_name))))
+    return NodeLocation(inner.op_type, " in ".join(filter(None, (inner.node, call.node))))
 
 
 def _merge_cheapest_paths(several_paths: Iterable[FlowPaths]) -> FlowPaths:

@@ -46,20 +46,20 @@ class RenameProof(NamedTuple):
         source: The path of the source.
         token: The token of the model; empty for none.
         names: The names that changed, new by old.
-        equality: Whether the model has the bytes of the renamed source, the same content
+        equal: Whether the model has the bytes of the renamed source, the same content
             written in another way, or another content.
         reordered: What is found by its name and comes in another order, such as ``functions``,
             by its place in the schema; empty where the content is another one.
-        data_digests: The SHA-256 of each file of external data, by its location, where both
+        data_sha256: The SHA-256 of each file of external data, by its location, where both
             sides have the same; `None` where only the references were compared.
     """
 
     source: str
     token: str
     names: Mapping[str, str]
-    equality: Equality
+    equal: Equality
     reordered: tuple[str, ...]
-    data_digests: Mapping[str, str | None]
+    data_sha256: Mapping[str, str | None]
 
 
 def prove_renamed(

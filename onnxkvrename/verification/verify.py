@@ -14,6 +14,8 @@ from onnxkvrename.findings import (
     build_names_finding,
     format_list,
     promote_to_errors,
+    quote_path,
+    quote_word,
 )
 from onnxkvrename.layout.layout import check_stamp
 from onnxkvrename.limits import MAX_LISTED
@@ -30,6 +32,7 @@ from onnxkvrename.rules.feeds import (
 )
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import KvModel, read_kv_model, scan_model
+from onnxkvrename.rules.load import format_rules_option
 from onnxkvrename.rules.patterns import Pattern
 from onnxkvrename.rules.pick import pick_rules
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
@@ -246,7 +249,7 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     findings = (
         *model.findings,
         *proofs,
-        *_check_token(model.signature, model.plan, request.token),
+        *_check_token(model, rules, request.token),
         *(_check_selection(model.signature, model.plan, select) if select is not None else ()),
         *_check_stamp(model),
         *find_stale_sidecars(path, model.pairs, rules, is_error=True),
@@ -302,8 +305,9 @@ def _check_stamp(model: KvModel) -> Iterator[Finding]:
         yield finding
 
 
-def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> Iterator[Finding]:
+def _check_token(model: KvModel, rules: Rules, token: str | None) -> Iterator[Finding]:
     """Yield KV116: a consumer selects every name that contains the token, and no other."""
+    signature, plan = model.signature, model.plan
     sides = (*(s for pair in plan.pairs for s in pair.sides), *(f.side for f in plan.feeds))
     tokens = {side.old_name: side.token for side in sides}
     expected = plan.token_change.final_token if token is None else token
@@ -319,7 +323,7 @@ def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> I
                 f"does not carry {expected}{instead}{ignored} this buffer",
                 f"of {len(tokens):,} do not carry {expected}{instead}{ignored} these buffers",
             ),
-            _suggest_token(expected, {tokens[name] for name in missing}),
+            _suggest_token(model.path, rules, expected, {tokens[name] for name in missing}),
         )
     names = {value.name for value in (*signature.inputs, *signature.outputs)}
     extra = sorted(name for name in names - tokens.keys() if expected and expected in name)
@@ -336,18 +340,22 @@ def _check_token(signature: Signature, plan: RenamePlan, token: str | None) -> I
         )
 
 
-def _suggest_token(expected: str, tokens: Set[str]) -> str:
+def _suggest_token(path: str, rules: Rules, expected: str, tokens: Set[str]) -> str:
     """Return what to do where names have other tokens than the one that was asked for.
 
     Args:
+        path: The model.
+        rules: The rules that find its buffers.
         expected: The token that was asked for.
         tokens: Those of the names without it; one of them is empty if a name has none.
     """
     known, consumer = CONSUMER_TOKENS.get(expected.lower(), (expected, ""))
-    option = " --replace" if tokens - {""} else ""
-    command = f"`onnxkvrename MODEL... --prefix {known}{option}`"
+    words = f"{quote_path(path)} --prefix {quote_word(known)}"
     if tokens == {known}:
-        command = f"`onnxkvrename verify MODEL... --prefix {known}`"
+        words = f"verify {words}"
+    elif tokens != {""}:
+        words += " --replace"
+    command = f"`onnxkvrename {words}{format_rules_option(rules)}`"
     return command if known == expected else f"{consumer} selects names with {known}: {command}"
 
 

@@ -13,7 +13,12 @@ from onnxkvrename.vllm.specs import Condition, ConditionState, KvCacheGroup, com
 
 
 class GroupLayer(NamedTuple):
-    """A layer of a group, by the group's index and the layer's number."""
+    """A layer of a group.
+
+    Attributes:
+        group: The number of the group, from 0.
+        layer: The number of the layer.
+    """
 
     group: int
     layer: int

@@ -7,7 +7,7 @@ not have, as impossible.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding, format_layers
@@ -17,11 +17,9 @@ from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignm
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.memory_v024 import build_allocations_v024
 from onnxkvrename.vllm.memory_v033 import NIXL_LAYOUT, build_allocations_v033
-from onnxkvrename.vllm.nixl import NixlRegistration
 from onnxkvrename.vllm.specs import (
     MLA_KINDS,
     Condition,
-    KvCacheGroup,
     KvCacheSpec,
     ProjectionRequest,
     Refusal,
@@ -33,7 +31,6 @@ from onnxkvrename.vllm.stages import (
     PipelineStage,
     apply_stages,
     build_stages,
-    count_gpu_blocks,
 )
 
 
@@ -185,98 +182,3 @@ def _explain_fault(allocation: Allocation) -> str | None:
         unmet = find_open_conditions(allocation.conditions)[0]
         return f"not possible: {unmet.name}: {unmet.why}"
     return None if allocation.registration is None else allocation.registration.fault
-
-
-def projection_to_json(projection: Projection) -> dict[str, Any]:
-    """Return plain data for JSON, with every key of ``report/schemas/projection-1.json``."""
-    request = projection.request
-    return {
-        "vllm": request.vllm_version,
-        "block_size": request.block_size,
-        "tp": request.tensor_parallel_size,
-        "pp": request.pipeline_parallel_size,
-        "kv_cache_dtype": request.kv_cache_dtype,
-        "gpu_memory": request.gpu_memory,
-        "draft_start": request.draft_start,
-        "layers": [_spec_to_json(spec) for spec in projection.specs],
-        "conditions": _value_to_json(projection.conditions),
-        "refusals": _value_to_json(projection.refusals),
-        "groupings": [_grouping_to_json(grouping) for grouping in projection.groupings],
-        "arrangements": [_allocation_to_json(a, request) for a in projection.allocations],
-        "stages": _value_to_json(projection.stages),
-    }
-
-
-def _spec_to_json(spec: KvCacheSpec) -> dict[str, Any]:
-    has_heads = not spec.is_state
-    return {
-        "layer": spec.layer,
-        "kind": spec.kind,
-        "block_size": spec.block_size,
-        "kv_heads": spec.kv_heads if has_heads else None,
-        "head_size": spec.head_size if has_heads else None,
-        "head_size_v": spec.head_size_v if has_heads else None,
-        "window": spec.window,
-        "states": _value_to_json(spec.state_shapes),
-        "dtypes": list(spec.dtypes),
-        "page_size": spec.page_size,
-        "unpadded_page_size": spec.unpadded_page_size,
-    }
-
-
-def _grouping_to_json(grouping: Grouping) -> dict[str, Any]:
-    return {
-        "way": grouping.method,
-        "group_size": grouping.group_size,
-        "padding_layers": grouping.padding_layers,
-        "uniform_page_size": grouping.uniform_page_size,
-        "groups": [_group_to_json(group) for group in grouping.groups],
-        "conditions": _value_to_json(grouping.conditions),
-        "refusal": _value_to_json(grouping.refusal),
-    }
-
-
-def _group_to_json(group: KvCacheGroup) -> dict[str, Any]:
-    windows = {spec.window for spec in group.specs}
-    return {
-        "kind": group.kind,
-        "block_size": group.first_spec.block_size,
-        "window": group.first_spec.window if len(windows) == 1 else None,
-        "layers": list(group.layers),
-        "page_sizes": [spec.page_size for spec in group.specs],
-        "unpadded_page_sizes": [spec.unpadded_page_size for spec in group.specs],
-    }
-
-
-def _allocation_to_json(allocation: Allocation, request: ProjectionRequest) -> dict[str, Any]:
-    return {
-        "name": allocation.name,
-        "state": allocation.state,
-        "conditions": _value_to_json(allocation.conditions),
-        "grouping": allocation.grouping_index,
-        "bytes_per_block": allocation.bytes_per_block,
-        "num_blocks": count_gpu_blocks(allocation.bytes_per_block, request.gpu_memory),
-        "padding_share": allocation.padding_share,
-        "placements": _value_to_json(allocation.placements),
-        "canonical": _value_to_json(allocation.canonical),
-        "nixl": _registration_to_json(allocation.registration),
-        "transfers": _value_to_json(allocation.transfers),
-        "default": allocation.is_default,
-    }
-
-
-def _registration_to_json(registration: NixlRegistration | None) -> dict[str, Any] | None:
-    if registration is None:
-        return None
-    return {
-        "regions": registration.regions,
-        "refused": registration.refused,
-        "incomplete": registration.incomplete,
-    }
-
-
-def _value_to_json(value: Any) -> Any:
-    """Return named tuples as objects and tuples as lists."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _value_to_json(item) for name, item in value._asdict().items()}
-    return [_value_to_json(item) for item in value] if isinstance(value, tuple) else value

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 from hugging_face import save_decoder
-from schemas import validate
+from schemas import load_schema, validate
 from tiers import thin
 
 import onnxkvrename
@@ -17,11 +17,7 @@ from onnxkvrename import rename
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = json.loads(
-    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "compare-1.json").read_text(
-        "utf-8"
-    )
-)
+SCHEMA = load_schema("compare-1")
 TOKEN = "vllmKvCache"
 SIZES = ("--dim", "ctx_len=32", "--dim", "sliding_window=8")
 BROKEN = "llama2l_dynamo_subfn"
@@ -586,8 +582,8 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
         ),
         (("--vllm", "0.24"), "--vllm requires --block-size P:D"),
         (("--vllm", "0.34"), "'0.34'"),
-        (("--format", "jsn"), "json?"),
-        (("--tokens", "0"), "--tokens: 0"),
+        (("--format", "jsn"), "'jsn' is not one of"),
+        (("--tokens", "0"), "'--tokens': 0"),
     ],
 )
 def test_settings_of_a_handshake_are_checked(args: tuple[str, ...], message: str, run) -> None:
@@ -708,7 +704,7 @@ def test_a_decode_model_without_logits_gets_the_token_alone(run, tmp_path: Path)
     (finding,) = document(run("compare", prefill, decode, "--format", "json").out)["findings"]
     assert (finding["code"], finding["hint"]) == (
         "KV616",
-        f"onnxkvrename {decode} --prefix vllmKvCache",
+        f"`onnxkvrename {decode} --prefix vllmKvCache`",
     )
     assert run(decode, "--prefix", "vllmKvCache").code == 0
     assert run("compare", prefill, decode).code == 0

@@ -273,29 +273,7 @@ def test_a_format_it_does_not_know_prints_nothing_on_stdout(name: str, decoder: 
     assert "--format" in outcome.err
 
 
-def test_it_requires_one_model_and_says_which_there_are(here: Path, run) -> None:
-    names = [f"several/{name}.onnx" for name in "abcd"]
-    (here / "several").mkdir()
-    for name in names:
-        (here / name).write_bytes((here / MODEL).read_bytes())
-    for given in (names, ["several"]):
-        outcome = run("custom-io", *given, "--precision", "mxint8")
-        assert (outcome.code, outcome.out) == (2, "")
-        assert "one model, not 4" in outcome.err
-        assert f"{', '.join(names[:3])} and 1" in outcome.err
-    for name in names[1:]:
-        (here / name).unlink()
-    outcome = run("custom-io", "several", "--precision", "mxint8")
-    assert "error: several: is a directory" in outcome.err
-    assert run("custom-io", names[0], names[0], "--precision", "mxint8").code == 0
-
-
-def test_a_missing_precision_is_told_before_what_is_wrong_with_the_model(
-    decoder: Path, run
-) -> None:
-    """A command that is suggested for the model can then be pasted."""
-    outcome = run("custom-io", decoder.parent)
-    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
-    assert "requires --precision NAME" in outcome.err
+def test_a_model_in_a_directory_is_named(decoder: Path, run) -> None:
     outcome = run("custom-io", decoder.parent, "--precision", "float16")
-    assert f"onnxkvrename custom-io {decoder} --precision float16" in outcome.err
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"such as {decoder}" in outcome.err

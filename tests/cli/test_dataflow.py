@@ -68,8 +68,8 @@ def test_two_sides_are_compared_by_their_dataflow(decoder: Path, run) -> None:
     ("options", "message"),
     [
         (["--strip"], "--pairs needs --prefix"),
-        (["--prefix", "V", "--rules", "r.toml"], "--pairs and --rules cannot be used together"),
-        (["--prefix", "V", "--seed-cache"], "--pairs and --seed-cache cannot be used together"),
+        (["--prefix", "V", "--rules", "r.toml"], "--rules and --pairs cannot be used together"),
+        (["--prefix", "V", "--seed-cache"], "--seed-cache and --pairs cannot be used together"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(

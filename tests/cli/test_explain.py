@@ -60,15 +60,8 @@ def test_on_a_terminal_meanings_wrap_by_words(run: Any, monkeypatch: pytest.Monk
     assert lines[long + 1].startswith(" " * 16)
 
 
-@pytest.mark.parametrize(
-    ("code", "hint"),
-    [
-        ("KV999", "`onnxkvrename explain` lists all codes"),
-        ("kv40", "similar codes: KV401, KV402, KV403, KV404, KV405 and 2 more; "),
-        ("KV4021", "similar codes: KV402; "),
-    ],
-)
-def test_an_unknown_code_is_an_error(code: str, hint: str, run: Any) -> None:
+@pytest.mark.parametrize("code", ["KV999", "kv40", "402"])
+def test_an_unknown_code_is_an_error(code: str, run: Any) -> None:
     outcome = run("explain", code)
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith(f"error: no finding has the code {code} ({hint}")
+    assert outcome.err.startswith(f"error: no finding has the code {code} (`onnxkvrename explain`")

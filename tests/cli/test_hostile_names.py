@@ -1,7 +1,7 @@
 """A name says nothing but itself: whatever it contains, no hint makes a command of it.
 
 Hints are pasted into shells. So a name that looks like a command, in a model, a path or an
-option, must never be completed to one, and in a command it is one quoted word.
+option, is one quoted word in a hint.
 """
 
 from __future__ import annotations
@@ -16,20 +16,17 @@ from pathlib import Path
 import onnx
 import pytest
 from conftest import FIXTURES
-from hint_trials import find_hints, split_words
+from hints import find_commands, split_words
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import thin
 
-from onnxkvrename.cli.hints.complete import complete_hint
-from onnxkvrename.cli.hints.typed_command import TypedCommand
 from onnxkvrename.cli.main import main
 from onnxkvrename.findings import quote_path, quote_word
 from onnxkvrename.report.inert import escape_text
 
 NAMES = st.text(max_size=8) | st.text(st.sampled_from("`'\"$\\-#;&|! \nMODEL\udcff"), max_size=8)
 """Any names, and such as shells and hints give a meaning."""
-TYPED = TypedCommand("rename", ("m.onnx",), ())
 PAYLOADS = (
     "`--force;touch PWN`",
     "`onnxkvrename MODEL;touch PWN`",
@@ -53,32 +50,6 @@ def test_a_quoted_name_is_one_word_without_a_backtick(name: str) -> None:
     if not re.search("[\ud800-\udc7f\udd00-\udfff\0]", name):  # which no path of Linux has
         assert split_words(word) == [name]
     assert not split_words(quote_path(name))[0].startswith("-")
-
-
-@given(NAMES, NAMES, NAMES)
-def test_only_what_a_hint_marks_is_completed(before: str, path: str, after: str) -> None:
-    prose, more = quote_word(before), quote_word(after)
-    hint = f"did you mean {prose}? `--rules {quote_path(path)}` reads it, `MODEL` does not: {more}"
-    reads, rest = f"did you mean {prose}? `onnxkvrename m.onnx --rules ", f"does not: {more}"
-    completed = complete_hint(hint, TYPED)
-    assert completed.startswith(reads)
-    assert completed.endswith(f"` reads it, `onnxkvrename m.onnx` {rest}")
-
-
-@pytest.mark.parametrize(
-    "name", ["`--force;id`", "`-q $(id)`", "`-q $'\\' ';id #'`", "`-q\nid`", '`-q "$(id)"`']
-)
-def test_what_a_shell_would_run_as_another_command_is_not_completed(name: str) -> None:
-    """Also where a name is not quoted by mistake."""
-    assert complete_hint(f"did you mean {name}?", TYPED) == f"did you mean {name}?"
-
-
-def test_words_in_a_quoted_path_are_not_replaced() -> None:
-    hint = "`onnxkvrename 'a MODEL --prefix b/m.onnx' MODEL --prefix 'A MODEL'`"
-    typed = TYPED._replace(options=())
-    assert complete_hint(hint, typed) == (
-        "onnxkvrename 'a MODEL --prefix b/m.onnx' m.onnx --prefix 'A MODEL'"
-    )
 
 
 def _save_models(part: str) -> None:
@@ -178,8 +149,7 @@ def _run_all(part: str, capsys: pytest.CaptureFixture[str]) -> Iterator[str]:
 
 def _check_commands(out: str, err: str) -> None:
     """Let a shell run the commands of hints, and check that it runs no others."""
-    hinted = "\n".join(line for line in err.splitlines() if line.endswith(")"))
-    commands = [hint.command for hint in find_hints(out, hinted)]
+    commands = find_commands(out + err)
     if commands and (bash := shutil.which("bash")):
         script = "\n".join(["onnxkvrename() { :; }", *commands])
         subprocess.run([bash, "-c", os.fsencode(script)], check=True, capture_output=True)
@@ -200,7 +170,6 @@ def test_a_path_that_begins_with_a_dash_stays_a_path_in_every_command(
         "compare ./-oX.onnx b.onnx --target transformers-js",
         "check-consumer ./-oX.onnx --target vllm-qaic",
         "verify ./-oX.onnx --prefix T",
-        "vllm-qaic ./-oX.onnx",
         "custom-io ./-d --precision float16",
         "b.onnx --prefix T -o ./-d",
         "./-ox.onnx --prefix T",
@@ -214,4 +183,5 @@ def test_a_path_that_begins_with_a_dash_stays_a_path_in_every_command(
 
 def _list_suggestions(out: str, err: str) -> list[str]:
     similar = re.findall(r"did you mean (.*)\?", err)
-    return [hint.command.replace(" -d ", " ") for hint in find_hints(out, err)] + similar
+    named = re.findall(r"(?:such as|`-d) (\S+?)[`)]", err)
+    return [*find_commands(out + err), *similar, *named]

@@ -11,7 +11,7 @@ import models
 import onnx
 import pytest
 from models import node, saved
-from schemas import validate
+from schemas import load_schema, validate
 from tiers import thin
 from window_sets import write_windows
 
@@ -25,11 +25,7 @@ from onnxkvrename.verification import trace_buffer_updates
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = json.loads(
-    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "inspect-1.json").read_text(
-        "utf-8"
-    )
-)
+SCHEMA = load_schema("inspect-1")
 MODEL = "decoder.onnx"
 WRITTEN = "x.html: page written\n"
 
@@ -80,7 +76,7 @@ def test_a_model_that_cannot_be_read_is_2_and_the_others_are_still_told(here: Pa
     assert outcome.code == 2
     assert outcome.out.startswith("decoder.onnx  ")
     assert outcome.err == (
-        "error: text.onnx: is a text file, not an ONNX model (pass the .onnx file itself)\n"
+        "error: text.onnx: is a text file, not an ONNX model (pass a binary .onnx file)\n"
     )
 
 
@@ -110,7 +106,7 @@ MISTAKES = pytest.mark.parametrize(
         (("empty",), "empty: has no .onnx file, at any depth"),
         (("",), "an empty path: is a variable not set?"),
         ((MODEL, "--html", ""), "an empty path: is a variable not set?"),
-        ((MODEL, "--html"), "--html requires a value"),
+        ((MODEL, "--html"), "option '--html' requires an argument"),
         ((MODEL, "--html", "nowhere/x.html"), "nowhere/x.html: cannot be written: No such file"),
         ((MODEL, "--html", "empty"), "empty: is a directory"),
         ((MODEL, "--html", "text.onnx/x"), "text.onnx/x: cannot be written: Not a directory"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.rules.load import list_profiles
 from onnxkvrename.rules.results import Report
 
-SCHEMA = load_schema("report-1.json")
+SCHEMA = load_schema("report-1")
 LOSSY = rb"""
 retained = '.*'
 [[kv]]
@@ -52,13 +53,13 @@ MISTAKES = pytest.mark.parametrize(
         ((), "no MODEL given"),
         (
             (MODEL,),
-            "no token given: pass --target or --prefix",
+            "no token given: pass a target or a token (for example",
         ),
         (V, "no MODEL given"),
-        ((MODEL, "--prefix"), "--prefix requires a value"),
+        ((MODEL, "--prefix"), "option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
-        ((MODEL, "--prefix", "--check"), "--prefix requires a value"),
+        ((MODEL, "--prefix", "--check"), "option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "-x"), "the token '-x' begins with -, like an option"),
         (("DECODER.onnx", *V), "DECODER.onnx: no such file (did you mean decoder.onnx?)"),
         (("*.onx", *V), "*.onx: no such file (a pattern is not expanded here: pass the directory;"),
@@ -83,16 +84,19 @@ MISTAKES = pytest.mark.parametrize(
             (MODEL, "other.onnx", *V, "-o", "new.onnx"),
             "new.onnx: is one file, but there are 2",
         ),
-        ((MODEL, *V, "-o", "new.onnx", "-d", "new"), "-o and -d cannot be used together"),
+        (
+            (MODEL, *V, "-o", "new.onnx", "-d", "new"),
+            "--output and --directory cannot be used together",
+        ),
         ((MODEL, *V, "-o", MODEL), "decoder.onnx: is the model itself"),
         ((MODEL, *V, "-o", "empty"), "empty: is a directory"),
         ((MODEL, *V, "-o", "text.onnx/new.onnx"), "text.onnx/new.onnx"),
         ((MODEL, *V, "-o", "new/" + "n" * 300), "n" * 100),
         ((MODEL, *V, "-d", "n" * 300), "n" * 100),
         ((MODEL, *V, "-d", "."), "decoder.onnx: is the model itself"),
-        ((MODEL, *V, "--in-place"), "--in-place is for --seed-cache"),
-        ((MODEL, *V, "--seed-cache", "-o", "new.onnx"), "--seed-cache says where results go"),
-        ((MODEL, *V, "--seed-cache", "-d", "new"), "--seed-cache says where results go"),
+        ((MODEL, *V, "--in-place"), "--in-place requires --seed-cache"),
+        ((MODEL, *V, "--seed-cache", "-o", "new.onnx"), "--seed-cache and --output cannot be used"),
+        ((MODEL, *V, "--seed-cache", "-d", "new"), "--seed-cache and --directory cannot be"),
         ((MODEL, *V, "--seed-cache"), "decoder.onnx: is not part of a QEfficient export"),
         (("", *V), "an empty path: is a variable not set?"),
         ((MODEL, *V, "-d", ""), "an empty path: is a variable not set?"),
@@ -398,16 +402,15 @@ def test_json_is_one_valid_document_whatever_happens(
 
 
 def test_json_of_a_bug_is_a_document_too(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object) -> None:
+    def fail(*args: object, **how: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", fail)
+    monkeypatch.setattr("onnxkvrename.api.files.rename_batch", fail)
     outcome = run(MODEL, *V, "--format", "json")
     assert outcome.code == 2
     document = json.loads(outcome.out)
     validate(document, SCHEMA)
     assert "a bug in onnxkvrename: ZeroDivisionError" in document["error"]["message"]
-    document["error"]["hint"] = "please report it"  # -v has said where
     assert json.loads(run(MODEL, *V, "-v", "--format", "json").out) == document
 
 
@@ -417,10 +420,10 @@ def test_verbose_shows_where_a_bug_is_however_it_is_spelt(
 ) -> None:
     """What the exception says cannot command a CI runner either."""
 
-    def fail(*args: object) -> None:
+    def fail(*args: object, **how: object) -> None:
         raise ZeroDivisionError("division by zero\n::error::x\n##[y]")
 
-    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", fail)
+    monkeypatch.setattr("onnxkvrename.api.files.rename_batch", fail)
     outcome = run(MODEL, *V, *flags)
     first, *places, last, command, older, error = outcome.err.splitlines()
     assert (outcome.code, first) == (2, "Traceback (most recent call last):")
@@ -428,50 +431,19 @@ def test_verbose_shows_where_a_bug_is_however_it_is_spelt(
     assert last == "ZeroDivisionError: division by zero"
     assert (command, older) == ("\\x3a:error::x", "#\\x23[y]")
     assert error.startswith("error: a bug in onnxkvrename: ZeroDivisionError")
-    assert error.endswith(" (please report it)")
+    assert re.search(r" \(test_main.py, line [0-9]+; please report it\)$", error)
     assert "Traceback" not in run(MODEL, *V, "-d", "v").err
 
 
 def test_a_warning_of_a_library_is_one_line(
     here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def warn(*args: object) -> Report:
+    def warn(*args: object, **how: object) -> Report:
         warnings.warn("of past_key.0\n::error::x", UserWarning, stacklevel=1)
         return Report(())
 
-    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", warn)
+    monkeypatch.setattr("onnxkvrename.api.files.rename_batch", warn)
     assert run(MODEL, *V).err == "UserWarning: of past_key.0\\x0a::error::x\n"
-
-
-@pytest.mark.parametrize(
-    ("args", "function", "hint"),
-    [
-        ((MODEL, *V), "rename.rename_batch", "-v shows where"),
-        (("verify", MODEL), "verify.verify_model", "-v shows where"),
-        (("inspect", MODEL), "inspect.inspect_models", "test_main.py, line "),
-        (
-            ("custom-io", MODEL, "--precision", "float16"),
-            "custom_io.pick_profile",
-            "test_main.py, ",
-        ),
-    ],
-)
-def test_the_hint_on_a_bug_names_an_option_that_the_command_has(
-    args: tuple[str, ...],
-    function: str,
-    hint: str,
-    here: Path,
-    run,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*args: object, **options: object) -> None:
-        raise ZeroDivisionError("division by zero")
-
-    monkeypatch.setattr(f"onnxkvrename.cli.{function}", fail)
-    outcome = run(*args)
-    assert outcome.code == 2
-    assert f"({hint}" in outcome.err
-    assert outcome.err.endswith("; please report it)\n")
 
 
 @pytest.mark.parametrize(
@@ -489,7 +461,7 @@ def test_only_the_first_word_can_be_a_misspelt_command(
     outcome = run(*args)
     assert outcome.code == 2
     assert outcome.err.startswith(f"error: {missing}: no such file")
-    assert "no such file or command: renamed (did you mean rename?)" in run("renamed", *V).err
+    assert "renamed: no such file or command (did you mean rename?)" in run("renamed", *V).err
 
 
 @pytest.mark.parametrize(
@@ -523,15 +495,12 @@ def test_github_annotates_the_models(here: Path, run) -> None:
     outcome = run(MODEL, "text.onnx", *V, "--format", "github")
     assert outcome.out.splitlines() == [
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
-        "(pass the .onnx file itself)",
+        "(pass a binary .onnx file)",
         "::notice title=total::2 models: 0 renamed, 0 unchanged, 1 failed, 1 left alone "
         "(another model failed); nothing was written",
     ]
     outcome = run(MODEL, *V, "--check", "--format", "github")
-    assert outcome.out == (
-        "::error file=decoder.onnx,title=names::8 names would change "
-        "(onnxkvrename rename decoder.onnx --prefix VLLM)\n"
-    )
+    assert outcome.out == "::error file=decoder.onnx,title=names::8 names would change\n"
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V", "--help", "-h"])
@@ -544,10 +513,10 @@ def test_questions_about_the_command_itself_are_answered(flag: str, run) -> None
 
 
 def test_an_interrupted_run_says_so(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: object) -> None:
+    def interrupt(*args: object, **how: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", interrupt)
+    monkeypatch.setattr("onnxkvrename.api.files.rename_batch", interrupt)
     outcome = run(MODEL, *V, "--format", "json")
     assert outcome.code == json.loads(outcome.out)["exit_code"] == 130
     assert (
@@ -592,9 +561,8 @@ def test_the_module_runs_as_the_command_does(spawn) -> None:
 def test_a_command_misspelt_is_not_taken_for_a_model(here: Path, run) -> None:
     outcome = run("verfy", MODEL)
     assert outcome.code == 2
-    assert outcome.err == "error: no such file or command: verfy (did you mean verify?)\n"
+    assert outcome.err == "error: verfy: no such file or command (did you mean verify?)\n"
     assert "did you mean check-consumer?" in run("chek-consumer", MODEL).err
-    assert "did you mean check-consumer?" in run("check", MODEL).err
     (here / "verfy").write_bytes((here / MODEL).read_bytes())
     assert run("verfy", *V).code == 0
 
@@ -665,7 +633,7 @@ def test_a_command_that_cannot_be_loaded_is_one_error(options: list[str]) -> Non
     command = [sys.executable, "-c", FAILED_WHILE_LOADING, "verify", "m.onnx", *options]
     process = subprocess.run(command, capture_output=True, text=True)
     assert (process.returncode, process.stderr.count("error: ")) == (2, 1)
-    assert "Traceback" not in process.stderr
+    assert ("Traceback" in process.stderr) is ("-v" in options)
 
 
 SIGNALLED_WHILE_STARTING = """

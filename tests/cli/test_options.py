@@ -7,7 +7,8 @@ from typing import Any
 import click
 import pytest
 
-from onnxkvrename.cli.options.sizes import parse_dim_sizes, parse_memory_size
+from onnxkvrename.cli.main import COMMANDS, load_command
+from onnxkvrename.cli.options import RequestCommand, parse_dim_sizes, parse_memory_size
 
 
 def test_sizes_are_given_by_symbol() -> None:
@@ -140,3 +141,55 @@ def test_a_model_that_cannot_be_read_is_told_by_the_system_not_by_the_parser(
     outcome = run(command, decoder, *options.get(command, []))
     assert "is not readable" not in outcome.err
     assert outcome.code == 0
+
+
+DECLARED = {
+    name: command
+    for name in COMMANDS
+    if isinstance(command := load_command(name).command, RequestCommand)
+}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_an_option_excludes_and_needs_fields_of_its_request(name: str) -> None:
+    command = DECLARED[name]
+    needed = {option.needs for option in command.options.values()} - {""}
+    excluded = {field for option in command.options.values() for field in option.excludes}
+    assert needed <= set(command.options)
+    assert excluded <= {field for other in DECLARED.values() for field in other.options}
+    assert [param.name for param in command.params] == list(command.options)
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "second"),
+    [
+        (("rename", "--strip", "--replace"), "--strip", "--replace"),
+        (("rename", "--sidecars", "--no-sidecars"), "--sidecars", "--no-sidecars"),
+        (("rename", "--jobs", "2", "--dask", "x"), "--jobs", "--dask"),
+        (("rename", "--to", "qnn", "--target", "vllm-qaic"), "--to", "--target"),
+        (("pairs", "--as", "rules", "--format", "json"), "--as", "--format"),
+        (("manifest", "--stamp", "--dim", "a=1"), "--stamp", "--dim"),
+    ],
+)
+def test_two_that_contradict_are_both_named(
+    words: tuple[str, ...], first: str, second: str, decoder: Path, run
+) -> None:
+    outcome = run(words[0], decoder, *words[1:])
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"error: {first} and {second} cannot be used together")
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("verify", "--compare-data"), "--compare-data requires --renamed-from SOURCE"),
+        (("manifest", "--tp", "2"), "--tp requires --block-size N"),
+        (("compare", "{}", "--kernel-block-size", "2"), "--kernel-block-size requires"),
+    ],
+)
+def test_an_option_without_the_one_that_it_is_for_is_refused(
+    words: tuple[str, ...], needed: str, decoder: Path, run
+) -> None:
+    outcome = run(words[0], decoder, *(word.format(decoder) for word in words[1:]))
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"error: {needed}")

@@ -59,7 +59,7 @@ def test_the_json_document_has_its_schema(delta: str, run) -> None:
     outcome = run("pairs", "--format", "json", delta, "text.onnx")
     assert outcome.code == 2
     document = json.loads(outcome.out)
-    validate(document, load_schema("pairs-1.json"))
+    validate(document, load_schema("pairs-1"))
     good, bad = document["models"]
     assert [(pair["update"], pair["feeds_back"]) for pair in good["pairs"]] == [
         ("delta", False),
@@ -72,7 +72,7 @@ def test_a_job_that_cannot_be_done_is_a_document_too(run) -> None:
     outcome = run("pairs", "--format", "json", "missing.onnx")
     assert outcome.code == 2
     document = json.loads(outcome.out)
-    validate(document, load_schema("pairs-1.json"))
+    validate(document, load_schema("pairs-1"))
     assert document["error"]["path"] == "missing.onnx"
 
 
@@ -140,7 +140,8 @@ def test_one_model_is_written_for_another_program_and_no_set(delta: str, run) ->
     outcome = run("pairs", "--as", "openvino", delta, "other.onnx")
     assert (outcome.code, outcome.err.splitlines()[0]) == (
         2,
-        "error: --as is for one model, not 2: delta.onnx, other.onnx (pass one of them)",
+        "error: --as is for one model, not 2: delta.onnx, other.onnx "
+        "(pass one of them, such as delta.onnx)",
     )
     assert (
         "--as and --format cannot be used together"

@@ -29,7 +29,7 @@ def test_each_command_has_its_own_help_and_the_program_tells_the_version(
     name: str, run: Any
 ) -> None:
     assert run(name, "-h").out.startswith(f"Usage: onnxkvrename {name} ")
-    assert "(`onnxkvrename --version` shows the version)" in run(name, "-V").err
+    assert "no such option: -V (`onnxkvrename" in run(name, "-V").err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -45,7 +45,7 @@ def test_token_is_another_name_of_prefix(decoder: Path, run: Any) -> None:
 
 
 def test_a_misspelled_command_is_not_taken_for_a_model(run: Any) -> None:
-    assert run("verfy").err == "error: no such file or command: verfy (did you mean verify?)\n"
+    assert run("verfy").err == "error: verfy: no such file or command (did you mean verify?)\n"
 
 
 COMPLETED = [

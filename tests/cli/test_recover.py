@@ -22,12 +22,13 @@ from schemas import load_schema, validate
 from tiers import thin
 
 from onnxkvrename.cli.main import main
-from onnxkvrename.storage.lock import find_lock_path
+from onnxkvrename.storage.record import build_record_path
 from onnxkvrename.storage.temp_file import (
-    RECORD_SUFFIX,
+    LOCK_NAME,
     TEMP_PREFIX,
-    build_temp_path,
-    build_temp_prefix,
+    build_file_key,
+    build_key,
+    build_temp_name,
 )
 
 RENAME = ("--prefix", "VLLM")
@@ -141,7 +142,7 @@ def refuse_from(nth: int, names: tuple[str, ...], patch: pytest.MonkeyPatch) -> 
     calls = count(1)
 
     def call(real: Callable[..., Any], *args: Any, **how: Any) -> Any:
-        is_placing = not any(str(path).endswith(("-lock", RECORD_SUFFIX)) for path in args)
+        is_placing = not any(str(path).endswith("-record") for path in args)
         if is_placing and next(calls) >= nth:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         return real(*args, **how)
@@ -210,7 +211,7 @@ def read_answer(capsys: pytest.CaptureFixture[str], *args: object) -> dict[str, 
     code = main(["recover", *map(str, args), "--format", "json"])
     out, err = capsys.readouterr()
     document: dict[str, Any] = json.loads(out)
-    validate(document, load_schema("recover-1.json"))
+    validate(document, load_schema("recover-1"))
     assert document["exit_code"] == code
     assert err == "" or code == 2
     return document
@@ -253,7 +254,7 @@ def test_json_after_the_new_files_were_put_in_place(
 def test_json_of_a_record_that_is_skipped_and_of_a_path_that_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planted = tmp_path / f"{TEMP_PREFIX}00000000-{'0' * 24}{RECORD_SUFFIX}"
+    planted = build_record_path(tmp_path, "0" * 24)
     planted.write_text("{")
     skipped = read_answer(capsys, tmp_path)
     assert skipped["exit_code"] == 1
@@ -299,7 +300,7 @@ def test_a_run_that_was_killed_is_ended_either_way(
 def test_a_record_that_is_not_to_be_trusted_is_told_and_the_others_are_ended(
     way: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planted = tmp_path / f"{TEMP_PREFIX}00000000-{'0' * 24}{RECORD_SUFFIX}"
+    planted = build_record_path(tmp_path, "0" * 24)
     planted.write_text('{"files": [{"target": "/\\ud800"}]}')
     assert main(["recover", str(tmp_path), *way]) == 1
     assert f"{planted}: skipped: is not a record of a run" in capsys.readouterr().err
@@ -309,8 +310,7 @@ def test_a_record_that_is_not_to_be_trusted_is_told_and_the_others_are_ended(
 def test_a_rename_ignores_records_that_are_not_to_be_trusted(tmp_path: Path) -> None:
     model = saved(models.decoder(), tmp_path / "m.onnx")
     for number, text in enumerate(["{", '{"files": [{"target": "/\\ud800"}]}', "[" * 9999, "\0"]):
-        name = f"{build_temp_prefix(model)}{number:024}{RECORD_SUFFIX}"
-        (tmp_path / name).write_text(text)
+        build_record_path(tmp_path, f"{number:024}").write_text(text)
     assert main([str(model), *RENAME, "-q"]) == 0
     assert os.listdir(tmp_path) == ["m.onnx"]
 
@@ -320,7 +320,7 @@ def build_reserved_names(root: Path) -> tuple[Path, Path]:
     proto = models.decoder()
     weight = proto.graph.initializer.add(name="w", dims=[4], data_type=2)
     weight.data_location = onnx.TensorProto.EXTERNAL
-    data = build_temp_path(root / "m.onnx")
+    data = root / build_temp_name(build_key(), build_file_key(), "new")
     weight.external_data.add(key="location", value=data.name)
     data.write_bytes(b"data")
     return saved(proto, root / "m.onnx"), data
@@ -336,7 +336,9 @@ def test_weights_that_are_named_like_ours_are_read_and_stay(
 
 
 def test_a_model_that_is_named_like_ours_is_read_and_stays(tmp_path: Path) -> None:
-    model = saved(models.decoder(), build_temp_path(tmp_path / "o.onnx"))
+    model = saved(
+        models.decoder(), tmp_path / build_temp_name(build_key(), build_file_key(), "new")
+    )
     before = model.read_bytes()
     assert main([str(model), *RENAME, "-q", "-o", str(tmp_path / "o.onnx")]) == 0
     assert model.read_bytes() == before
@@ -348,7 +350,9 @@ def test_a_model_that_is_named_like_ours_is_read_and_stays(tmp_path: Path) -> No
 )
 def test_other_commands_that_write_leave_what_they_read(command: list[str], tmp_path: Path) -> None:
     output = tmp_path / "out.html"
-    model = saved(models.decoder(), build_temp_path(output))
+    model = saved(
+        models.decoder(), tmp_path / build_temp_name(build_key(), build_file_key(), "new")
+    )
     main([command[0], str(model), *command[1:], str(output)])
     assert output.exists()
     assert model.exists()
@@ -475,10 +479,10 @@ def test_locks_and_temporary_files_of_other_runs_are_counted(
     build_set(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert run("recover", ".").err == "no run to undo or to finish here\n"
-    lock = find_lock_path(tmp_path / "in" / "a.onnx")
+    lock = tmp_path / "in" / LOCK_NAME
     lock.touch()
     assert "\n1 lock of runs that were killed" in run("recover", "in").err
-    copy = build_temp_path(tmp_path / "in" / "sub" / "c.onnx")
+    copy = tmp_path / "in" / "sub" / build_temp_name(build_key(), build_file_key(), "new")
     copy.write_bytes(b"half a copy")
     (tmp_path / "in" / f"{TEMP_PREFIX}of-someone-else").touch()
     outcome = run("recover", "in")
@@ -490,7 +494,7 @@ def test_locks_and_temporary_files_of_other_runs_are_counted(
         "killed runs",
     ]
     document = json.loads(run("recover", "in", "--format", "json").out)
-    validate(document, load_schema("recover-1.json"))
+    validate(document, load_schema("recover-1"))
     assert document["leftovers"] == [str(lock), str(copy)]
     assert run("in", *RENAME).code == 0  # as the line says
     assert run("recover", "in").err == "no run to undo or to finish here\n"

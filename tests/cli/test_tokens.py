@@ -48,7 +48,7 @@ def test_a_token_that_looks_like_a_word_is_named_with_prefix(
     assert says not in run(command, source, *dataflow).out
     assert says in run(command, source, *dataflow, "--prefix", "abc").out
     refused = run(command, source, "--prefix", "abc")
-    assert (refused.code, "--prefix is for --pairs" in refused.err) == (2, True)
+    assert (refused.code, "--prefix requires --pairs" in refused.err) == (2, True)
 
 
 def test_no_second_token_is_added_to_a_name(source: str, run) -> None:

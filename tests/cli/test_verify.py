@@ -18,7 +18,7 @@ from onnxkvrename.rules.load import list_profiles
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = load_schema("verify-1.json")
+SCHEMA = load_schema("verify-1")
 MODEL = "decoder.onnx"
 SAID = "decoder.onnx: 4 of 4 buffers retained by dataflow, layers 0-1, updated by ScatterElements"
 
@@ -104,13 +104,13 @@ MISTAKES = pytest.mark.parametrize(
     ("args", "said"),
     [
         ((), "no MODEL given: pass an .onnx file or a directory"),
-        ((MODEL, "--prefix"), "--prefix requires a value"),
+        ((MODEL, "--prefix"), "option '--prefix' requires an argument"),
         ((MODEL, "--prefix", "a_b"), "the token 'a_b' may contain only ASCII letters and digits"),
         ((MODEL, "--prefix", ""), "the token '' is empty"),
         ((MODEL, "--select", "("), "--select '(' is not a regular expression: "),
         ((MODEL, "--select", "\x1b[\n"), r"--select '\x1b[\n' is not a regular expression: "),
-        ((MODEL, "--dim", "ctx_len=3"), "--reference and --dim are for --run"),
-        ((MODEL, "--reference", MODEL), "--reference and --dim are for --run"),
+        ((MODEL, "--dim", "ctx_len=3"), "--dim requires --run"),
+        ((MODEL, "--reference", MODEL), "--reference requires --run"),
         *(
             ((MODEL, "--run", "--dim", text), f"--dim {text!r}: pass SYMBOL=SIZE")
             for text in ("ctx_len", "=3", "ctx_len=", "ctx_len=1.5")
@@ -287,7 +287,7 @@ def test_github_annotates_the_models(here: Path, run) -> None:
         "again)",
         "::notice file=swapped.onnx,title=verify::does not verify",
         "::error file=text.onnx,title=failed::text.onnx: is a text file, not an ONNX model "
-        "(pass the .onnx file itself)",
+        "(pass a binary .onnx file)",
     ]
     assert run("verify", MODEL, "--format", "github", "-q") == (0, "", "")
 
@@ -297,7 +297,7 @@ def test_github_annotates_what_kept_the_job_from_being_done(here: Path, run) -> 
     assert outcome.code == 2
     assert outcome.out.startswith("::error file=lost.onnx,title=failed::lost.onnx: no such file")
     outcome = run("verify", MODEL, "--dim", "ctx_len=4", "--format=github")
-    assert outcome.out.startswith("::error title=failed::--reference and --dim are for --run")
+    assert outcome.out.startswith("::error title=failed::--dim requires --run")
 
 
 HOSTILE = "##[x]\x1b[2J\u202e[/red]:smiley:"

@@ -36,7 +36,6 @@ READ_PATHS = [
     ("custom-io", "{}", "--precision", "float16"),
     ("recover", "{}"),
     ("pairs", "{}"),
-    ("suggest-rules", "{}"),
 ]
 
 

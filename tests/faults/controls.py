@@ -18,10 +18,8 @@ from onnxkvrename.storage.transaction import Transaction
 class WriterInPlace(TempFile):
     """Writes to the target itself."""
 
-    def __init__(
-        self, target: Path, display_path: Path | None = None, root: Path | None = None
-    ) -> None:
-        super().__init__(target, display_path, root)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         os.close(self.descriptor)
         self.descriptor = os.open(self.target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self.has_name = True
@@ -37,7 +35,7 @@ def write_in_place() -> None:
 
 
 def _leave_half_placed() -> None:
-    Transaction._undo_all = lambda self: None  # type: ignore[method-assign]
+    Transaction._undo = lambda self, error: None  # type: ignore[method-assign]
 
 
 def _leave_leftovers() -> None:

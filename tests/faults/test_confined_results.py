@@ -15,7 +15,7 @@ import pytest
 import qefficient_exports
 from models import saved
 
-from onnxkvrename.storage import open_beneath
+from onnxkvrename.storage import confined
 from onnxkvrename.storage.temp_file import TempFile
 
 needs_links = pytest.mark.skipif(os.name == "nt", reason="links and modes of POSIX")
@@ -84,7 +84,7 @@ def test_a_link_that_no_check_has_seen_is_not_followed(
     tree: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that is put there after the check."""
-    monkeypatch.setattr(open_beneath, "check_no_link", lambda path, root: None)
+    monkeypatch.setattr(confined, "check_no_link", lambda path, root: None)
     outcome = run(tree / "in", "--prefix", "VLLM", "-d", tree / "out")
     assert (outcome.code, "is a symbolic link" in outcome.err) == (2, True)
     assert os.listdir(tree / "outside") == []

@@ -339,8 +339,9 @@ def test_nothing_heavy_is_loaded(decoder: Path) -> None:
     script = (
         "import sys, pathlib; from onnxkvrename import load_rules;"
         "from onnxkvrename.layout.inspect import inspect_model;"
-        "from onnxkvrename.report.documents.inspect_json import summaries_to_json;"
-        "summaries_to_json([inspect_model(pathlib.Path(sys.argv[1]), load_rules())], 0);"
+        "from onnxkvrename.report.documents.inspect_json import describe_summaries;"
+        "summary = inspect_model(pathlib.Path(sys.argv[1]), load_rules());"
+        "describe_summaries([summary], load_rules().profile_choice);"
         "print(*sys.modules)"
     )
     process = subprocess.run(

@@ -17,10 +17,9 @@ from onnxkvrename import KvRenameError, ModelError, load_rules, rename
 from onnxkvrename.findings import build_finding
 from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout, load_model_or_manifest
-from onnxkvrename.layout.manifest import manifest_to_json
+from onnxkvrename.layout.manifest import DOCUMENT, describe_layout
 from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.results import Options
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -43,7 +42,9 @@ def codes(found: LoadedLayout) -> list[str]:
 
 
 def written(path: Path, found: LoadedLayout) -> Path:
-    path.write_text(manifest_to_json(found.layout, found.reports, int(found.failed)), "utf-8")
+    path.write_text(
+        DOCUMENT.render(describe_layout(found.layout, found.reports), int(found.failed)), "utf-8"
+    )
     return path
 
 
@@ -460,7 +461,7 @@ def stamp(*paths: Path) -> None:
     jobs = [build_job(Path(path), Path(path)) for path in found.layout.models]
     digest = compute_layout_digest(found.layout)
     files = [found.identities[path] for path in found.layout.models]
-    made = stamp_models(jobs, found.reports, files, digest, RULES, Options())
+    made = stamp_models(jobs, found.reports, files, digest, RULES)
     assert made.compute_exit_code() == 0
 
 

@@ -182,7 +182,7 @@ def test_an_origin_of_another_wire_type_is_none():
 
 def test_a_producer_that_is_no_text_survives():
     raw = field(2, b"\xff")
-    assert origin(raw).producer_name.encode("utf-8", "surrogateescape") == b"\xff"
+    assert origin(raw).producer.encode("utf-8", "surrogateescape") == b"\xff"
 
 
 def test_the_graph_is_stepped_over():

@@ -10,10 +10,9 @@ from onnx import ModelProto
 from onnxkvrename import ModelReport, load_rules, rename
 from onnxkvrename.model.file import STAMP_KEY, open_model, read_pieces, read_stamp, write_stamp
 from onnxkvrename.model.protobuf import ByteSource, Span
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch, stamp_models
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.read import FileIdentity
 
 DIGEST = "0123456789abcdef" * 4
@@ -34,7 +33,7 @@ def stamped(path: Path, digest: str = DIGEST) -> Path:
     report = ModelReport(str(path), str(path), "unchanged", pairs=pairs(path))
     identity = FileIdentity.from_stat(path.stat())
     jobs = [build_job(path, path)]
-    result = stamp_models(jobs, [report], [identity], digest, load_rules(), Options())
+    result = stamp_models(jobs, [report], [identity], digest, load_rules())
     assert result.compute_exit_code() == 0
     return path
 
@@ -146,14 +145,14 @@ def test_the_windows_of_a_set_are_stamped_all_or_none(tmp_path: Path) -> None:
     jobs = [build_job(path, path) for path in paths]
     reports = [ModelReport(str(p), str(p), "unchanged", pairs=pairs(p)) for p in paths]
     files = [FileIdentity.from_stat(path.stat()) for path in paths]
-    refused = stamp_models(jobs, reports, files, DIGEST, load_rules(), Options())
+    refused = stamp_models(jobs, reports, files, DIGEST, load_rules())
     assert (refused.compute_exit_code(), [p.read_bytes() for p in paths]) == (2, before)
-    forced = stamp_models(jobs, reports, files, DIGEST, load_rules(), Options(force=True))
+    forced = stamp_models(jobs, reports, files, DIGEST, load_rules(), force=True)
     assert (forced.compute_exit_code(), [entries(path) for path in paths]) == (
         0,
         [[(STAMP_KEY, DIGEST)]] * 3,
     )
-    rename_batch(jobs, TokenChange(None, strip=True), load_rules(), Options(force=True))
+    rename_batch(Request(strip=True, force=True), jobs, load_rules())
     assert [path.read_bytes() for path in paths] == before
 
 

@@ -14,18 +14,17 @@ from onnxkvrename import Finding, ModelError, Report, load_rules
 from onnxkvrename.findings import build_finding
 from onnxkvrename.renaming.prepare import prepare_model
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar, add_sidecar_findings
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options, RenameJob, SidecarReport
+from onnxkvrename.rules.results import RenameJob, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
-LOOK = Options(write=False)
 
 
 def judged(*jobs: RenameJob, **options: bool) -> Report:
-    return rename_batch(jobs, TokenChange("VLLM"), load_rules(), Options(write=False, **options))
+    return rename_batch(Request(token="VLLM", dry_run=True, **options), jobs, load_rules())
 
 
 @pytest.fixture
@@ -61,13 +60,13 @@ def test_the_disk_must_hold_all_results_at_once(place: str, disk: Path) -> None:
 
 def test_what_is_not_written_needs_no_room(disk: Path) -> None:
     jobs = [build_job(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
-    rename_batch(jobs[:2], TokenChange("VLLM"), load_rules())
+    rename_batch(Request(token="VLLM"), jobs[:2], load_rules())
     assert errors(judged(*jobs)) == []
 
 
 def test_to_look_at_the_models_alone_needs_none(disk: Path) -> None:
     jobs = [build_job(disk / name, disk / name) for name in ("a.onnx", "b.onnx", "c.onnx")]
-    assert errors(judged(*jobs, check_destination=False)) == []
+    assert errors(judged(*jobs, check=True)) == []
 
 
 def test_a_result_may_not_stand_where_another_model_does_whatever_it_is_called(
@@ -94,25 +93,21 @@ def spoken(*faults: Finding, error: ModelError | None = None, owner: int = 0) ->
 def test_what_is_said_of_texts_counts_for_their_models(decoder: Path) -> None:
     job = build_job(decoder, decoder)
     warning = build_finding("KV404", "x", "is in no model", "take it out")
-    items = [prepare_model(job, TokenChange("VLLM"), load_rules(), LOOK) for _ in range(2)]
+    items = [prepare_model(job, Request(token="VLLM"), load_rules()) for _ in range(2)]
 
-    def status(text: PreparedSidecar, options: Options = LOOK) -> list[str]:
-        return [item.report.status for item in add_sidecar_findings(items, [text], options)]
+    def failed(text: PreparedSidecar) -> list[bool]:
+        return [item.report.failed for item in add_sidecar_findings(items, [text])]
 
-    assert status(spoken(warning, owner=1)) == ["would-rename", "would-rename"]
-    assert status(spoken(warning, owner=1), LOOK._replace(strict=True)) == [
-        "would-rename",
-        "failed",
-    ]
-    assert status(spoken(error=ModelError("no"))) == ["failed", "would-rename"]
-    (one, two) = add_sidecar_findings(items, [spoken(warning), spoken(warning, owner=1)], LOOK)
+    assert failed(spoken(warning, owner=1)) == [False, False]
+    assert failed(spoken(error=ModelError("no"))) == [True, False]
+    (one, two) = add_sidecar_findings(items, [spoken(warning), spoken(warning, owner=1)])
     assert one.report.findings == two.report.findings == (warning,)
 
 
 def test_the_error_of_a_model_comes_before_that_of_its_text(tmp_path: Path) -> None:
     broken = saved(b"text", tmp_path / "broken.onnx")
-    item = prepare_model(build_job(broken, broken), TokenChange("VLLM"), load_rules(), LOOK)
-    (judged,) = add_sidecar_findings([item], [spoken(error=ModelError("no"))], LOOK)
+    item = prepare_model(build_job(broken, broken), Request(token="VLLM"), load_rules())
+    (judged,) = add_sidecar_findings([item], [spoken(error=ModelError("no"))])
     assert judged.report.error is item.report.error is not None
 
 

@@ -169,15 +169,14 @@ def test_data_that_are_in_place_are_not_replaced_by_those_of_another_model(
     Path("out").mkdir()
     Path("out/w.bin").write_bytes(b"aaaa")
     from onnxkvrename import load_rules
+    from onnxkvrename.renaming.request import Request
     from onnxkvrename.renaming.run import rename_batch
     from onnxkvrename.rules.find_models import build_job
-    from onnxkvrename.rules.plan import TokenChange
-    from onnxkvrename.rules.results import Options
 
     before = snapshot(here)
     jobs = [build_job(Path(f"{name}/{name}.onnx"), Path(f"out/{name}.onnx")) for name in "ab"]
-    options = Options(force=bool(force), group_windows=False)
-    report = rename_batch(jobs, TokenChange("VLLM"), load_rules(), options)
+    request = Request(token="VLLM", force=bool(force), group_windows=False)
+    report = rename_batch(request, jobs, load_rules())
     assert report.failed
     assert "two different" in str(report.models[1].error)
     assert snapshot(here) == before

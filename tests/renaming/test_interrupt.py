@@ -65,5 +65,5 @@ def test_an_interrupt_while_workers_end_says_what_is_in_place(
         yield None
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onnxkvrename.cli.rename.open_executor", open_and_interrupt)
+    monkeypatch.setattr("onnxkvrename.api.files.open_executor", open_and_interrupt)
     assert "all results" in run("a", "--prefix", "VLLM").err

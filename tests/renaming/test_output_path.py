@@ -11,12 +11,9 @@ import pytest
 
 from onnxkvrename import ModelError, ModelReport, WriteError, rename
 from onnxkvrename.renaming import output_path as destination
-from onnxkvrename.renaming.output_path import (
-    find_outermost_missing_directory,
-    find_writable_directory,
-)
+from onnxkvrename.renaming.output_path import find_writable_directory
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.storage.temp_file import build_temp_path
+from onnxkvrename.storage.temp_file import build_file_key, build_key, build_temp_name
 
 
 def attempt(model: Path, output: Path | None = None, **options: bool) -> ModelReport:
@@ -206,15 +203,17 @@ def test_a_new_directory_is_gone_again_if_the_result_could_not_be_written(
 
 
 def test_links_that_a_dead_run_has_left_are_no_other_peoples(decoder: Path) -> None:
-    os.link(decoder, build_temp_path(decoder))
+    os.link(decoder, decoder.with_name(build_temp_name(build_key(), build_file_key(), "old")))
     assert attempt(decoder, dry_run=True).status == "would-rename"
     hard_link(decoder)
     with pytest.raises(WriteError, match="has 2 hard links"):
         attempt(decoder, dry_run=True)
 
 
-def test_a_link_beside_another_model_is(decoder: Path) -> None:
-    os.link(decoder, build_temp_path(decoder.with_name("other.onnx")))
+def test_a_link_with_almost_such_a_name_is(decoder: Path) -> None:
+    os.link(
+        decoder, decoder.with_name(f"{build_temp_name(build_key(), build_file_key(), 'old')}-x")
+    )
     with pytest.raises(WriteError, match="has 2 hard links"):
         attempt(decoder)
 
@@ -223,31 +222,12 @@ def test_a_link_that_a_living_run_takes_away_meanwhile_is_no_fault(
     decoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hard_link(decoder)
-    gone = build_temp_path(decoder)
+    gone = decoder.with_name(build_temp_name(build_key(), build_file_key(), "old"))
     monkeypatch.setattr(
-        "onnxkvrename.renaming.output_path.find_stale_temp_files", lambda targets: [gone]
+        "onnxkvrename.renaming.output_path.list_temp_paths", lambda directory: [gone]
     )
     with pytest.raises(WriteError, match="has 2 hard links"):
         attempt(decoder, dry_run=True)
-
-
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        ("new/m", "new"),
-        ("new/a/b/m", "new"),
-        ("there/new/a/m", "there/new"),
-        ("there/m", None),
-        ("link/m", None),
-    ],
-)
-def test_a_directory_is_fresh_if_it_is_not_there(
-    target: str, expected: str | None, tmp_path: Path
-) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to("nowhere")
-    found = find_outermost_missing_directory(tmp_path / target)
-    assert found == (expected and tmp_path / expected)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT])

@@ -22,11 +22,10 @@ from tiers import full
 from onnxkvrename import KvRenameError, Report, __version__, load_rules
 from onnxkvrename.renaming import parallel, write
 from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.renaming.write import WriteTask
 from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.temp_file import TEMP_PREFIX, ReadyFile
 
 
@@ -52,9 +51,8 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def renamed(root: Path, executor: Executor | None, **options: Any) -> Report:
     rules = load_rules()
-    return rename_batch(
-        find_jobs([root]), TokenChange("VLLM"), rules, Options(**options), None, executor
-    )
+    request = Request(token="VLLM", **options)
+    return rename_batch(request, find_jobs([root]), rules, executor=executor)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -246,9 +244,9 @@ class InterruptAfter:
 def test_an_interrupt_ends_the_work_and_leaves_nothing(step: str, tmp_path: Path, snapshot) -> None:
     root = window_sets.write_windows(tmp_path, 64)
     before = snapshot(root)
-    jobs, how = find_jobs([root]), (load_rules(), Options(), InterruptAfter(step))
+    work = Request(token="VLLM"), find_jobs([root]), load_rules()
     with open_process_pool(2) as executor, pytest.raises(KeyboardInterrupt):
-        rename_batch(jobs, TokenChange("VLLM"), *how, executor)
+        rename_batch(*work, progress=InterruptAfter(step), executor=executor)
     assert snapshot(root) == before
 
 
@@ -271,7 +269,7 @@ def test_a_result_that_is_not_to_be_seen_here_is_an_error_and_changes_nothing(
     before = snapshot(tmp_path)
     jobs = find_jobs([root], directory=None if place is None else tmp_path / place)
     with Elsewhere(1) as executor:
-        report = rename_batch(jobs, TokenChange("VLLM"), load_rules(), Options(), None, executor)
+        report = rename_batch(Request(token="VLLM"), jobs, load_rules(), executor=executor)
     errors = [model.error for model in report.models if model.error]
     assert [error.hint for error in errors] == [parallel.SAME_FILES_HINT]
     assert snapshot(tmp_path) == before

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,14 @@ from onnxkvrename import KvRenameError, WriteError, load_rules, rename
 from onnxkvrename.renaming import place
 from onnxkvrename.renaming.place import BatchWriter, PlaceError
 from onnxkvrename.renaming.prepare import prepare_model
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import WriteTask
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options
-from onnxkvrename.storage.lock import find_lock_path
-from onnxkvrename.storage.temp_file import build_temp_path
+from onnxkvrename.storage.temp_file import build_file_key, build_key, build_temp_name
 
 
 def build_task(model: Path, target: Path, index: int) -> WriteTask:
-    prepared = prepare_model(build_job(model, target), TokenChange("VLLM"), load_rules(), Options())
+    prepared = prepare_model(build_job(model, target), Request(token="VLLM"), load_rules())
     assert prepared.splice_plan is not None
     return WriteTask(index, prepared.splice_plan, target, target, in_place=False, force=False)
 
@@ -37,7 +35,7 @@ def tasks(tmp_path: Path) -> list[WriteTask]:
 
 
 def fail_to_lock(path: Path) -> Callable[..., Any]:
-    def hold_locks(targets: Sequence[Path], directory_map: object = None) -> None:
+    def hold_locks(directories: Iterable[Path]) -> None:
         raise WriteError("is being processed by someone", path=str(path))
 
     return hold_locks
@@ -68,25 +66,6 @@ def test_an_error_of_a_target_or_of_a_directory_around_it_is_that_models(
 # What killed runs left, and where it is looked for.
 
 
-def leave_lock_of_first_directory(root: Path) -> list[Path]:
-    """Leave the files of a run that was killed before it made a directory, or after placing it."""
-    lock = find_lock_path(root / "a")
-    lock.write_bytes(b"process 1 on elsewhere")
-    return [lock]
-
-
-def leave_staged_directory(root: Path) -> list[Path]:
-    """Leave the files of a run that was killed while it wrote into a new directory."""
-    staged = build_temp_path(root / "a")
-    (staged / "b").mkdir(parents=True)
-    (staged / "b" / "m.onnx").write_bytes(b"half")
-    return [staged, *leave_lock_of_first_directory(root)]
-
-
-def leave_nothing(root: Path) -> list[Path]:
-    return []
-
-
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
     """The directories that have been listed, as absolute paths."""
@@ -103,39 +82,21 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
     return directories
 
 
-@pytest.mark.parametrize("leave", [leave_nothing, leave_lock_of_first_directory])
 @pytest.mark.parametrize("existing", ["", "a", "a/b"])
-def test_only_directories_that_a_run_could_have_made_are_listed(
-    existing: str, leave: Callable[[Path], list[Path]], tmp_path: Path, listed: set[Path]
+def test_only_the_directories_of_results_are_listed_and_leftovers_removed(
+    existing: str, tmp_path: Path, listed: set[Path]
 ) -> None:
     (tmp_path / "in").mkdir()  # listed once, for sidecars
     model = saved(models.decoder(), tmp_path / "in" / "m.onnx")
     root = tmp_path / "out"
     (root / existing).mkdir(parents=True)
-    left = leave(root)
+    left = root / existing / build_temp_name(build_key(), build_file_key(), "new")
+    left.write_bytes(b"half")
     assert rename(model, "VLLM", output=root / "a" / "b" / "m.onnx").status == "renamed"
     assert (root / "a" / "b" / "m.onnx").exists()
     assert listed.isdisjoint({tmp_path, *tmp_path.parents})
-    assert root / existing in listed
-    assert [path for path in left if path.exists()] == []
+    assert not left.exists()
     assert os.listdir(root) == ["a"]
-
-
-@pytest.mark.parametrize("placed", [False, True])
-def test_what_a_killed_run_staged_is_removed_by_the_next(
-    placed: bool, tmp_path: Path, listed: set[Path]
-) -> None:
-    """The run was killed while it wrote, or just after its directory was put in place."""
-    (tmp_path / "in").mkdir()  # listed once, for sidecars
-    model = saved(models.decoder(), tmp_path / "in" / "m.onnx")
-    root = tmp_path / "out"
-    (root / "a" / "b" if placed else root).mkdir(parents=True)
-    left = leave_staged_directory(root)
-    assert rename(model, "VLLM", output=root / "a" / "b" / "m.onnx").status == "renamed"
-    assert listed.isdisjoint({tmp_path, *tmp_path.parents})
-    assert [path for path in left if os.path.lexists(path)] == []
-    assert os.listdir(root) == ["a"]
-    assert os.listdir(root / "a" / "b") == ["m.onnx"]
 
 
 def test_a_rename_in_place_lists_the_models_directory_only(

@@ -17,13 +17,12 @@ from onnxkvrename.renaming.prepare_sidecars import (
     Sidecar,
     prepare_sidecars,
 )
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 
-LOOK = Options(write=False)
+LOOK = Request(dry_run=True)
 
 
 def shouted(data: bytes, models: object = ()) -> RewrittenSidecar:
@@ -41,10 +40,10 @@ def text(decoder: Path) -> Path:
     return path
 
 
-def one(path: Path, output: Path, options: Options = LOOK, follow=shouted) -> PreparedSidecar:
+def one(path: Path, output: Path, request: Request = LOOK, follow=shouted) -> PreparedSidecar:
     """Return the result for one sidecar."""
     model = ModelReport(str(path.parent / "m.onnx"), "m.onnx", "unchanged")
-    (item,) = prepare_sidecars([Sidecar(path, output, follow)], [model], options)
+    (item,) = prepare_sidecars([Sidecar(path, output, follow)], [model], request)
     return item
 
 
@@ -93,19 +92,19 @@ def test_one_that_stands_in_its_place_is_not_written_again(text: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "found"),
+    ("request_", "found"),
     [
         (LOOK, ["KV504"]),
         (LOOK._replace(force=True), []),
-        (LOOK._replace(check_destination=False), []),
+        (LOOK._replace(check=True), []),
     ],
 )
 def test_another_text_in_its_place_is_in_the_way(
-    options: Options, found: list[str], text: Path
+    request_: Request, found: list[str], text: Path
 ) -> None:
     there = text.with_name("other")
     there.write_bytes(b"mine")
-    item = one(text, there, options)
+    item = one(text, there, request_)
     assert [fault.code for fault in item.findings] == found
     assert item.report.status == "would-rename"
 
@@ -163,10 +162,9 @@ def test_a_text_belongs_to_the_nearest_model(
 
 def renamed_with(decoder: Path, text: Path, follow=shouted, **options: bool) -> Report:
     companion = Sidecar(text, text, follow)
-    how = Options(**options)
-    return rename_batch(
-        [build_job(decoder, decoder)], TokenChange("VLLM"), load_rules(), how, sidecars=[companion]
-    )
+    jobs = [build_job(decoder, decoder)]
+    request = Request(token="VLLM", **options)
+    return rename_batch(request, jobs, load_rules(), sidecars=[companion])
 
 
 def test_text_and_model_change_together(decoder: Path, text: Path, renamed: bytes) -> None:
@@ -186,7 +184,7 @@ def test_a_text_is_told_of_the_models(decoder: Path, text: Path) -> None:
         seen.extend(model.name_map for model in models)
         return RewrittenSidecar(data)
 
-    renamed_with(decoder, text, follow, write=False)
+    renamed_with(decoder, text, follow, dry_run=True)
     assert [names["past_key.0"] for names in seen] == ["past_key.0_VLLM"]
 
 
@@ -250,11 +248,11 @@ def test_a_model_that_cannot_be_placed_takes_its_text_back(
 
 
 def test_a_look_says_what_would_change(decoder: Path, text: Path) -> None:
-    report = renamed_with(decoder, text, write=False)
+    report = renamed_with(decoder, text, dry_run=True)
     assert states(report) == ["would-rename", "would-rename"]
     assert (report.compute_exit_code(), report.compute_exit_code(check_only=True)) == (0, 1)
-    rename_batch([build_job(decoder, decoder)], TokenChange("VLLM"), load_rules())
-    report = renamed_with(decoder, text, write=False)
+    rename_batch(Request(token="VLLM"), [build_job(decoder, decoder)], load_rules())
+    report = renamed_with(decoder, text, dry_run=True)
     assert (states(report), report.compute_exit_code(check_only=True)) == (
         ["unchanged", "would-rename"],
         1,

@@ -22,17 +22,22 @@ from onnxkvrename import (
 from onnxkvrename.model import external_data as externaldata
 from onnxkvrename.model import file as onnxfile
 from onnxkvrename.renaming import write
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules import kv_model
 from onnxkvrename.rules.find_models import build_job, find_jobs
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options, Status
+from onnxkvrename.rules.results import Status
 from onnxkvrename.storage import lock as locks
-from onnxkvrename.storage import temp_file as drafts
-from onnxkvrename.storage.temp_file import ReadyFile, TempFile
+from onnxkvrename.storage.temp_file import (
+    ReadyFile,
+    TempFile,
+    build_file_key,
+    build_key,
+    build_temp_name,
+)
 
 QEFF = load_rules()
-LOOK = Options(write=False)
+LOOK = Request(dry_run=True)
 
 
 class Watching:
@@ -52,7 +57,7 @@ def together(
     *paths: Path, directory: Path | None = None, strip: bool = False, **options: bool
 ) -> Report:
     jobs = find_jobs(list(paths), None, directory)
-    return rename_batch(jobs, TokenChange("VLLM", strip=strip), QEFF, Options(**options))
+    return rename_batch(Request(token="VLLM", strip=strip, **options), jobs, QEFF)
 
 
 def statuses(report: Report) -> list[Status]:
@@ -145,8 +150,8 @@ def test_to_look_ahead_writes_nothing(decoder: Path, snapshot, tmp_path: Path) -
 
 def test_a_look_that_does_not_mind_the_place_sees_only_the_model(decoder: Path) -> None:
     decoder.chmod(0o444)
-    options = Options(write=False, check_destination=False)
-    (report,) = rename_batch([build_job(decoder)], TokenChange("VLLM"), QEFF, options).models
+    request = Request(token="VLLM", check=True)
+    (report,) = rename_batch(request, [build_job(decoder)], QEFF).models
     assert report.status == "would-rename"
     with pytest.raises(WriteError, match="read-only"):
         rename(decoder, "VLLM", dry_run=True)
@@ -217,7 +222,7 @@ def test_no_two_results_may_stand_in_one_place(tmp_path: Path, snapshot) -> None
         [build_job(one, tmp_path / "new.onnx"), build_job(two, tmp_path / "new.onnx")],
         [build_job(one, tmp_path / "three.onnx"), build_job(two, one)],
     ):
-        report = rename_batch(jobs, TokenChange("VLLM"), QEFF, Options(force=True))
+        report = rename_batch(Request(token="VLLM", force=True), jobs, QEFF)
         assert report.models[1].error is not None
         assert report.models[1].error.message.removeprefix("is the ") in (
             f"result of {one}",
@@ -239,7 +244,7 @@ def test_strict_makes_a_warning_stop_the_work(tmp_path: Path) -> None:
 def test_data_that_two_models_share_are_copied_once(external: Path, tmp_path: Path) -> None:
     external.with_name("other.onnx").write_bytes(external.read_bytes())
     jobs, watch = find_jobs([external.parent], None, tmp_path / "out"), Watching()
-    assert statuses(rename_batch(jobs, TokenChange("VLLM"), QEFF, None, watch)) == [
+    assert statuses(rename_batch(Request(token="VLLM"), jobs, QEFF, progress=watch)) == [
         "renamed",
         "renamed",
     ]
@@ -263,7 +268,7 @@ def test_models_that_share_a_place_for_different_data_do_not_overwrite_them(
     other.with_name("decoder.onnx.data").write_bytes(weights[::-1])
     out = tmp_path / "out"
     jobs = [build_job(external, out / "a.onnx"), build_job(other, out / "b.onnx")]
-    report = rename_batch(jobs, TokenChange("VLLM"), QEFF, Options(force=force))
+    report = rename_batch(Request(token="VLLM", force=force), jobs, QEFF)
     assert report.compute_exit_code() != 0
     assert not (out / "b.onnx").exists()
     assert not out.exists() or (out / "decoder.onnx.data").read_bytes() == weights
@@ -296,10 +301,10 @@ def test_one_model_that_cannot_take_its_place_and_all_are_as_they_were(
     paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
     before, real = snapshot(tmp_path), ReadyFile.move_into_place
 
-    def fail(staged: ReadyFile) -> None:
+    def fail(staged: ReadyFile, **how: bool) -> None:
         if staged.target.name == name:
             raise WriteError("no", path=str(staged.display_path))
-        real(staged)
+        real(staged, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(ReadyFile, "move_into_place", fail)
@@ -324,8 +329,8 @@ def test_what_could_not_be_undone_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", once)
         assert statuses(together(*paths)) == ["renamed", "failed", "would-rename"]
-    assert len(os.listdir(tmp_path)) == 8  # 3 models, 2 backups, 2 new ones, a record
-    assert statuses(together(*paths)) == ["unchanged", "renamed", "renamed"]
+    assert len(os.listdir(tmp_path)) == 11  # models, old and new ones, a record, one on its way
+    assert statuses(together(*paths)) == ["renamed"] * 3
     assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx", "c.onnx"]
 
 
@@ -370,7 +375,7 @@ def test_a_file_that_appears_meanwhile_is_left_alone(
     assert os.listdir(theirs.parent) == [name]
 
 
-def test_a_directory_that_appears_meanwhile_is_left_alone(
+def test_what_appears_in_a_new_directory_meanwhile_stays(
     external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, theirs = TempFile.copy_attributes, tmp_path / "new" / "theirs"
@@ -381,7 +386,8 @@ def test_a_directory_that_appears_meanwhile_is_left_alone(
         theirs.touch()
 
     monkeypatch.setattr(TempFile, "copy_attributes", meddle)
-    with pytest.raises(WriteError, match="File exists"):
+    monkeypatch.setattr(os, "link", lambda *args, **how: os.stat("/missing"))
+    with pytest.raises(WriteError, match="No such file"):
         rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
     assert os.listdir(tmp_path / "new") == ["theirs"]
     assert sorted(os.listdir(tmp_path)) == ["external", "new"]
@@ -427,7 +433,7 @@ def test_a_watch_hears_of_each_model_read_and_of_each_file_written(
     external.with_name("other.onnx").write_bytes(external.read_bytes())
     watch = Watching()
     jobs = find_jobs([external.parent], None, tmp_path / "out")
-    rename_batch(jobs, TokenChange("VLLM"), QEFF, None, watch)
+    rename_batch(Request(token="VLLM"), jobs, QEFF, progress=watch)
     size = external.with_name("decoder.onnx.data").stat().st_size
     assert watch.seen == {
         ("reading", 2): [1, 1],
@@ -448,8 +454,8 @@ def test_any_executor_may_do_the_work(external: Path, tmp_path: Path, executor: 
     here, there = (
         find_jobs([external.parent], None, tmp_path / name) for name in ("here", "there")
     )
-    alone = rename_batch(here, TokenChange("VLLM"), QEFF)
-    spread = rename_batch(there, TokenChange("VLLM"), QEFF, executor=executor)
+    alone = rename_batch(Request(token="VLLM"), here, QEFF)
+    spread = rename_batch(Request(token="VLLM"), there, QEFF, executor=executor)
     assert statuses(spread) == statuses(alone) == ["renamed"] * 3
     names = sorted(os.listdir(tmp_path / "here"))
     assert sorted(os.listdir(tmp_path / "there")) == names
@@ -462,7 +468,7 @@ def test_so_does_it_tell_what_is_wrong(tmp_path: Path, executor: Executor, snaps
     saved(models.decoder(), tmp_path / "a.onnx")
     saved(b"text", tmp_path / "b.onnx")
     before = snapshot(tmp_path)
-    report = rename_batch(find_jobs([tmp_path]), TokenChange("VLLM"), QEFF, executor=executor)
+    report = rename_batch(Request(token="VLLM"), find_jobs([tmp_path]), QEFF, executor=executor)
     assert statuses(report) == ["would-rename", "failed"]
     assert str(report.models[1].error).startswith(f"{tmp_path / 'b.onnx'}: ")
     assert snapshot(tmp_path) == before
@@ -471,64 +477,32 @@ def test_so_does_it_tell_what_is_wrong(tmp_path: Path, executor: Executor, snaps
 # What others have left, and others who are at work.
 
 
-def test_a_second_run_on_one_of_the_models_is_refused_and_changes_nothing(
-    tmp_path: Path, snapshot
+def test_a_second_run_in_the_same_directory_is_refused_after_a_while_and_changes_nothing(
+    tmp_path: Path, snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    paths = [saved(models.decoder(), tmp_path / name / "m.onnx") for name in "abc"]
+    left = paths[1].with_name(build_temp_name(build_key(), build_file_key(), "new"))
+    left.touch()
     before = snapshot(tmp_path)
-    with locks.hold_locks(paths[1:2]):
-        left = drafts.build_temp_path(paths[1])
-        left.touch()
+    monkeypatch.setattr(locks, "_MAX_WAIT", 0)
+    with locks.hold_locks([paths[1].parent]):
         report = together(*paths)
         assert statuses(report) == ["would-rename", "failed", "would-rename"]
-        assert f"by process {os.getpid()}" in str(report.models[1].error)
-        assert left.exists()
-        left.unlink()
+        assert "is being processed by another run" in str(report.models[1].error)
     assert snapshot(tmp_path) == before
     assert statuses(together(*paths)) == ["renamed"] * 3
-
-
-def test_what_a_dead_run_has_left_is_cleared_and_what_a_living_one_makes_is_not(
-    tmp_path: Path,
-) -> None:
-    mine, theirs = (saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "ab")
-    living = drafts.build_temp_path(theirs)
-    for path in (drafts.build_temp_path(mine), living):
-        path.touch()
-    with locks.hold_locks([theirs]):
-        assert statuses(together(mine)) == ["renamed"]
-        assert len(os.listdir(tmp_path)) == 4
-        assert living.exists()
-    assert sorted(os.listdir(tmp_path)) == sorted(["a.onnx", "b.onnx", living.name])
+    assert not left.exists()
 
 
 def test_a_model_of_which_a_dead_run_has_kept_a_link_is_renamed_at_once(decoder: Path) -> None:
     """Killed between keeping a way back and the replacement. To clear it is no change."""
-    os.link(decoder, drafts.build_temp_path(decoder))
+    os.link(decoder, decoder.with_name(build_temp_name(build_key(), build_file_key(), "old")))
     assert rename(decoder, "VLLM", dry_run=True).status == "would-rename"
     assert len(os.listdir(decoder.parent)) == 2
     assert rename(decoder, "VLLM").status == "renamed"
     assert os.listdir(decoder.parent) == ["decoder.onnx"]
-
-
-def test_leftovers_go_though_nothing_is_to_be_renamed(decoder: Path) -> None:
-    rename(decoder, "VLLM")
-    drafts.build_temp_path(decoder).touch()
-    assert rename(decoder, "VLLM", dry_run=True).status == "unchanged"
-    assert len(os.listdir(decoder.parent)) == 2
-    assert rename(decoder, "VLLM").status == "unchanged"
-    assert os.listdir(decoder.parent) == ["decoder.onnx"]
-
-
-def test_a_directory_half_made_by_a_dead_run_is_no_set_of_models(
-    external: Path, tmp_path: Path
-) -> None:
-    stage = drafts.build_temp_path(external.parent / "out")
-    stage.mkdir()
-    (stage / "decoder.onnx").write_bytes(external.read_bytes())
-    report = together(external.parent, directory=external.parent / "out")
-    assert statuses(report) == ["renamed"]
-    assert not stage.exists()
 
 
 @pytest.mark.usefixtures("few_descriptors")
@@ -553,20 +527,19 @@ def test_a_plain_rename_resolves_few_paths(decoder: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os.path, "realpath", record)
     assert statuses(together(decoder)) == ["renamed"]
-    assert len(resolved) <= 4
+    assert len(resolved) <= 6
     resolved.clear()
     assert rename(decoder, strip=True).status == "renamed"
-    assert len(resolved) <= 4
+    assert len(resolved) <= 6
 
 
-def test_a_plain_rename_stages_no_directory_and_announces_no_move(
+def test_a_plain_rename_writes_no_record_and_looks_for_no_data(
     decoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
         raise AssertionError(args)
 
-    monkeypatch.setattr("onnxkvrename.storage.directories.StagedDirectory", fail)
-    monkeypatch.setattr("onnxkvrename.storage.intent.write_intent", fail)
+    monkeypatch.setattr("onnxkvrename.storage.transaction.write_record", fail)
     monkeypatch.setattr("onnxkvrename.rules.kv_model.find_data_files", fail)
     monkeypatch.setattr("onnxkvrename.rules.kv_model.read_export_info", fail)
     assert rename(decoder, "VLLM").status == "renamed"

@@ -11,16 +11,15 @@ import pytest
 from onnxkvrename import KvRenameError, ModelError, WriteError, load_rules
 from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming.prepare import prepare_model
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import WriteTask, write_temp_file
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.results import Options
 from onnxkvrename.storage.read import open_file
 from onnxkvrename.storage.temp_file import ReadyFile, TempFile
 
 
 def of_model(model: Path, target: Path) -> WriteTask:
-    found = prepare_model(build_job(model, target), TokenChange("VLLM"), load_rules(), Options())
+    found = prepare_model(build_job(model, target), Request(token="VLLM"), load_rules())
     assert found.splice_plan is not None
     return WriteTask(0, found.splice_plan, target, Path("called"), in_place=False, force=False)
 
@@ -28,7 +27,7 @@ def of_model(model: Path, target: Path) -> WriteTask:
 def of_data(model: Path, target: Path) -> WriteTask:
     path = model.with_name("decoder.onnx.data")
     with open_file(path) as file:
-        data_file = DataFile(path.name, path, file.identity, path.parent, file.size)
+        data_file = DataFile(path.name, path, file.identity, path.parent)
     return WriteTask(0, data_file, target, Path("called"), in_place=False, force=False)
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import Finding, ModelReport, Report, WriteError, rename
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.formats import Screen, Span, load_format
 from onnxkvrename.report.formats.text import RED
 from onnxkvrename.report.rename_text import (
-    RenameView,
     build_rename_answer,
     format_model_state,
     render_changes,
@@ -34,9 +34,9 @@ def ahead(decoder: Path) -> ModelReport:
     return found._replace(path="m.onnx", output="m.onnx")
 
 
-def annotated(report: Report, view: RenameView) -> list[str]:
+def annotated(report: Report, request: Request) -> list[str]:
     """Return what GitHub gets."""
-    answer = build_rename_answer(report, view)
+    answer = build_rename_answer(report, request)
     return [line.text for line in load_format("github").render(answer, Screen())]
 
 
@@ -150,11 +150,11 @@ def test_a_quiet_check_says_why_it_exits_with_1(ahead: ModelReport) -> None:
     """No finding does."""
     done = ahead._replace(status="unchanged")
     told = Report((ahead, done), (TEXT,))
-    quiet = RenameView(quiet=True, dry_run=True, check_only=True)
+    quiet = Request(quiet=True, check=True)
     (line,) = render_rename(told, quiet, Screen())
     assert (line.text, line.err) == ("1 of 2 models and 1 of 1 sidecar would change", True)
     assert not list(render_rename(Report((done,)), quiet, Screen()))
-    assert not list(render_rename(told, quiet._replace(check_only=False), Screen()))
+    assert not list(render_rename(told, quiet._replace(check=False, dry_run=True), Screen()))
 
 
 TEXT = SidecarReport("p\n.json", "new/p.json", "would-rename", 4)
@@ -182,28 +182,28 @@ def test_a_text_that_changes_gets_a_line(
 
 def test_github_is_told_of_a_text_that_would_change(ahead: ModelReport) -> None:
     report = Report((ahead._replace(status="unchanged"),), (TEXT,))
-    *_, last = annotated(report, RenameView(dry_run=True, check_only=True, quiet=True))
+    *_, last = annotated(report, Request(check=True, quiet=True))
     assert last == "::error file=p\\x0a.json,title=names::4 names would change"
-    assert not annotated(report, RenameView(dry_run=True, quiet=True))
+    assert not annotated(report, Request(dry_run=True, quiet=True))
 
 
 def test_github_gets_a_command_for_each_finding_and_each_model(ahead: ModelReport) -> None:
     models = Report((report(fault(), error=WriteError("no", path="m.onnx")), ahead))
-    assert annotated(models, RenameView(dry_run=True)) == [
+    assert annotated(models, Request(dry_run=True)) == [
         "::error file=m.onnx,title=KV101::past_key.0 is wrong (mend it)",
         "::error file=m.onnx,title=failed::m.onnx: no",
         "::notice file=m.onnx,title=would-rename::8 names would change",
         "::notice title=total::2 models: 1 would change, 0 unchanged, 1 failed; 4 KV buffers",
     ]
-    *_, pending, _ = annotated(models, RenameView(dry_run=True, check_only=True))
+    *_, pending, _ = annotated(models, Request(check=True))
     assert pending == "::error file=m.onnx,title=names::8 names would change"
 
 
 def test_github_hears_of_unchanged_models_by_their_number(ahead: ModelReport) -> None:
     done = ahead._replace(status="unchanged", pairs=())
-    assert annotated(Report((done,)), RenameView()) == [
+    assert annotated(Report((done,)), Request()) == [
         "::notice file=m.onnx,title=unchanged::unchanged: no KV buffer in it"
     ]
-    assert annotated(Report((done, done)), RenameView()) == [
+    assert annotated(Report((done, done)), Request()) == [
         "::notice title=total::2 models: 0 renamed, 2 unchanged; 0 KV buffers"
     ]

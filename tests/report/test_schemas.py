@@ -1,4 +1,4 @@
-"""The JSON schemas: real documents fit them, and docs/schemas.md shows all fields."""
+"""The JSON schemas: real documents fit them, and the page about them has all fields."""
 
 from __future__ import annotations
 
@@ -11,69 +11,74 @@ from typing import Any
 
 import pytest
 from conftest import COMMAND, FIXTURES
-from schemas import load_schema
-from schemas_page import COMMANDS, PAGE, find_undescribed, list_schema_files, render_page
+from schema_tables import MARK, PAGE, SCHEMAS, find_undescribed, render_tables
 
 jsonschema = pytest.importorskip("jsonschema")
 
 PLAIN = FIXTURES / "plain"
 DECODER = PLAIN / "decoder.onnx"
+PAGE_TEXT = (FIXTURES.parent / "docs" / PAGE).read_text("utf-8")
 DOCUMENTS: dict[str, list[tuple[object, ...]]] = {
-    "report-1.json": [
+    "report-1": [
         (PLAIN / "windows", "--prefix", "VLLM", "--check"),
         (PLAIN / "vlm_dual" / "encoder.onnx", "--prefix", "VLLM"),
         (PLAIN / "none.onnx", "--prefix", "VLLM"),
     ],
-    "verify-1.json": [("verify", PLAIN / "vlm_dual"), ("verify", PLAIN / "none.onnx")],
-    "inspect-1.json": [("inspect", PLAIN), ("inspect", FIXTURES / "README.md")],
-    "check-consumer-1.json": [
+    "verify-1": [("verify", PLAIN / "vlm_dual"), ("verify", PLAIN / "none.onnx")],
+    "inspect-1": [("inspect", PLAIN), ("inspect", FIXTURES / "README.md")],
+    "check-consumer-1": [
         ("check-consumer", PLAIN),
         ("check-consumer", DECODER, "--target", "none"),
     ],
-    "compare-1.json": [
+    "compare-1": [
         ("compare", DECODER, FIXTURES / "VLLM" / "decoder.onnx", "--dim", "ctx_len=32"),
         ("compare", DECODER, PLAIN / "none.onnx"),
     ],
-    "manifest-1.json": [
+    "manifest-1": [
         ("manifest", PLAIN / "hybrid.onnx"),
         ("manifest", PLAIN / "windows"),
         ("manifest", PLAIN / "none.onnx"),
     ],
-    "pairs-1.json": [("pairs", DECODER), ("pairs", PLAIN / "none.onnx")],
-    "recover-1.json": [("recover", PLAIN)],
+    "pairs-1": [("pairs", DECODER), ("pairs", PLAIN / "none.onnx")],
+    "recover-1": [("recover", PLAIN)],
 }
 
 
 @pytest.mark.parametrize(
-    ("file", "command"),
-    [(file, command) for file, commands in DOCUMENTS.items() for command in commands],
+    ("name", "command"),
+    [(name, command) for name, commands in DOCUMENTS.items() for command in commands],
     ids=lambda value: value if isinstance(value, str) else Path(str(value[0])).name,
 )
-def test_documents_fit_their_schema(file: str, command: tuple[object, ...], run: Any) -> None:
+def test_documents_fit_their_schema(name: str, command: tuple[object, ...], run: Any) -> None:
     outcome = run(*command, "--format", "json")
     document = json.loads(outcome.out)
-    assert document["schema"] == f"onnxkvrename.{file.replace('-1.json', '/1')}"
+    assert document["schema"] == f"onnxkvrename.{name.removesuffix('-1')}/1"
     assert document["exit_code"] == outcome.code
-    jsonschema.Draft202012Validator(load_schema(file)).validate(document)
+    jsonschema.Draft202012Validator(SCHEMAS[name]).validate(document)
 
 
 def test_what_vllm_makes_of_a_layout_fits_its_schema(run: Any) -> None:
     outcome = run("manifest", DECODER, "--format", "json", "--block-size", "16", "--tokens", "8")
     document = json.loads(outcome.out)
-    jsonschema.Draft202012Validator(load_schema("projection-1.json")).validate(document["vllm"])
+    jsonschema.Draft202012Validator(SCHEMAS["projection-1"]).validate(document["vllm"])
 
 
-def test_the_page_has_every_schema_and_is_current() -> None:
-    assert sorted(COMMANDS) == list_schema_files()
-    text = PAGE.read_text("utf-8")
-    assert render_page(text) == text, "python tests/schemas_page.py writes it"
+def test_the_page_has_every_schema_and_its_records() -> None:
+    assert MARK.findall(PAGE_TEXT) == [*SCHEMAS, ""]
+    page = render_tables(PAGE_TEXT)
+    for schema in SCHEMAS.values():
+        assert all(f"| `{field}` |" in page for field in schema["properties"])
+    headings = re.findall("^#+ (.*)", page, re.MULTILINE)
+    anchors = {re.sub("[^a-z-]", "", each.lower().replace(" ", "-")) for each in headings}
+    assert set(re.findall(r"\(#([^)]*)\)", page)) <= anchors
+    assert len(anchors) == len(headings)
 
 
 @pytest.mark.skipif(not COMMAND.exists(), reason="onnxkvrename is not installed")
 def test_the_example_of_the_page_reads_a_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    block = re.search(r"<!-- example -->\n```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    block = re.search(r"<!-- example -->\n```python\n(.*?)```", PAGE_TEXT, re.DOTALL)
     assert block is not None
     shutil.copytree(FIXTURES, tmp_path / "fixtures")
     monkeypatch.chdir(tmp_path)
@@ -82,8 +87,7 @@ def test_the_example_of_the_page_reads_a_document(
     assert capsys.readouterr().out == re.findall("# (.*)", block[1])[-1] + "\n"
 
 
-@pytest.mark.parametrize("file", list_schema_files())
-def test_every_field_has_a_meaning(file: str) -> None:
-    schema = load_schema(file)
-    jsonschema.Draft202012Validator.check_schema(schema)
-    assert find_undescribed(schema) == []
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_field_has_a_meaning(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+    assert find_undescribed(SCHEMAS[name]) == []

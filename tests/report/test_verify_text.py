@@ -10,6 +10,7 @@ from models import node, saved
 from schemas import load_schema
 
 from onnxkvrename import Finding, KvRenameError, ModelError, ModelReport, load_rules
+from onnxkvrename.report.documents.verify_json import DOCUMENT, describe_verified
 from onnxkvrename.report.formats import Screen, Span, load_format
 from onnxkvrename.report.formats.text import GREEN, RED
 from onnxkvrename.report.verify_text import (
@@ -17,7 +18,6 @@ from onnxkvrename.report.verify_text import (
     build_verify_answer,
     format_buffer_flows,
     summarize_verdict,
-    verified_to_json,
 )
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.verification.dataflow import BufferFlow
@@ -25,7 +25,8 @@ from onnxkvrename.verification.provenance import NodeLocation
 from onnxkvrename.verification.running.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest, verify_model
 
-SCHEMA = load_schema("verify-1.json")
+PROFILE = ProfileChoice("qeff")
+SCHEMA = load_schema("verify-1")
 VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 FAULT = Finding("KV110", "error", "past_key.0_RetainedState", "is wrong", "mend it")
 DOUBT = Finding("KV113", "warning", "past_key.0_RetainedState", "is in doubt", "look at it")
@@ -155,8 +156,7 @@ def test_hostile_text_is_shown_escaped(sound: VerifiedModel) -> None:
 
 def annotated(*models: VerifiedModel, quiet: bool = False) -> list[str]:
     """Return what GitHub gets."""
-    profile = ProfileChoice("qeff")
-    answer = build_verify_answer(models, profile, quiet=quiet, verbose=False)
+    answer = build_verify_answer(models, PROFILE, quiet=quiet, verbose=False)
     return [line.text for line in load_format("github").render(answer, Screen())]
 
 
@@ -183,7 +183,7 @@ def test_hostile_text_gives_github_no_commands(sound: VerifiedModel) -> None:
 
 def test_json_has_a_verdict_for_each_pair(sound: VerifiedModel) -> None:
     item = with_report(sound, DOUBT)._replace(run=RUN, reference=Path("plain.onnx"))
-    document = json.loads(verified_to_json([item], 0))
+    document = json.loads(DOCUMENT.render(describe_verified([item], PROFILE), 0))
     VALIDATOR.validate(document)
     (model,) = document["models"]
     assert model["verified"] is True
@@ -213,7 +213,7 @@ def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> N
     model.graph.output.pop()
     half = verify_model(saved(model, tmp_path / "m.onnx"), load_rules(), VerifyRequest())
     unread = verify_model(tmp_path / "none.onnx", load_rules(), VerifyRequest())
-    document = json.loads(verified_to_json([half, unread], 2))
+    document = json.loads(DOCUMENT.render(describe_verified([half, unread], PROFILE), 2))
     VALIDATOR.validate(document)
     (_, pair), nothing = (item["pairs"] for item in document["models"])
     assert (pair["output"], pair["verdict"], pair["updated_by"]) == (None, None, None)
@@ -223,7 +223,7 @@ def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> N
 
 
 def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
-    text = verified_to_json([with_hostile_names(sound)], 0)
+    text = DOCUMENT.render(describe_verified([with_hostile_names(sound)], PROFILE), 0)
     document = json.loads(text)
     VALIDATOR.validate(document)
     assert text.isascii()
@@ -232,7 +232,7 @@ def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
 
 
 def test_json_of_a_job_that_could_not_be_done_is_valid() -> None:
-    document = json.loads(verified_to_json((), 2, KvRenameError("no", hint="mend")))
+    document = json.loads(DOCUMENT.render(DOCUMENT.empty, 2, KvRenameError("no", hint="mend")))
     VALIDATOR.validate(document)
     assert document["error"] == {"message": "no", "path": None, "hint": "mend"}
     assert (document["models"], document["exit_code"]) == ([], 2)
@@ -249,6 +249,6 @@ def test_json_of_a_job_that_could_not_be_done_is_valid() -> None:
     ],
 )
 def test_the_schema_refuses_what_is_not_promised(spoilt: dict[str, object]) -> None:
-    document = json.loads(verified_to_json((), 0)) | spoilt
+    document = json.loads(DOCUMENT.render(DOCUMENT.empty, 0)) | spoilt
     with pytest.raises(jsonschema.ValidationError):
         VALIDATOR.validate(document)

@@ -70,7 +70,7 @@ def test_the_decoder_may_be_in_a_directory_beside_that_of_the_encoder(
     assert "decoder" not in build_no_buffers_finding(["other"], rules, encoder).message
     for number in range(20):  # a directory full of exports is not one export
         (tmp_path / f"folder{number}").mkdir()
-    assert "decoder" not in build_no_buffers_finding(outputs, rules, encoder).hint
+    assert "beside it" not in build_no_buffers_finding(outputs, rules, encoder).message
 
 
 @pytest.mark.parametrize(

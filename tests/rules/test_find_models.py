@@ -10,7 +10,7 @@ import pytest
 
 from onnxkvrename import ModelError, WriteError
 from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.storage.temp_file import build_temp_path
+from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_nothing_given_is_nothing_found() -> None:
 
 
 def test_what_a_dead_run_has_left_of_a_new_directory_holds_no_models(tree: Path) -> None:
-    stage = build_temp_path(tree / "layer_2" / "new")
+    stage = tree / "layer_2" / f"{TEMP_PREFIX}of-another-version"
     stage.mkdir()
     (stage / "a.onnx").touch()
     assert found(".") == ["b.onnx", "layer_2/a.onnx", "layer_10/a.onnx"]

@@ -26,8 +26,8 @@ HINTS = {
     "KV301": ("remove one of the two",),
     "KV302": ("give all windows of the model, or --no-set for some of them",),
     "KV303": (
-        "`onnxkvrename MODEL... --prefix VLLM` gives all of them one token",
-        "`onnxkvrename MODEL... --prefix VLLM --replace` gives all of them one token",
+        "rename all of them together, with `--prefix VLLM`",
+        "rename all of them together, with `--prefix VLLM --replace`",
         "`--replace` gives all of them the new token",
     ),
     "KV304": (
@@ -562,9 +562,9 @@ def test_symbols_of_a_shared_input_may_differ_and_who_has_no_use_for_it_lacks_it
     ("made_by", "message"),
     [
         (EXPORT._replace(ir_version=9), "IR version 9 (8 in {0})"),
-        (EXPORT._replace(producer_name="other"), "producer other 2.13.0 (pytorch 2.13.0 in {0})"),
+        (EXPORT._replace(producer="other"), "producer other 2.13.0 (pytorch 2.13.0 in {0})"),
         (
-            EXPORT._replace(producer_name="", producer_version=""),
+            EXPORT._replace(producer="", producer_version=""),
             "producer unknown (pytorch 2.13.0 in {0})",
         ),
         (EXPORT._replace(opsets=(("", 18),)), "opset ai.onnx 18 (17 in {0})"),

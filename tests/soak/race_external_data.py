@@ -36,7 +36,7 @@ import onnx
 from onnxkvrename import KvRenameError, Rules, load_rules, rename
 from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming import write
-from onnxkvrename.storage.open_beneath import OpenDirectory
+from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import OpenFile, OutsideError, open_file
 
 LOCATION = "sub/weights.bin"
@@ -106,7 +106,7 @@ def open_as_before() -> Iterator[None]:
     """Resolve and judge a path, then resolve it again and open it: the control."""
 
     @contextmanager
-    def resolve_twice(self: OpenDirectory, location: str) -> Iterator[OpenFile]:
+    def resolve_twice(self: Folder, location: str) -> Iterator[OpenFile]:
         path = self.path / location
         if os.path.commonpath([os.path.realpath(path), self.path]) != str(self.path):
             raise OutsideError("leads out", path=str(path))
@@ -116,13 +116,13 @@ def open_as_before() -> Iterator[None]:
     def open_by_path(data_file: DataFile) -> AbstractContextManager[OpenFile]:
         return open_file(data_file.path)
 
-    before = OpenDirectory.open_file, write.open_data_file
-    OpenDirectory.open_file = resolve_twice  # type: ignore[method-assign]
+    before = Folder.open_file, write.open_data_file
+    Folder.open_file = resolve_twice  # type: ignore[method-assign]
     write.open_data_file = open_by_path  # type: ignore[assignment]
     try:
         yield
     finally:
-        OpenDirectory.open_file, write.open_data_file = before  # type: ignore[method-assign]
+        Folder.open_file, write.open_data_file = before  # type: ignore[method-assign]
 
 
 def run_round(model: Path, output: Path, rules: Rules) -> str:

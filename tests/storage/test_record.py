@@ -1,7 +1,8 @@
-"""Records of half done runs: written to be read back, and never believed without a look."""
+"""Records of runs: written to be read back, and never believed without a look."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -10,497 +11,304 @@ from typing import Any
 
 import pytest
 
-from onnxkvrename import KvRenameError
-from onnxkvrename.storage.clean_up import find_protected_names, remove_stale_temp_files
-from onnxkvrename.storage.record import (
-    DirectoryMove,
-    FileChange,
-    Identity,
-    Record,
-    read_record,
-    remove_record,
-    write_record,
-)
-from onnxkvrename.storage.recover import end_run, find_half_done_runs, remove_ended_runs
-from onnxkvrename.storage.temp_file import (
-    RECORD_SUFFIX,
-    build_temp_path,
-    build_temp_prefix,
-    find_stale_temp_files,
-)
+from onnxkvrename import ModelError, WriteError
+from onnxkvrename.storage import record as records
+from onnxkvrename.storage.record import Record, build_record_path, read_record
 
+StopRun = Callable[..., Record]
 Document = dict[str, Any]
 
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give files away"
+)
 
-def read_identity(path: Path) -> Identity:
-    identity = Identity.read(path)
-    assert identity is not None
-    return identity
+
+def make_files(root: Path, *names: str) -> list[Path]:
+    """Return files that are old, but for those whose names begin with ``made``."""
+    paths = [root / name for name in names]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.name.startswith("made"):
+            path.write_bytes(b"old " + os.fsencode(path.name))
+    return paths
+
+
+def read_all(record: Record) -> list[Record]:
+    """Return what is read in each directory of a record."""
+    return [
+        read_record(build_record_path(place, record.key)) for place in record.list_directories()
+    ]
 
 
 @pytest.fixture
-def changes(tmp_path: Path) -> list[FileChange]:
-    """Two files, one new already and one still old, with all that a run keeps of them."""
-    made = []
-    (tmp_path / "in").mkdir()
-    for name in ("a", "b"):
-        target = tmp_path / "in" / name
-        backup, ready = build_temp_path(target), build_temp_path(target)
-        target.write_bytes(b"old")
-        ready.write_bytes(b"new one")
-        os.link(target, backup)
-        made.append(FileChange(target, read_identity(target), read_identity(ready), backup, ready))
-    os.replace(made[0].ready, made[0].target)
-    return made
+def two(tmp_path: Path, stop_run: StopRun) -> Record:
+    """The record of a run with one file in each of two directories, the first one new."""
+    return stop_run(make_files(tmp_path / "tree", "in/a", "in/sub/b"))
 
 
-@pytest.fixture
-def record(changes: list[FileChange]) -> Path:
-    (path,) = write_record(changes, [])
-    return path
+# What is written is read.
 
 
-def read(path: Path) -> Record | None:
-    return read_record(path, os.lstat(path))
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("a", "b"),
+        ("a", "made"),
+        ("in/a", "in/b", "other/made"),
+        ("a", "in/deep/er/b"),
+        ("a\udcff\n", "d\udcff/b", "back\\slash", '"quoted"'),
+        ("in/in/a", "in/in/in/b"),
+    ],
+)
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_record_is_read_as_it_was_written(
+    names: tuple[str, ...], done: int, tmp_path: Path, stop_run: StopRun
+) -> None:
+    record = stop_run(make_files(tmp_path, *names), done)
+    assert set(read_all(record)) == {record}
+    states = [target.state for target in record.list_targets()]
+    assert states == ["new"] * done + ["old"] * (len(names) - done)
 
 
-def list_texts(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_record_goes_with_a_directory_that_is_renamed(
+    is_renamed: bool, tmp_path: Path, stop_run: StopRun
+) -> None:
+    targets = make_files(tmp_path, "top", "set/a", "made_set/made")
+    moves = {tmp_path / "set": tmp_path / "moved"}
+    record = stop_run(targets, 3 + is_renamed, moves, [tmp_path / "made_set"])
+    assert (set(read_all(record)), len(record.directories)) == ({record}, 3)
+    where = "moved" if is_renamed else "set"
+    assert [target.path for target in record.list_targets()] == [
+        *(tmp_path / name for name in ("moved", "top", f"{where}/a", "made_set/made"))
+    ]
+    assert record.find_states() == ({"new"} if is_renamed else {"new", "old"})
 
 
-def test_a_record_is_read_as_it_was_written(changes: list[FileChange], record: Path) -> None:
-    found = read(record)
-    assert found is not None
-    assert (found.files, found.directories, found.paths) == (tuple(changes), (), (record,))
-    assert list(found.find_states().values()) == ["new", "old"]
-    kept = {changes[0].backup, changes[1].backup, changes[0].ready, changes[1].ready, record}
-    assert {*found.find_kept_identities(), *found.paths} == kept
-    assert find_protected_names(record.parent, None) == {path.name for path in kept if path}
-    remove_record(found.paths)
-    assert not record.exists()
+def test_a_tree_may_be_moved_with_its_record(tmp_path: Path, two: Record) -> None:
+    os.rename(tmp_path / "tree", tmp_path / "elsewhere")
+    found = read_record(build_record_path(tmp_path / "elsewhere/in", two.key))
+    assert [target[:2] for target in found.list_targets()] == [
+        (tmp_path / "elsewhere/in/a", "new"),
+        (tmp_path / "elsewhere/in/sub/b", "old"),
+    ]
 
 
-def lead_up(document: Document) -> None:
-    document["files"][0]["target"] += "/../../outside"
+def test_a_record_that_could_not_be_read_again_is_not_written(
+    tmp_path: Path, stop_run: StopRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 100)
+    with pytest.raises(WriteError, match="too many files"):
+        stop_run(make_files(tmp_path, "a", "b"))
+    assert not list(tmp_path.glob(".*-record"))
 
 
-def lead_to_relative_path(document: Document) -> None:
-    document["files"][0]["target"] = "a"
+# What lies there and is none.
 
 
-def keep_in_another_directory(document: Document) -> None:
-    document["files"][0]["backup"] = "../outside"
+def lead(path: str) -> Callable[[Document], None]:
+    return lambda document: document["directories"].append(path)
 
 
-def keep_under_a_plain_name(document: Document) -> None:
-    document["files"][0]["ready"] = "b"
+def put(*keys: Any, value: Any) -> Callable[[Document], None]:
+    """Return what puts a value into a document, as the keys say."""
+
+    def damage(document: Document) -> None:
+        inner: Any = document
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = value
+
+    return damage
 
 
-def keep_under_the_name_of_another(document: Document) -> None:
-    document["files"][0]["backup"] = document["files"][1]["backup"]
+def drop(key: str) -> Callable[[Document], None]:
+    return lambda document: document.pop(key)
 
 
-def lie_in_a_plain_file(document: Document) -> None:
-    document["records"] = [str(Path(document["files"][0]["target"]).with_name("b"))]
+DAMAGES = {
+    "up": lead("sub/../.."),
+    "absolute": lead("/etc"),
+    "empty": lead(""),
+    "null byte": lead("a\0b"),
+    "no text": lead("\ud800"),
+    "number": lead(7),  # type: ignore[arg-type]
+    "the same twice": lead("sub"),
+    "no record there": lead("sub/none"),
+    "very deep": lead("a/" * 500_000 + "a"),
+    "name up": put("files", 0, 1, value=".."),
+    "name here": put("files", 0, 1, value="."),
+    "name with a directory": put("files", 0, 1, value="sub/b"),
+    "name absolute": put("files", 0, 1, value="/a"),
+    "name empty": put("files", 0, 1, value=""),
+    "name with a null byte": put("files", 0, 1, value="a\0"),
+    "name of lists": put("files", 0, 1, value=["a"]),
+    "no such directory": put("files", 0, 0, value=99),
+    "no number": put("files", 0, 2, value="x"),
+    "infinite": put("files", 0, 3, value=[1e999, 1, 1]),
+    "no identity": put("files", 0, 4, value=None),
+    "an empty identity": put("files", 0, 3, value=[]),
+    "too many numbers": put("files", 0, 4, value=[1, 2, 3, 4]),
+    "too many parts": put("files", 0, value=[0] * 6),
+    "no list": put("files", value=7),
+    "made above": put("made", value=[".."]),
+    "made elsewhere": put("made", value=["other"]),
+    "moved without a record": put("moves", value=[[0, "other", "x", 1]]),
+    "moved up": put("moves", value=[[0, "sub", "../x", 1]]),
+    "moved to nowhere": put("moves", value=[[0, "sub", "", 1]]),
+    "moved infinitely": put("moves", value=[[0, "sub", "x", 1e999]]),
+    "moved from no directory": put("moves", value=[[9, "sub", "x", 1]]),
+    **{f"without {key}": drop(key) for key in ("directories", "files", "moves", "made")},
+}
 
 
-def have_numbers_for_paths(document: Document) -> None:
-    document["files"][0]["target"] = 7
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_record_that_no_run_writes_is_none(
+    damage: Callable[[Document], None], two: Record
+) -> None:
+    paths = [build_record_path(place, two.key) for place in two.directories]
+    document = json.loads(paths[0].read_text("utf-8"))
+    damage(document)
+    for path in paths:
+        path.write_text(json.dumps(document), "utf-8")
+    for path in paths:
+        with pytest.raises(ModelError, match="skipped"):
+            read_record(path)
 
 
-def have_no_files(document: Document) -> None:
-    del document["files"]
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b"7", b'{"files": 1}', b"[" * 5000, b"9" * 5000, b"\xff"],
+)
+def test_what_is_no_document_is_no_record(content: bytes, two: Record) -> None:
+    for place in two.directories:
+        build_record_path(place, two.key).write_bytes(content)
+    with pytest.raises(ModelError, match="not a record"):
+        read_record(build_record_path(two.directories[0], two.key))
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def make_larger(path: Path) -> None:
+    os.truncate(path, records.MAX_RECORD_BYTES + 1)
+
+
+def change(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b" ")
+
+
+def replace_by_link(path: Path) -> None:
+    os.rename(path, path.with_name("aside"))
+    path.symlink_to("aside")
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def give_away(path: Path) -> None:
+    os.chown(path, 12345, -1)
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lead_up,
-        lead_to_relative_path,
-        keep_in_another_directory,
-        keep_under_a_plain_name,
-        keep_under_the_name_of_another,
-        lie_in_a_plain_file,
-        have_numbers_for_paths,
-        have_no_files,
+        *(remove, make_larger, change, replace_by_link, replace_by_pipe, replace_by_directory),
+        pytest.param(give_away, marks=needs_root),
     ],
 )
-def test_a_record_with_other_paths_than_ours_is_none(
-    damage: Callable[[Document], None], record: Path
+@pytest.mark.parametrize("where", [0, 1])
+def test_the_same_record_lies_in_every_directory_or_it_is_none(
+    damage: Callable[[Path], None], where: int, two: Record
 ) -> None:
-    document = json.loads(record.read_text("utf-8"))
-    damage(document)
-    record.write_text(json.dumps(document), "utf-8")
-    before = list_texts(record.parent)
-    assert read(record) is None
-    assert find_protected_names(record.parent, None) == set()
-    assert find_half_done_runs([record.parent]) == []
-    assert list_texts(record.parent) == before
+    """It is not waited for either."""
+    paths = [build_record_path(place, two.key) for place in two.directories]
+    damage(paths[where])
+    for path in paths:
+        with pytest.raises(ModelError, match=r"skipped|no such"):
+            read_record(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"files": 1}', "[" * 5000, "9" * 5000])
-def test_what_is_no_record_is_none(text: str, record: Path) -> None:
-    record.write_text(text, "utf-8")
-    assert read(record) is None
-    assert find_half_done_runs([record.parent]) == []
-
-
-def test_a_huge_record_is_none_and_not_read(record: Path) -> None:
-    os.truncate(record, 1 << 40)
-    assert read(record) is None
-
-
-def test_a_record_that_can_be_none_is_skipped_with_the_reason(record: Path) -> None:
-    with record.open("r+b") as file:
-        file.truncate((1 << 23) + 1)
-    (skipped,) = find_skipped(record.parent)
-    assert "8,388,609 bytes" in skipped
-    record.unlink()
-    record.mkdir()
-    (skipped,) = find_skipped(record.parent)
-    assert "not a regular" in skipped
-
-
-def test_a_link_that_is_named_like_a_record_is_not_followed(record: Path, tmp_path: Path) -> None:
-    moved = tmp_path / "elsewhere.json"
-    os.rename(record, moved)
-    record.symlink_to(moved)
-    assert record.name.endswith(RECORD_SUFFIX)
-    assert find_half_done_runs([record.parent]) == []
-    assert find_protected_names(record.parent, None) == set()
-
-
-@pytest.mark.parametrize(
-    ("undo", "fault"),
-    [(True, "has no copy of its old content"), (False, "has lost its new content")],
-)
-def test_a_file_that_is_not_the_one_of_the_record_is_not_put_in_place(
-    undo: bool, fault: str, changes: list[FileChange], record: Path
-) -> None:
-    kept = changes[0].backup if undo else changes[1].ready
-    assert kept is not None
-    kept.unlink()
-    kept.write_bytes(b"evil")
-    (run,) = find_half_done_runs([record.parent])
-    before = list_texts(record.parent)
-    with pytest.raises(KvRenameError) as caught:
-        end_run(run, undo=undo)
-    assert caught.value.path == str(changes[0 if undo else 1].target)
-    assert fault in caught.value.message
-    assert "run the stopped" in caught.value.hint
-    assert list_texts(record.parent) == before
-
-
-def test_a_run_with_a_file_elsewhere_is_ended_if_both_directories_are_given(
-    changes: list[FileChange], tmp_path: Path
-) -> None:
-    (tmp_path / "mine").mkdir()
-    mine = tmp_path / "mine" / "m"
-    mine.write_bytes(b"mine")
-    write_record(
-        [FileChange(mine, None, read_identity(mine), None, build_temp_path(mine)), *changes], []
-    )
-    (skipped,) = find_skipped(tmp_path / "in")
-    assert f"a file in {mine.parent}" in skipped
-    (run,) = find_half_done_runs([tmp_path / "in", tmp_path / "mine"])
-    end_run(run, undo=False)
-    assert sorted(list_texts(tmp_path)) == ["a", "b", "m"]
-
-
-def find_skipped(directory: Path) -> list[str]:
-    skipped = list[KvRenameError]()
-    assert find_half_done_runs([directory], skipped.append) == []
-    return [f"{error.message}; {error.hint}" if error.hint else error.message for error in skipped]
-
-
-needs_root = pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to give files away"
-)
+def test_a_record_names_only_where_it_lies(tmp_path: Path, two: Record) -> None:
+    """Else the directories that it names could be any."""
+    path = build_record_path(two.directories[1], two.key)
+    planted = tmp_path / "downloads" / path.name
+    planted.parent.mkdir()
+    planted.write_bytes(path.read_bytes())
+    with pytest.raises(ModelError, match="skipped"):
+        read_record(planted)
 
 
 @needs_root
-def test_a_record_of_another_user_is_skipped_and_keeps_nothing(
-    record: Path, changes: list[FileChange]
+def test_a_record_of_another_user_names_that_user(two: Record) -> None:
+    path = build_record_path(two.directories[0], two.key)
+    give_away(path)
+    with pytest.raises(ModelError, match="user ID 12345") as caught:
+        read_record(path)
+    assert caught.value.hint is not None
+
+
+# What is at a target is judged by its identity and by the link that the run keeps.
+
+
+def unlink_kept(kept: Path) -> None:
+    kept.unlink()
+
+
+def copy_kept(kept: Path) -> None:
+    content = kept.read_bytes()
+    kept.unlink()
+    kept.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [unlink_kept, copy_kept])
+def test_without_its_link_what_is_at_a_target_is_somebody_elses(
+    damage: Callable[[Path], None], tmp_path: Path, stop_run: StopRun
 ) -> None:
-    os.chown(record, 12345, -1)
-    before = list_texts(record.parent)
-    (skipped,) = find_skipped(record.parent)
-    assert "user ID 12345" in skipped
-    assert list_texts(record.parent) == before
-    assert not remove_stale_temp_files(find_stale_temp_files(file.target for file in changes))
-    assert record.exists()
+    """An inode, a size and a time may be known to whoever plants a record."""
+    record = stop_run(make_files(tmp_path, "a", "b", "made", "made_too"), 1)
+    damage(tmp_path / f".onnxkvrename-{record.key}-0-new")
+    damage(tmp_path / f".onnxkvrename-{record.key}-1-old")
+    assert [target.state for target in record.list_targets()] == [
+        "changed",
+        "changed",
+        "old",
+        "old",
+    ]
+    assert not [name for name in os.listdir(tmp_path) if name.endswith("-probe")]
+
+
+def refuse_links(*args: object, **how: object) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def test_where_there_are_no_links_the_identity_has_to_do(
+    tmp_path: Path, stop_run: StopRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", refuse_links)
+    monkeypatch.setattr(os, "O_TMPFILE", 0, raising=False)
+    record = stop_run(make_files(tmp_path, "a", "b", "made"), 1)
+    assert [target.state for target in record.list_targets()] == ["new", "old", "old"]
+    (tmp_path / "b").write_bytes(b"theirs")
+    assert [target.state for target in record.list_targets()] == ["new", "changed", "old"]
 
 
 @pytest.mark.parametrize(
-    "target",
-    [
-        "/zzz" + "/a" * 300_000 + "/m",
-        "/" + "n" * 300 + "/m",
-        "/\ud800/m",
-        "/in/\ud800",
-        "/" + "n" * 4096,
-    ],
-    ids=["deep", "long name", "no text", "no name", "long"],
+    ("name", "state"),
+    [("a", "changed"), ("b", "changed"), ("made", "changed"), ("made_too", "changed")],
 )
-def test_a_path_that_can_be_none_makes_no_record(target: str, record: Path) -> None:
-    """Each of them is an error of the system, an error of Python, or minutes of work."""
-    document = json.loads(record.read_text("utf-8"))
-    document["files"][0] |= {"target": target, "ready": ".onnxkvrename-00000000-" + "0" * 24}
-    record.write_text(json.dumps(document), "utf-8")
-    assert read(record) is None
-    assert find_protected_names(record.parent, None) == set()
-    (skipped,) = find_skipped(record.parent)
-    assert "not a record" in skipped
-
-
-@pytest.mark.parametrize("content", [b"\xff", b"{", b""])
-def test_what_is_no_record_is_skipped_with_a_line(content: bytes, record: Path) -> None:
-    record.write_bytes(content)
-    (skipped,) = find_skipped(record.parent)
-    assert "not a record" in skipped
-
-
-def test_only_what_is_named_like_a_record_is_opened(
-    record: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_somebody_has_changed_is_neither_new_nor_old(
+    name: str, state: str, tmp_path: Path, stop_run: StopRun
 ) -> None:
-    """Whatever else lies there may be large, or not be readable."""
-    (record.parent / f"notes{RECORD_SUFFIX}").write_bytes(record.read_bytes())
-    build_temp_path(record.parent / "c").write_bytes(record.read_bytes())
-    opened = []
-
-    def read_and_note(path: Path, status: os.stat_result) -> Record | None:
-        opened.append(path)
-        return read_record(path, status)
-
-    monkeypatch.setattr("onnxkvrename.storage.record.read_record", read_and_note)
-    assert record.name in find_protected_names(record.parent, None)
-    assert opened == [record]
-
-
-def test_one_that_is_skipped_does_not_hide_the_others(record: Path) -> None:
-    bad = record.with_name(record.name.replace(record.name[14:22], "0" * 8)[:23] + "0" * 24)
-    bad = bad.with_name(bad.name + RECORD_SUFFIX)
-    bad.write_text("{")
-    skipped = list[KvRenameError]()
-    assert [run.path for run in find_half_done_runs([record.parent], skipped.append)] == [record]
-    assert [error.path for error in skipped] == [str(bad)]
-
-
-def test_a_record_lies_where_it_says(record: Path, tmp_path: Path) -> None:
-    """Else it could name the files of any directory."""
-    other = tmp_path / "other" / record.name.replace(record.name[14:22], "0" * 8)
-    other.parent.mkdir()
-    os.rename(record, other)
-    assert read(other) is None
-
-
-def end_by_hand(changes: list[FileChange]) -> None:
-    os.replace(changes[1].ready, changes[1].target)
-
-
-def test_an_ended_run_is_removed_by_who_finished_its_work(
-    changes: list[FileChange], record: Path
-) -> None:
-    remove_ended_runs([record.parent])
-    assert record.exists()  # not yet ended
-    end_by_hand(changes)
-    remove_ended_runs([record.parent])
-    assert sorted(os.listdir(record.parent)) == ["a", "b"]
-
-
-def test_of_an_ended_run_nothing_is_removed_that_is_not_what_it_kept(
-    changes: list[FileChange], record: Path
-) -> None:
-    """A record may name the only copy of an old model as what it may remove."""
-    end_by_hand(changes)
-    backup = changes[0].backup
-    assert backup is not None
-    backup.unlink()
-    backup.write_bytes(b"only copy")
-    remove_ended_runs([record.parent])
-    assert backup.read_bytes() == b"only copy"
-
-
-def test_an_ended_run_with_a_file_elsewhere_stays(
-    changes: list[FileChange], tmp_path: Path
-) -> None:
-    """Otherwise a record in one directory would lock and remove files in any other."""
-    end_by_hand(changes)
-    (tmp_path / "mine").mkdir()
-    mine = tmp_path / "mine" / "m"
-    mine.write_bytes(b"mine")
-    identity = read_identity(mine)
-    here = FileChange(mine, None, identity, None, build_temp_path(mine))
-    paths = write_record([here, *changes], [])
-    before = list_texts(tmp_path)
-    remove_ended_runs([tmp_path / "mine"])
-    assert list_texts(tmp_path) == before
-    remove_ended_runs({path.parent for path in paths})
-    assert sorted(list_texts(tmp_path)) == ["a", "b", "m"]
-
-
-def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
-    deep = tmp_path.joinpath(*("d" * 3 for _ in range(130)), "m")
-    deep.parent.mkdir(parents=True)
-    deep.write_bytes(b"x")
-    identity = read_identity(deep)
-    with pytest.raises(KvRenameError, match="too long paths"):
-        write_record([FileChange(deep, identity, identity, None, build_temp_path(deep))], [])
-    assert os.listdir(deep.parent) == ["m"]
-
-
-@pytest.mark.parametrize("undo", [True, False])
-def test_a_renamed_directory_is_ended_with_its_intent(
-    undo: bool, changes: list[FileChange], tmp_path: Path
-) -> None:
-    source, target = tmp_path / "in" / "export", tmp_path / "in" / "renamed"
-    source.mkdir()
-    build_temp_path(source).symlink_to("export/renamed")  # what the run was about to do
-    write_record(changes, [DirectoryMove(source, target, os.lstat(source).st_ino)])
-    (run,) = find_half_done_runs([tmp_path / "in"])
-    end_run(run, undo=undo)
-    assert sorted(os.listdir(tmp_path / "in")) == ["a", "b", "export" if undo else "renamed"]
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_of_an_ended_run_a_staged_directory_goes_but_no_other_of_its_name(
-    is_ours: bool, changes: list[FileChange], tmp_path: Path
-) -> None:
-    target = tmp_path / "in" / "new"
-    staged = build_temp_path(target)
-    staged.mkdir()
-    write_record(changes, [DirectoryMove(staged, target, os.lstat(staged).st_ino)])
-    end_by_hand(changes)
-    if is_ours:
-        target.mkdir()  # by someone else: there is no place any more
-    else:
-        os.rename(staged, target)
-        staged.mkdir()
-    (staged / "c").write_bytes(b"content")
-    remove_ended_runs([tmp_path / "in"])
-    assert staged.exists() is not is_ours
-    assert sorted(os.listdir(tmp_path / "in")) == sorted(
-        ["a", "b", "new", *([] if is_ours else [staged.name])]
-    )
-
-
-def test_a_record_that_is_too_long_to_be_read_again_is_not_written(
-    changes: list[FileChange], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = list_texts(changes[0].target.parent)
-    monkeypatch.setattr("onnxkvrename.storage.record._MAX_RECORD_BYTES", 400)
-    with pytest.raises(KvRenameError) as caught:
-        write_record(changes, [])
-    assert caught.value.path == str(changes[0].target)
-    assert "too many files" in caught.value.message
-    assert "fewer models" in caught.value.hint
-    assert list_texts(changes[0].target.parent) == before
-
-
-@pytest.mark.parametrize("undo", [True, False])
-def test_what_was_kept_is_put_in_place_only_if_it_is_a_file(
-    undo: bool, changes: list[FileChange], tmp_path: Path
-) -> None:
-    """A record may name a link with the very identity that it has."""
-    (tmp_path / "foreign").write_bytes(b"foreign")
-    kept = changes[0].backup if undo else changes[1].ready
-    assert kept is not None
-    kept.unlink()
-    kept.symlink_to(tmp_path / "foreign")
-    if undo:
-        changes[0] = changes[0]._replace(old=read_identity(kept))
-    else:
-        changes[1] = changes[1]._replace(new=read_identity(kept))
-    write_record(changes, [])
-    (run,) = find_half_done_runs([kept.parent])
-    with pytest.raises(KvRenameError) as caught:
-        end_run(run, undo=undo)
-    assert caught.value.path == str(changes[0 if undo else 1].target)
-    assert "not a regular" in caught.value.message
-    assert [change.target.read_bytes() for change in changes] == [b"new one", b"old"]
-
-
-# What is cleared away without a record.
-
-
-def test_nothing_is_removed_that_only_looks_like_ours(tmp_path: Path) -> None:
-    target = tmp_path / "m.onnx"
-    prefix = build_temp_prefix(target)
-    key = "0" * 24
-    mine = [prefix + "precious", prefix + key[1:], prefix + key + "-data", prefix + "A" * 24]
-    for name in mine:
-        (tmp_path / name).write_bytes(b"mine")
-    os.symlink("precious", tmp_path / f"{prefix}{'1' * 24}")
-    assert list(find_stale_temp_files([target])) == [tmp_path / f"{prefix}{'1' * 24}"]
-    remove_stale_temp_files(find_stale_temp_files([target]))
-    assert sorted(os.listdir(tmp_path)) == sorted([*mine, f"{prefix}{'1' * 24}"])
-
-
-def test_what_the_run_reads_is_not_removed_whatever_its_name(tmp_path: Path) -> None:
-    target = tmp_path / "m.onnx"
-    data, directory, left = (build_temp_path(target) for _ in range(3))
-    data.write_bytes(b"weights")
-    left.write_bytes(b"half")
-    directory.mkdir()
-    (directory / "a.onnx").write_bytes(b"model")
-    (tmp_path / "w.bin").symlink_to(data.name)
-    inputs = [tmp_path / "w.bin", directory / "a.onnx"]
-    remove_stale_temp_files([data, directory, left], inputs=inputs)
-    assert data.read_bytes() == b"weights"
-    assert (directory / "a.onnx").read_bytes() == b"model"
-    assert not left.exists()
-
-
-def test_what_a_record_keeps_stays_while_another_directory_is_cleaned(
-    record: Path, changes: list[FileChange], tmp_path: Path
-) -> None:
-    left = build_temp_path(tmp_path / "elsewhere" / "m.onnx")
-    left.parent.mkdir()
-    left.write_bytes(b"half")
-    before = list_texts(record.parent)
-    stale = find_stale_temp_files(file.target for file in changes)
-    assert remove_stale_temp_files([*stale, left])
-    assert list_texts(record.parent) == before
-    assert not left.exists()
-
-
-def test_before_all_inputs_are_known_only_second_names_go(tmp_path: Path) -> None:
-    target = tmp_path / "m.onnx"
-    target.write_bytes(b"model")
-    second, other = build_temp_path(target), build_temp_path(target)
-    os.link(target, second)
-    other.write_bytes(b"perhaps weights")
-    remove_stale_temp_files([second, other], links_of=[target])
-    assert sorted(os.listdir(tmp_path)) == sorted([target.name, other.name])
-
-
-@needs_root
-def test_what_belongs_to_another_user_stays(tmp_path: Path) -> None:
-    """For root, what the owner of the directory left is as good as its own."""
-    target = tmp_path / "m.onnx"
-    theirs, owners = build_temp_path(target), build_temp_path(target)
-    for path, user in ((theirs, 12345), (owners, 12346), (tmp_path, 12346)):
-        if path != tmp_path:
-            path.write_bytes(b"left")
-        os.chown(path, user, -1)
-    remove_stale_temp_files([theirs, owners])
-    assert os.listdir(tmp_path) == [theirs.name]
-
-
-def test_a_staged_directory_goes_however_deep_it_is(tmp_path: Path) -> None:
-    """Deeper than Python recurses, and with paths longer than the system takes."""
-    staged = build_temp_path(tmp_path / "m.onnx")
-    staged.mkdir()
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "x").touch()
-    descriptor = os.open(staged, os.O_RDONLY)
-    for _ in range(2000):
-        os.mkdir("dddd", dir_fd=descriptor)
-        os.symlink(tmp_path / "precious", "link", dir_fd=descriptor)
-        inner = os.open("dddd", os.O_RDONLY, dir_fd=descriptor)
-        os.close(descriptor)
-        descriptor = inner
-    os.close(descriptor)
-    remove_stale_temp_files([staged])
-    assert os.listdir(tmp_path) == ["precious"]
-    assert os.listdir(tmp_path / "precious") == ["x"]
+    record = stop_run(make_files(tmp_path, "made", "a", "b", "made_too"), 2)
+    (tmp_path / name).write_bytes(b"theirs")
+    found = {target.path.name: target.state for target in record.list_targets()}
+    assert found == {"made": "new", "a": "new", "b": "old", "made_too": "old", name: state}

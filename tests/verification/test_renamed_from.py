@@ -44,10 +44,10 @@ def test_a_rename_is_proved_to_the_byte_and_so_is_the_way_back(
 ):
     source, result = rename_copy(make(), tmp_path)
     proof, findings = prove(result, source)
-    assert (proof.equality, proof.token, findings) == ("bytes", "VLLM", [])
+    assert (proof.equal, proof.token, findings) == ("bytes", "VLLM", [])
     assert proof.names[KEY] == f"{KEY}_VLLM"
     back, findings = prove(source, result)
-    assert (back.equality, back.token, findings) == ("bytes", "", [])
+    assert (back.equal, back.token, findings) == ("bytes", "", [])
 
 
 def test_one_token_in_the_place_of_another_is_proved(tmp_path: Path):
@@ -55,7 +55,7 @@ def test_one_token_in_the_place_of_another_is_proved(tmp_path: Path):
     second = tmp_path / "second.onnx"
     rename(source, "other", output=second)
     proof, findings = prove(second, first)
-    assert (proof.equality, findings) == ("bytes", [])
+    assert (proof.equal, findings) == ("bytes", [])
     assert proof.names[f"{KEY}_VLLM"] == f"{KEY}_other"
 
 
@@ -73,7 +73,7 @@ def test_each_place_that_a_tool_forgets_is_found(make: Callable[[], ModelProto],
         others = [edit for index, edit in enumerate(edits) if index != forgotten]
         result = join_pieces(reader, splice_payloads(reader, others))
         proof, findings = prove(saved(result, tmp_path / "result.onnx"), source)
-        assert proof.equality == "different"
+        assert proof.equal == "different"
         assert any(finding.startswith("KV121") for finding in findings)
 
 
@@ -131,7 +131,7 @@ def test_what_other_tools_lose_is_found(
     model = onnx.load(result)
     fault(model)
     proof, findings = prove(saved(model, result), source)
-    assert (proof.equality, proof.reordered, findings) == ("different", (), [finding])
+    assert (proof.equal, proof.reordered, findings) == ("different", (), [finding])
 
 
 def test_another_order_of_what_is_found_by_name_is_told_and_no_difference(tmp_path: Path, run: Run):
@@ -140,7 +140,7 @@ def test_another_order_of_what_is_found_by_name_is_told_and_no_difference(tmp_pa
     model.functions.reverse()
     model.graph.initializer.reverse()
     proof, findings = prove(saved(model, result), source)
-    assert (proof.equality, findings) == ("content", [])
+    assert (proof.equal, findings) == ("content", [])
     assert set(proof.reordered) == {"functions", "graph.initializer"}
 
     plain = decoder()
@@ -165,7 +165,7 @@ def test_another_order_of_nodes_is_a_difference(tmp_path: Path):
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     proof, findings = prove(saved(model, result), source)
-    assert (proof.equality, findings[0][:10]) == ("different", "KV121 grap")
+    assert (proof.equal, findings[0][:10]) == ("different", "KV121 grap")
 
 
 def test_behind_another_order_other_content_is_found(tmp_path: Path):
@@ -174,14 +174,14 @@ def test_behind_another_order_other_content_is_found(tmp_path: Path):
     model.functions.reverse()
     model.functions[1].doc_string = "changed"
     proof, findings = prove(saved(model, result), source)
-    assert (proof.equality, findings) == ("different", ["KV121 functions.doc_string"])
+    assert (proof.equal, findings) == ("different", ["KV121 functions.doc_string"])
 
 
 def test_the_same_content_in_other_bytes_is_a_warning(tmp_path: Path):
     source, result = rename_copy(decoder(), tmp_path)
     saved(written(onnx.load(result), width=5), result)
     proof, findings = prove(result, source)
-    assert proof.equality == "content"
+    assert proof.equal == "content"
     assert {finding[:5] for finding in findings} == {"KV122"}
 
 
@@ -189,7 +189,7 @@ def test_a_stamp_that_came_after_the_rename_is_no_difference(tmp_path: Path, run
     source, result = rename_copy(decoder(), tmp_path)
     assert run("manifest", result, "--stamp", "-o", tmp_path / "m.json").code == 0
     proof, findings = prove(result, source)
-    assert (proof.equality, findings) == ("bytes", [])
+    assert (proof.equal, findings) == ("bytes", [])
 
 
 def with_external_data(folder: Path) -> Path:
@@ -209,13 +209,13 @@ def test_external_data_are_compared_when_that_is_asked_for(tmp_path: Path, run: 
     result = tmp_path / "result" / "model.onnx"
     rename(source, "VLLM", output=result)
     digest = hashlib.sha256(bytes(range(16))).hexdigest()
-    assert prove(result, source)[0].data_digests == {"w.bin": None}
-    assert prove(result, source, compare_data=True)[0].data_digests == {"w.bin": digest}
+    assert prove(result, source)[0].data_sha256 == {"w.bin": None}
+    assert prove(result, source, compare_data=True)[0].data_sha256 == {"w.bin": digest}
 
     (result.parent / "w.bin").write_bytes(bytes(16))
-    assert prove(result, source)[0].equality == "bytes"  # of the model: the data were not read
+    assert prove(result, source)[0].equal == "bytes"  # of the model: the data were not read
     proof, findings = prove(result, source, compare_data=True)
-    assert (proof.equality, findings) == ("different", ["KV121 w.bin"])
+    assert (proof.equal, findings) == ("different", ["KV121 w.bin"])
 
     (source.parent / "w.bin").unlink()
     _, findings = prove(result, source, compare_data=True)
@@ -262,7 +262,7 @@ def test_the_library_offers_the_proof(tmp_path: Path):
     source, result = rename_copy(decoder(), tmp_path)
     verified = verify(result, renamed_from=source, compare_data=True)
     assert verified.rename_proof is not None
-    assert verified.rename_proof.equality == "bytes"
+    assert verified.rename_proof.equal == "bytes"
     with pytest.raises(ValueError, match="renamed_from"):
         verify(result, compare_data=True)
 
@@ -278,10 +278,10 @@ def test_an_export_with_the_token_is_the_renamed_plain_export():
             continue
         name = f"{case}/{plain.name}"
         proof, findings = prove(twins[0], plain, compare_data=True)
-        assert (proof.equality == "bytes") == (name not in VARYING), findings
+        assert (proof.equal == "bytes") == (name not in VARYING), findings
         proved.add(name)
     assert len(proved) > 10
     (merged,) = EXPORTS.glob("lw_qwen3moe/plain-*/merged_0-2.onnx")
     (twin,) = EXPORTS.glob("lw_qwen3moe/VLLM-*/merged_0-2.onnx")
     proof, findings = prove(twin, merged)
-    assert (proof.equality, proof.reordered, findings) == ("content", ("functions",), [])
+    assert (proof.equal, proof.reordered, findings) == ("content", ("functions",), [])

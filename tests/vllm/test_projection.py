@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -15,23 +14,19 @@ from build_layouts import (
     build_mla,
     build_sliding,
 )
+from schemas import load_schema
 
-import onnxkvrename
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.report.documents.projection_json import projection_to_json
 from onnxkvrename.vllm.projection import (
     check_nixl,
     check_projection,
     project_layout,
-    projection_to_json,
 )
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
-SCHEMA = json.loads(
-    (Path(onnxkvrename.__file__).parent / "report" / "schemas" / "projection-1.json").read_text(
-        "utf-8"
-    )
-)
+SCHEMA = load_schema("projection-1")
 LAYOUTS = {
     "nothing": build_layers(),
     "plain": build_layers(build_attention(0), build_attention(1)),

@@ -50,7 +50,7 @@ CONSUMER = Consumer(
     needs_in_place=False,
     selected_inputs="past_key_values.N.key, past_key_values.N.value or past_conv.N",
     selected_outputs="present.N.key, present.N.value or present_conv.N",
-    unselected_hint="`onnxkvrename MODEL... --strip` removes a token; without one, export the "
+    unselected_hint="a rename with `--strip` removes a token; without one, export the "
     "buffers with such names",
     memory="none",
     refusal="it computes the names of KV buffers in its own code and does not find others",

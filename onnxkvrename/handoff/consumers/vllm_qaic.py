@@ -25,7 +25,6 @@ from onnxkvrename.handoff.consumer_checks import (
     has_wrong_output_count,
 )
 from onnxkvrename.handoff.name_checks import (
-    NO_LOGITS_HINT,
     build_suffix_finding,
     describe_non_kv,
     format_renaming_hint,
@@ -114,14 +113,6 @@ def check_logits(consumer: Consumer, layout: Layout, full_transfer: bool) -> Ite
     if len(selection.outputs) - len(selection.inputs) + len(names) - 1 in (0, 1):
         return
     if not names:
-        rename = ""
-        if consumer.token:  # of one of several windows it would leave out the others
-            option = f"--prefix {consumer.token}"
-            rename = (
-                f": `onnxkvrename rename MODEL {option}`"
-                if len(layout.models) == 1
-                else f": rename them with {option}, without --target"
-            )
         name = find_misnamed_logits(layout)
         cause = (
             f"does not start with log, so {consumer.name} does not find the logits; it"
@@ -134,7 +125,8 @@ def check_logits(consumer: Consumer, layout: Layout, full_transfer: bool) -> Ite
             f"{cause} then drops the last KV buffer instead, and prefill fails with "
             '"buffer count mismatch"',
             "export with logits, an output whose name starts with log, and without sampling on the "
-            f"device; {NO_LOGITS_HINT}{rename}",
+            "device; a model for decode alone needs none: rename it with "
+            f"`--prefix {consumer.token or 'TOKEN'}`, without --target",
         )
     elif len(names) > 1:
         yield build_finding(
@@ -170,7 +162,7 @@ def check_truncated_buffers(
             f"of axis {_CONTEXT_AXIS}, {consumer.name} moves only as many positions as the prompt "
             f"has tokens, but this axis is not the context ({content}): a prompt shorter than "
             f"{shape[_CONTEXT_AXIS]} tokens loses data",
-            "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides, then check: `--full-transfer`",
+            "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides, and pass `--full-transfer`",
         )
 
 

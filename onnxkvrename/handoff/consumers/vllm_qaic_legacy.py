@@ -34,8 +34,8 @@ CONSUMER = add_checks(
         selected_outputs="past_key*RetainedState or past_value*RetainedState",
         setting="VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1",
         alternative=vllm_qaic.CONSUMER.name,
-        unselected_hint="unset VLLM_QAIC_USE_LEGACY_SLICING_SPEC, and rename: "
-        "`onnxkvrename MODEL... --target vllm-qaic`",
+        unselected_hint="unset VLLM_QAIC_USE_LEGACY_SLICING_SPEC, and rename with "
+        "`--target vllm-qaic`",
     ),
     *vllm_qaic.CHECKS,
 )

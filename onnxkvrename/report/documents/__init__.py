@@ -1,1 +1,25 @@
-"""JSON documents for programs, with one file for each command that has a large one."""
+"""The JSON documents of all commands: records whose docstrings say what each member means."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from onnxkvrename.records import Document
+
+MODULES = {
+    "rename": "onnxkvrename.report.documents.rename_json",
+    "verify": "onnxkvrename.report.documents.verify_json",
+    "inspect": "onnxkvrename.report.documents.inspect_json",
+    "check-consumer": "onnxkvrename.report.documents.check_consumer_json",
+    "compare": "onnxkvrename.report.documents.compare_json",
+    "manifest": "onnxkvrename.layout.manifest",
+    "pairs": "onnxkvrename.report.documents.pairs_json",
+    "recover": "onnxkvrename.report.documents.recover_json",
+}
+"""The module of each command's document."""
+
+
+def load_document(command: str) -> Document:
+    """Return the document of a command."""
+    document: Document = import_module(MODULES[command]).DOCUMENT
+    return document

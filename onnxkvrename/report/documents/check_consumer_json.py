@@ -1,79 +1,108 @@
-"""Render a consumer check as JSON: each slot with what is in it."""
+"""A consumer check as JSON: each slot with what is in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import render_json_document, serialize_finding
+from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.selection import find_distinct_types
-from onnxkvrename.layout.layout import KvBuffer, Layout
-from onnxkvrename.model.signature import Value
+from onnxkvrename.model.signature import Dim
+from onnxkvrename.records import Document, fill_record
 from onnxkvrename.report.check_consumer_text import ConsumerCheck
-from onnxkvrename.rules.profile import serialize_choice
-
-SCHEMA = "onnxkvrename.check-consumer/1"
-_EMPTY_CONTENT: dict[str, Any] = {
-    "profile": None,
-    "target": None,
-    "models": [],
-    "ordered": False,
-    "hybrid": False,
-    "slots": [],
-}
+from onnxkvrename.rules.profile import ProfileChoice
 
 
-def consumer_check_to_json(
-    check: ConsumerCheck | None, code: int, error: KvRenameError | None = None
-) -> str:
-    """Return the JSON document of a consumer check.
+class Model(NamedTuple):
+    """One model.
 
-    Args:
-        check: The check, or ``None`` for a job that could not be done.
-        code: The exit code.
-        error: What kept the job from being done.
+    Attributes:
+        path: The path of the model.
+        findings: What is wrong with the model itself.
     """
-    content = _EMPTY_CONTENT if check is None else _build_content(check)
-    return render_json_document(SCHEMA, "check-consumer", code, error, **content)
+
+    path: str
+    findings: tuple[Finding, ...]
 
 
-def _build_content(check: ConsumerCheck) -> dict[str, Any]:
-    selection = check.selection
-    return {
-        "profile": serialize_choice(check.profile),
-        "target": check.consumer.name,
-        "models": [
-            {"path": report.path, "findings": list(map(serialize_finding, report.findings))}
-            for report in check.reports
-        ],
-        "ordered": selection.is_ordered,
-        "hybrid": len(find_distinct_types(check.layout, selection.inputs)) > 1,
-        "slots": list(_list_slots(check)),
-    }
+class Slot(NamedTuple):
+    """An input and an output that the consumer selects as one buffer.
+
+    Attributes:
+        slot: The position in the consumer's order, from 0.
+        input: The input that the consumer selects; `None` if there is none.
+        output: The output that the consumer selects; `None` if there is none.
+        layer: The layer; `None` for a value that is not a KV buffer.
+        part: What is in the buffer, such as key or value; `None` likewise.
+        kind: The kind of the buffer, in vLLM's words; `None` likewise.
+        dtype: The element type, in ONNX's words.
+        shape: With the sizes that are known; `None` where the rank is not.
+    """
+
+    slot: int
+    input: str | None
+    output: str | None
+    layer: int | None
+    part: str | None
+    kind: str | None
+    dtype: str
+    shape: tuple[Dim, ...] | None
 
 
-def _list_slots(check: ConsumerCheck) -> Iterator[dict[str, Any]]:
+class CheckContent(NamedTuple):
+    """Whether a consumer can use the KV buffers of models.
+
+    Attributes:
+        profile: The rules that identify KV names; `None` if the job could not be done.
+        target: The consumer; `None` if the job could not be done.
+        models: All models of the command, also those without buffers.
+        ordered: Whether the consumer can read an order in the names; if not, slots are as in the
+            graph.
+        hybrid: Whether what is selected has more than one shape or dtype.
+        slots: What the consumer selects, in its order; inputs and outputs as it pairs them, by
+            position or by name.
+    """
+
+    profile: ProfileChoice | None
+    target: str | None
+    models: tuple[Model, ...]
+    ordered: bool
+    hybrid: bool
+    slots: tuple[Slot, ...]
+
+
+DOCUMENT = Document(
+    "onnxkvrename.check-consumer/1",
+    "check-consumer",
+    CheckContent(None, None, (), ordered=False, hybrid=False, slots=()),
+)
+
+
+def describe_check(check: ConsumerCheck) -> CheckContent:
+    """Return whether a consumer can use buffers, with each slot."""
+    return CheckContent(
+        check.profile,
+        check.consumer.name,
+        tuple(fill_record(Model, report) for report in check.reports),
+        check.selection.is_ordered,
+        len(find_distinct_types(check.layout, check.selection.inputs)) > 1,
+        tuple(_list_slots(check)),
+    )
+
+
+def _list_slots(check: ConsumerCheck) -> Iterator[Slot]:
     buffers = {name: buffer for buffer in check.layout.buffers for name in buffer.names}
     for number, (source, result) in enumerate(check.selection.value_pairs):
         value = source or result
         assert value is not None
-        yield {
-            "slot": number,
-            "input": source.name if source else None,
-            "output": result.name if result else None,
-            **_describe_buffer(buffers.get(value.name)),
-            **_describe_value(value, check.layout),
-        }
-
-
-def _describe_buffer(buffer: KvBuffer | None) -> dict[str, Any]:
-    """Return layer, part and kind; each is ``None`` for a value that is not a KV buffer."""
-    if buffer is None:
-        return {"layer": None, "part": None, "kind": None}
-    return {"layer": buffer.layer, "part": buffer.part, "kind": buffer.kind}
-
-
-def _describe_value(value: Value, layout: Layout) -> dict[str, Any]:
-    shape = None if value.shape is None else list(layout.resolve_shape(value.shape))
-    return {"dtype": value.dtype, "shape": shape}
+        buffer = buffers.get(value.name)
+        yield Slot(
+            number,
+            source.name if source else None,
+            result.name if result else None,
+            buffer.layer if buffer else None,
+            buffer.part if buffer else None,
+            buffer.kind if buffer else None,
+            value.dtype,
+            None if value.shape is None else check.layout.resolve_shape(value.shape),
+        )

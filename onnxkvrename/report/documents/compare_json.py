@@ -1,155 +1,343 @@
-"""Render the comparison of prefill and decode as JSON: each buffer, each slot, the verdict."""
+"""The comparison of prefill and decode as JSON: each buffer, each slot, the verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import render_json_document, serialize_finding
+from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.compare import Handoff, PairResult, SimulatedPrompt
-from onnxkvrename.handoff.consumer import MemoryKind
 from onnxkvrename.handoff.simulate import PromptRanges, merge_ranges
 from onnxkvrename.handoff.slots import MemorySlot, compute_memory_size
-from onnxkvrename.handoff.worker import UNKNOWN_SIZE, UNLIMITED_LENGTH, HandoffSide
+from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
+from onnxkvrename.handoff.verdict import Outcome
+from onnxkvrename.handoff.worker import (
+    UNKNOWN_SIZE,
+    UNLIMITED_LENGTH,
+    BufferOrder,
+    HandoffSide,
+)
 from onnxkvrename.layout.layout import KvBuffer
+from onnxkvrename.layout.updates import UpdateKind
+from onnxkvrename.model.signature import Dim
+from onnxkvrename.records import Document, fill_record
 from onnxkvrename.report.compare_text import (
     format_handoff_verdict,
     list_sides_without_token,
     resolve_outcome,
 )
-from onnxkvrename.rules.profile import ProfileChoice, serialize_choice
+from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport
 
-SCHEMA = "onnxkvrename.compare/1"
 ModelReports = Sequence[ModelReport]
 
 
-def handoff_to_json(
-    handoff: Handoff | None,
-    code: int,
-    fault: KvRenameError | None = None,
-    reports: tuple[ModelReports, ModelReports] = ((), ()),
-    profile: ProfileChoice | None = None,
-) -> str:
-    """Return the JSON document of the command, as in ``schemas/compare-1.json``.
+class Side(NamedTuple):
+    """One side of the hand-off.
+
+    Attributes:
+        models: The paths of the models of this side.
+        selected: Whether the consumer selects any buffer; if not, everything else is about the
+            names after a rename.
+        tokens: The tokens in the names.
+        order: How the graph lists its buffers: by layer, by name as text, or neither.
+        sizes: The sizes of symbols that are known.
+        missing: Symbols whose sizes are not known.
+        findings: What is wrong with the models of this side on their own.
+    """
+
+    models: tuple[str, ...]
+    selected: bool
+    tokens: tuple[str, ...]
+    order: BufferOrder
+    sizes: Mapping[str, int]
+    missing: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+class Range(NamedTuple):
+    """Prompt lengths. `None` is an end that the graphs or the sizes do not show.
+
+    Attributes:
+        first: The shortest prompt.
+        last: The longest prompt.
+    """
+
+    first: int | None
+    last: int | None
+
+
+class Verdict(NamedTuple):
+    """Whether the hand-off works.
+
+    Attributes:
+        outcome: For the models as they are.
+        renamed: The outcome if all names had the consumer's token; `None` if they have it.
+        sentence: The verdict in words.
+        first_wrong: The shortest prompt whose buffers do not arrive.
+        corrupt: Prompts whose buffers decode reads wrongly and does not detect it.
+        refused: Prompts that decode refuses because its memory is too small.
+        beyond: The window, of unknown size, beyond which it goes wrong.
+        longest: The longest prompt that both sides have room for; `None` where that is not known.
+    """
+
+    outcome: Outcome
+    renamed: Outcome | None
+    sentence: str
+    first_wrong: int | None
+    corrupt: tuple[Range, ...]
+    refused: tuple[Range, ...]
+    beyond: str | None
+    longest: int | None
+
+
+class Buffer(NamedTuple):
+    """A KV buffer on one side.
+
+    Attributes:
+        input: The graph input of the pair; `None` if it is missing.
+        output: The retained output of the pair; `None` if it is missing.
+        kind: The kind of the buffer, in vLLM's words.
+        update: How the retained output is made from its input.
+        dtype: The element type, in ONNX's words.
+        shape: Sizes and symbols, and `None` for an unknown axis; `None` without a rank.
+        sized: The shape with the sizes that are known.
+    """
+
+    input: str | None
+    output: str | None
+    kind: str
+    update: UpdateKind
+    dtype: str
+    shape: tuple[Dim, ...] | None
+    sized: tuple[Dim, ...] | None
+
+
+class Pair(NamedTuple):
+    """A buffer on both sides.
+
+    Attributes:
+        layer: The number of the layer.
+        part: What is in the buffer, such as key or value.
+        prefill: The buffer of prefill; `None` if it has none.
+        decode: The buffer of decode; `None` if it has none.
+        fault: The code of what is wrong with this pair itself; `None` if nothing is, though it may
+            be shifted.
+        wrong: Prompts for which decode reads wrong bytes of this buffer.
+    """
+
+    layer: int
+    part: str
+    prefill: Buffer | None
+    decode: Buffer | None
+    fault: str | None
+    wrong: tuple[Range, ...]
+
+
+class Slot(NamedTuple):
+    """The place of a buffer. Numbers are `None` where a size goes into them that is not known.
+
+    Attributes:
+        position: The position in the consumer's order, from 0.
+        name: The name of the output that prefill writes, or of the input that decode reads.
+        layer: The number of the layer; `None` for a value that is not a KV buffer.
+        part: What is in the buffer, such as key or value; `None` likewise.
+        dtype: The element type, in ONNX's words.
+        shape: The sizes that are moved.
+        bytes: The number of bytes.
+        offset: The first byte, from the beginning of the memory; `None` if each slot has memory
+            of its own.
+    """
+
+    position: int
+    name: str
+    layer: int | None
+    part: str | None
+    dtype: str
+    shape: tuple[int | None, ...]
+    bytes: int | None
+    offset: int | None
+
+
+class Memory(NamedTuple):
+    """The memory that is handed over, as one side lays it out.
+
+    Attributes:
+        bytes: The bytes of all slots; `None` if a size is unknown.
+        slots: In the consumer's order.
+    """
+
+    bytes: int | None
+    slots: tuple[Slot, ...]
+
+
+class Transfer(NamedTuple):
+    """A simulated hand-off of one prompt.
+
+    Attributes:
+        tokens: The length of the prompt, in tokens.
+        refused: Whether decode refuses the prompt: its memory is too small.
+        wrong: Decode's inputs that get wrong bytes.
+        prefill: What prefill writes.
+        decode: What decode reads.
+    """
+
+    tokens: int
+    refused: bool
+    wrong: tuple[str, ...]
+    prefill: Memory
+    decode: Memory
+
+
+class CompareContent(NamedTuple):
+    """Whether a hand-off of KV buffers from prefill to decode will work.
+
+    Attributes:
+        profile: The rules that identify KV names; `None` if the job could not be done.
+        target: The consumer.
+        full_transfer: Whether all of each buffer is moved, whatever the prompt.
+        tensor_parallelism: The ranks of each side (`--tp`); `None` without it.
+        prefill: The prefill side; `None` if the job could not be done.
+        decode: The decode side; `None` if the job could not be done.
+        verdict: Whether the hand-off works; `None` if the job could not be done.
+        pairs: Buffers by layer and part.
+        transfers: Simulated prompts: one token, each window and one more, the context, and where
+            something changes; none where sizes are missing that matter.
+        findings: Causes first, consequences last.
+        notes: Worth knowing, but nothing is wrong.
+    """
+
+    profile: ProfileChoice | None = None
+    target: str | None = None
+    full_transfer: bool | None = None
+    tensor_parallelism: TensorParallelSizes | None = None
+    prefill: Side | None = None
+    decode: Side | None = None
+    verdict: Verdict | None = None
+    pairs: tuple[Pair, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+DOCUMENT = Document("onnxkvrename.compare/1", "compare", CompareContent())
+
+
+def describe_handoff(
+    handoff: Handoff,
+    reports: tuple[ModelReports, ModelReports],
+    profile: ProfileChoice,
+) -> CompareContent:
+    """Return whether a hand-off works.
 
     Args:
-        handoff: The result, `None` if the job could not be done.
-        code: The exit code.
-        fault: Why the job could not be done.
+        handoff: The result of the comparison.
         reports: The reports on the models of prefill, and of decode.
         profile: The profile that recognizes KV names.
     """
-    content = _build_empty_content() if handoff is None else _build_content(handoff, reports)
-    return render_json_document(
-        SCHEMA, "compare", code, fault, profile=serialize_choice(profile), **content
+    return fill_record(
+        CompareContent,
+        handoff,
+        profile=profile,
+        target=handoff.consumer_name,
+        tensor_parallelism=handoff.ranks,
+        prefill=_describe_side(handoff.prefill, reports[0]),
+        decode=_describe_side(handoff.decode, reports[1]),
+        verdict=_describe_verdict(handoff),
+        pairs=tuple(_describe_pair(handoff, result) for result in handoff.pair_results),
+        transfers=tuple(_describe_prompt(handoff, each) for each in handoff.simulated_prompts),
     )
 
 
-def _build_empty_content() -> dict[str, Any]:
-    absent = ("target", "full_transfer", "tensor_parallelism", "prefill", "decode", "verdict")
-    return {**dict.fromkeys(absent), "pairs": [], "transfers": [], "findings": [], "notes": []}
+def _describe_side(side: HandoffSide, reports: ModelReports) -> Side:
+    return fill_record(
+        Side,
+        side,
+        models=side.layout.models,
+        selected=not side.lacks_token,
+        sizes=side.layout.sizes,
+        missing=side.layout.unresolved_symbols,
+        findings=tuple(finding for report in reports for finding in report.findings),
+    )
 
 
-def _build_content(handoff: Handoff, reports: tuple[ModelReports, ModelReports]) -> dict[str, Any]:
-    ranks = handoff.ranks
-    return {
-        "target": handoff.consumer_name,
-        "full_transfer": handoff.full_transfer,
-        "tensor_parallelism": None if ranks is None else ranks._asdict(),
-        "prefill": _side_to_json(handoff.prefill, reports[0]),
-        "decode": _side_to_json(handoff.decode, reports[1]),
-        "verdict": _verdict_to_json(handoff),
-        "pairs": [_pair_to_json(handoff, result) for result in handoff.pair_results],
-        "transfers": [_prompt_to_json(handoff, each) for each in handoff.simulated_prompts],
-        "findings": [serialize_finding(finding) for finding in handoff.findings],
-        "notes": list(handoff.notes),
-    }
-
-
-def _side_to_json(side: HandoffSide, reports: ModelReports) -> dict[str, Any]:
-    return {
-        "models": list(side.layout.models),
-        "selected": not side.lacks_token,
-        "tokens": list(side.tokens),
-        "order": side.order,
-        "sizes": dict(side.layout.sizes),
-        "missing": list(side.layout.unresolved_symbols),
-        "findings": [serialize_finding(each) for report in reports for each in report.findings],
-    }
-
-
-def _verdict_to_json(handoff: Handoff) -> dict[str, Any]:
+def _describe_verdict(handoff: Handoff) -> Verdict:
     verdict = handoff.verdict
     placeholder = verdict.window_placeholder
     wrong = merge_ranges(verdict.corrupt_ranges, verdict.refused_ranges)
-    return {
-        "outcome": resolve_outcome(handoff),
-        "renamed": verdict.outcome if list_sides_without_token(handoff) else None,
-        "sentence": format_handoff_verdict(handoff),
-        "first_wrong": wrong[0][0] if wrong and not placeholder else None,
-        "corrupt": _ranges_to_json(verdict.corrupt_ranges, placeholder),
-        "refused": _ranges_to_json(verdict.refused_ranges, placeholder),
-        "beyond": verdict.window_symbol,
-        "longest": verdict.longest_prompt,
-    }
+    return Verdict(
+        outcome=resolve_outcome(handoff),
+        renamed=verdict.outcome if list_sides_without_token(handoff) else None,
+        sentence=format_handoff_verdict(handoff),
+        first_wrong=wrong[0][0] if wrong and not placeholder else None,
+        corrupt=_describe_ranges(verdict.corrupt_ranges, placeholder),
+        refused=_describe_ranges(verdict.refused_ranges, placeholder),
+        beyond=verdict.window_symbol,
+        longest=verdict.longest_prompt,
+    )
 
 
-def _ranges_to_json(ranges: PromptRanges, placeholder: int | None) -> list[dict[str, int | None]]:
-    """Return ranges for JSON; an end that the graphs do not show is null."""
+def _describe_ranges(ranges: PromptRanges, placeholder: int | None) -> tuple[Range, ...]:
+    """Return ranges without the ends that the graphs do not show."""
     unknown = (UNLIMITED_LENGTH, placeholder)
-    return [
-        {
-            "first": None if placeholder is not None and first == placeholder + 1 else first,
-            "last": None if last in unknown else last,
-        }
+    return tuple(
+        Range(
+            None if placeholder is not None and first == placeholder + 1 else first,
+            None if last in unknown else last,
+        )
         for first, last in ranges
-    ]
+    )
 
 
-def _pair_to_json(handoff: Handoff, result: PairResult) -> dict[str, Any]:
-    return {
-        "layer": result.pair.present_buffer.layer,
-        "part": result.pair.present_buffer.part,
-        "prefill": _buffer_to_json(handoff.prefill, result.pair.prefill),
-        "decode": _buffer_to_json(handoff.decode, result.pair.decode),
-        "fault": result.code,
-        "wrong": _ranges_to_json(result.wrong_ranges, handoff.verdict.window_placeholder),
-    }
+def _describe_pair(handoff: Handoff, result: PairResult) -> Pair:
+    return Pair(
+        result.pair.present_buffer.layer,
+        result.pair.present_buffer.part,
+        _describe_buffer(handoff.prefill, result.pair.prefill),
+        _describe_buffer(handoff.decode, result.pair.decode),
+        result.code,
+        _describe_ranges(result.wrong_ranges, handoff.verdict.window_placeholder),
+    )
 
 
-def _buffer_to_json(side: HandoffSide, buffer: KvBuffer | None) -> dict[str, Any] | None:
+def _describe_buffer(side: HandoffSide, buffer: KvBuffer | None) -> Buffer | None:
     if buffer is None:
         return None
-    shape = buffer.shape
-    return {
-        "input": buffer.input,
-        "output": buffer.output,
-        "kind": buffer.kind,
-        "update": buffer.update.kind,
-        "dtype": buffer.dtype,
-        "shape": None if shape is None else list(shape),
-        "sized": None if shape is None else list(side.layout.resolve_shape(shape)),
-    }
+    sized = None if buffer.shape is None else side.layout.resolve_shape(buffer.shape)
+    return fill_record(Buffer, buffer, update=buffer.update.kind, sized=sized)
 
 
-def _prompt_to_json(handoff: Handoff, prompt: SimulatedPrompt) -> dict[str, Any]:
+def _describe_prompt(handoff: Handoff, prompt: SimulatedPrompt) -> Transfer:
     names = {slot.buffer_id: slot.name for slot in prompt.decode_slots}
-    prefill, decode = (
-        _slots_to_json(_hide_open_sizes(slots, side, handoff, prompt.tokens), handoff.memory)
-        for slots, side in (
-            (prompt.prefill_slots, handoff.prefill),
-            (prompt.decode_slots, handoff.decode),
-        )
+    return Transfer(
+        prompt.tokens,
+        prompt.is_refused,
+        tuple(names[each] for each in prompt.wrong_buffer_ids if each in names),
+        _describe_memory(prompt.prefill_slots, handoff.prefill, handoff, prompt.tokens),
+        _describe_memory(prompt.decode_slots, handoff.decode, handoff, prompt.tokens),
     )
-    return {
-        "tokens": prompt.tokens,
-        "refused": prompt.is_refused,
-        "wrong": [names[each] for each in prompt.wrong_buffer_ids if each in names],
-        "prefill": prefill,
-        "decode": decode,
-    }
+
+
+def _describe_memory(
+    slots: Sequence[MemorySlot], side: HandoffSide, handoff: Handoff, tokens: int
+) -> Memory:
+    shown = tuple(_hide_open_sizes(slots, side, handoff, tokens))
+    return Memory(
+        _mask_unknown(compute_memory_size(shown)),
+        tuple(
+            Slot(
+                position=position,
+                name=slot.name,
+                layer=slot.buffer_id[0] if slot.buffer_id[0] >= 0 else None,
+                part=slot.buffer_id[1] if slot.buffer_id[0] >= 0 else None,
+                dtype=slot.dtype,
+                shape=tuple(map(_mask_unknown, slot.shape)),
+                bytes=_mask_unknown(slot.nbytes),
+                offset=_mask_unknown(slot.offset) if handoff.memory == "shared" else None,
+            )
+            for position, slot in enumerate(shown)
+        ),
+    )
 
 
 def _hide_open_sizes(
@@ -176,26 +364,6 @@ def _hide_open_sizes(
             slot = slot._replace(shape=tuple(shape), nbytes=UNKNOWN_SIZE)
         is_shifted = is_shifted or any(is_open)
         yield slot._replace(offset=offset)
-
-
-def _slots_to_json(slots: Iterable[MemorySlot], memory: MemoryKind) -> dict[str, Any]:
-    slots = tuple(slots)
-    return {
-        "bytes": _mask_unknown(compute_memory_size(slots)),
-        "slots": [
-            {
-                "position": position,
-                "name": slot.name,
-                "layer": slot.buffer_id[0] if slot.buffer_id[0] >= 0 else None,
-                "part": slot.buffer_id[1] if slot.buffer_id[0] >= 0 else None,
-                "dtype": slot.dtype,
-                "shape": [_mask_unknown(dim) for dim in slot.shape],
-                "bytes": _mask_unknown(slot.nbytes),
-                "offset": _mask_unknown(slot.offset) if memory == "shared" else None,
-            }
-            for position, slot in enumerate(slots)
-        ],
-    }
 
 
 def _mask_unknown(number: object) -> int | None:

@@ -1,77 +1,171 @@
-"""The JSON document of ``onnxkvrename inspect``."""
+"""What is in models as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import render_json_document, serialize_error
-from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary
-from onnxkvrename.model.signature import ExportInfo
-from onnxkvrename.rules.profile import ProfileChoice, serialize_choice
+from onnxkvrename.findings import Finding
+from onnxkvrename.layout.inspect import (
+    ExternalFile,
+    InspectedBuffer,
+    ModelSummary,
+    NameStatus,
+    StampStatus,
+)
+from onnxkvrename.layout.kinds import BufferKind
+from onnxkvrename.layout.updates import UpdateKind
+from onnxkvrename.model.signature import Dim, ExportInfo
+from onnxkvrename.records import Document, fill_record
+from onnxkvrename.rules.plan import UnchangedName
+from onnxkvrename.rules.profile import ProfileChoice
 
-SCHEMA = "onnxkvrename.inspect/1"
 
+class Weights(NamedTuple):
+    """Numbers and sizes of weights, in all graphs, large nodes and local functions.
 
-def summaries_to_json(
-    summaries: Iterable[ModelSummary],
-    code: int,
-    error: KvRenameError | None = None,
-    profile: ProfileChoice | None = None,
-) -> str:
-    """Return one JSON document; its schema is ``schemas/inspect-1.json``.
-
-    Args:
-        summaries: The models, in the order given.
-        code: The exit code of the command.
-        error: What kept the command as a whole from its work.
-        profile: The profile that recognizes KV names.
+    Attributes:
+        inline_tensors: Tensors with their values in the model file.
+        inline_bytes: Bytes of the values in the model file.
+        external_tensors: Tensors with their values in other files.
+        external_bytes: Bytes of the data files that are there.
+        files: The files with external data.
     """
-    models = [serialize_summary(summary) for summary in summaries]
-    choice = serialize_choice(profile)
-    return render_json_document(SCHEMA, "inspect", code, error, profile=choice, models=models)
+
+    inline_tensors: int
+    inline_bytes: int
+    external_tensors: int
+    external_bytes: int
+    files: tuple[ExternalFile, ...]
 
 
-def serialize_summary(summary: ModelSummary) -> dict[str, Any]:
-    """Return one model as JSON values: every key is always there, sizes are in bytes."""
-    weights, stamp = summary.weight, summary.stamp
-    return {
-        "path": summary.path,
-        "size": summary.size,
-        "export": None if summary.export is None else _serialize_export(summary.export),
-        "nodes": weights.node_count,
-        "functions": list(weights.function_names),
-        "weights": {
-            "inline_tensors": weights.inline_tensor_count,
-            "inline_bytes": weights.inline_bytes,
-            "external_tensors": weights.external_tensor_count,
-            "external_bytes": summary.external_bytes,
-            "files": [{"location": file.location, "bytes": file.size} for file in summary.files],
-        },
-        "layers": list(summary.layers),
-        "tokens": [{"token": token, "names": count} for token, count in summary.token_counts],
-        "names": summary.name_count,
-        "stamp": None
-        if stamp is None
-        else {"kv_layout_sha256": stamp.digest, "holds": stamp.matches_graph},
-        "buffers": [_serialize_buffer(buffer) for buffer in summary.buffers],
-        "kept": [name._asdict() for name in summary.kept],
-        "findings": [finding._asdict() for finding in summary.findings],
-        "error": serialize_error(summary.error),
-    }
+class TokenCount(NamedTuple):
+    """A token in the names.
+
+    Attributes:
+        token: The token.
+        names: How many names carry it.
+    """
+
+    token: str
+    names: int
 
 
-def _serialize_buffer(buffer: InspectedBuffer) -> dict[str, Any]:
-    values = buffer._asdict()
-    values["kind_guessed"] = values.pop("is_kind_guessed")
-    return {**values, "update": buffer.update.kind, "update_axis": buffer.update.axis}
+class Buffer(NamedTuple):
+    """A KV buffer.
+
+    Attributes:
+        layer: The number of the layer.
+        buffer: The part of the name that says what is in the buffer, such as past_key.
+        scope: The part of the name before the last slash, as in layerwise exports; usually empty.
+        kind: vLLM's own strings; mamba for every state without a context axis.
+        kind_guessed: Whether only its shape or its name suggests the kind.
+        update: How the retained output is made from its input.
+        update_axis: For append and delta the axis with another size, `None` if it is not known.
+        state: half: a token on one side only; broken: an error of its own; missing: its layer
+            should have it.
+        dtype: The element type, in ONNX's words; empty for a missing buffer.
+        shape: Sizes and symbols, `None` for what the file does not say.
+        input: The graph input of the pair; `None` if it is missing.
+        output: The retained output of the pair; `None` if it is missing.
+    """
+
+    layer: int
+    buffer: str
+    scope: str
+    kind: BufferKind
+    kind_guessed: bool
+    update: UpdateKind
+    update_axis: int | None
+    state: NameStatus
+    dtype: str
+    shape: tuple[Dim, ...] | None
+    input: str | None
+    output: str | None
 
 
-def _serialize_export(export: ExportInfo) -> dict[str, Any]:
-    return {
-        "ir_version": export.ir_version,
-        "producer": export.producer_name,
-        "producer_version": export.producer_version,
-        "opsets": [{"domain": domain, "version": version} for domain, version in export.opsets],
-    }
+class Model(NamedTuple):
+    """What is in one model. If it cannot be read, only `path` and `error` have a value.
+
+    Attributes:
+        path: The path, as given.
+        size: Bytes of the model file itself.
+        export: What the file says about its export; `None` if it cannot be read.
+        nodes: Nodes of the main graph.
+        functions: The names of local functions.
+        weights: Numbers and sizes of the weights.
+        layers: The layers that have buffers.
+        tokens: The tokens found, the most frequent first.
+        names: How many names could carry a token: the inputs and outputs of all buffers.
+        stamp: The digest of a layout that onnxkvrename manifest --stamp wrote; `None` without one.
+        buffers: The KV buffers.
+        kept: Inputs and outputs of the model whose names stay, each with the reason.
+        findings: What is, or may be, wrong.
+        error: Why this model could not be read; `None` otherwise.
+    """
+
+    path: str
+    size: int
+    export: ExportInfo | None
+    nodes: int
+    functions: tuple[str, ...]
+    weights: Weights
+    layers: tuple[int, ...]
+    tokens: tuple[TokenCount, ...]
+    names: int
+    stamp: StampStatus | None
+    buffers: tuple[Buffer, ...]
+    kept: tuple[UnchangedName, ...]
+    findings: tuple[Finding, ...]
+    error: KvRenameError | None
+
+
+class InspectContent(NamedTuple):
+    """What is in the models.
+
+    Attributes:
+        profile: The rules that identify KV names; `None` if the job could not be done.
+        models: One entry for each model.
+    """
+
+    profile: ProfileChoice | None
+    models: tuple[Model, ...]
+
+
+DOCUMENT = Document("onnxkvrename.inspect/1", "inspect", InspectContent(None, ()))
+
+
+def describe_summaries(summaries: Iterable[ModelSummary], profile: ProfileChoice) -> InspectContent:
+    """Return what is in models, whose KV names a profile recognizes."""
+    return InspectContent(profile, tuple(map(_describe_model, summaries)))
+
+
+def _describe_model(summary: ModelSummary) -> Model:
+    stats = summary.weight
+    return fill_record(
+        Model,
+        summary,
+        nodes=stats.node_count,
+        functions=stats.function_names,
+        weights=Weights(
+            stats.inline_tensor_count,
+            stats.inline_bytes,
+            stats.external_tensor_count,
+            summary.external_bytes,
+            summary.files,
+        ),
+        tokens=tuple(TokenCount(*each) for each in summary.token_counts),
+        names=summary.name_count,
+        buffers=tuple(map(_describe_buffer, summary.buffers)),
+    )
+
+
+def _describe_buffer(buffer: InspectedBuffer) -> Buffer:
+    return fill_record(
+        Buffer,
+        buffer,
+        kind_guessed=buffer.is_kind_guessed,
+        update=buffer.update.kind,
+        update_axis=buffer.update.axis,
+    )

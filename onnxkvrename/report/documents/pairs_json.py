@@ -4,54 +4,89 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import render_json_document, serialize_error
-from onnxkvrename.layout.updates import compare_dims
+from onnxkvrename.layout.updates import UpdateKind, compare_dims
+from onnxkvrename.model.signature import Dim
+from onnxkvrename.records import Document
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import TracedModel
 
-SCHEMA = "onnxkvrename.pairs/1"
 
+class Pair(NamedTuple):
+    """An input, and the output that is a later state of it.
 
-def pairs_to_json(
-    models: Iterable[TracedModel | ModelError],
-    code: int,
-    error: KvRenameError | None = None,
-) -> str:
-    """Return one JSON document; its schema is ``schemas/pairs-1.json``.
-
-    Args:
-        models: The models with their pairs; of one that cannot be read the error.
-        code: The exit code of the command.
-        error: What kept the command as a whole from its work.
+    Attributes:
+        input: The input.
+        output: The output.
+        dtype: The element type of both sides, in ONNX's words.
+        input_shape: Sizes, symbols, and `None` for what is not known; `None` without a rank.
+        output_shape: The shape of the output, likewise.
+        update: How the output is made from the input.
+        update_axis: For append and delta the axis with another size, if it is known.
+        feeds_back: Whether the output is all of the next state in every step.
     """
-    entries: list[dict[str, Any]] = []
-    for model in models:
-        if isinstance(model, ModelError):
-            entries.append({"path": model.path, "pairs": [], "error": serialize_error(model)})
-        else:
-            pairs = [_serialize_pair(pair) for pair in model.pairs]
-            entries.append({"path": str(model.path), "pairs": pairs, "error": None})
-    return render_json_document(SCHEMA, "pairs", code, error, models=entries)
+
+    input: str
+    output: str
+    dtype: str
+    input_shape: tuple[Dim, ...] | None
+    output_shape: tuple[Dim, ...] | None
+    update: UpdateKind
+    update_axis: int | None
+    feeds_back: bool
 
 
-def _serialize_pair(pair: StatePair) -> dict[str, Any]:
-    return {
-        "input": pair.input.name,
-        "output": pair.output.name,
-        "dtype": pair.input.dtype,
-        "input_shape": _serialize_shape(pair.input.shape),
-        "output_shape": _serialize_shape(pair.output.shape),
-        "update": pair.update.kind,
-        "update_axis": pair.update.axis,
-        "feeds_back": pair.feeds_back,
-    }
+class Model(NamedTuple):
+    """The caches of one model.
+
+    Attributes:
+        path: The path of the model; `None` if it has none.
+        pairs: Each input with the output that is a later state of it.
+        error: Why this model could not be read; `None` otherwise.
+    """
+
+    path: str | None
+    pairs: tuple[Pair, ...] = ()
+    error: KvRenameError | None = None
 
 
-def _serialize_shape(shape: tuple[Any, ...] | None) -> list[Any] | None:
-    return None if shape is None else list(shape)
+class PairsContent(NamedTuple):
+    """The caches of models, found by dataflow alone.
+
+    Attributes:
+        models: One entry for each model.
+    """
+
+    models: tuple[Model, ...]
+
+
+DOCUMENT = Document("onnxkvrename.pairs/1", "pairs", PairsContent(()))
+
+
+def describe_pairs(models: Iterable[TracedModel | ModelError]) -> PairsContent:
+    """Return the pairs of models, or why one cannot be read."""
+    return PairsContent(tuple(map(_describe_model, models)))
+
+
+def _describe_model(model: TracedModel | ModelError) -> Model:
+    if isinstance(model, ModelError):
+        return Model(model.path, error=model)
+    return Model(str(model.path), tuple(map(_describe_pair, model.pairs)))
+
+
+def _describe_pair(pair: StatePair) -> Pair:
+    return Pair(
+        pair.input.name,
+        pair.output.name,
+        pair.input.dtype,
+        pair.input.shape,
+        pair.output.shape,
+        pair.update.kind,
+        pair.update.axis,
+        pair.feeds_back,
+    )
 
 
 def build_stateful_map(pairs: Iterable[StatePair]) -> Mapping[str, str]:
@@ -70,8 +105,8 @@ def build_io_bindings(pairs: Iterable[StatePair]) -> list[dict[str, Any]]:
             "input": pair.input.name,
             "output": pair.output.name,
             "dtype": pair.input.dtype,
-            "input_shape": _serialize_shape(pair.input.shape),
-            "output_shape": _serialize_shape(pair.output.shape),
+            "input_shape": pair.input.shape,
+            "output_shape": pair.output.shape,
             "next_input": _name_next_input(pair),
             "axis": pair.update.axis,
             "same_size": _has_same_size(pair),

@@ -1,16 +1,17 @@
-"""Render half done runs as JSON: each target with its state and where its other content is."""
+"""Half done runs as JSON: each target with its state and where its other content is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import render_json_document, serialize_error
-from onnxkvrename.storage.recover import HalfDoneRun, TargetState
+from onnxkvrename.records import Document
+from onnxkvrename.storage.record import TargetState
+from onnxkvrename.storage.recover import HalfDoneRun
 
-SCHEMA = "onnxkvrename.recover/1"
+Action = Literal["list", "undo", "finish"]
 
 
 class Recovery(NamedTuple):
@@ -23,36 +24,45 @@ class Recovery(NamedTuple):
         leftovers: Temporary files and locks that other runs have left, or are using.
     """
 
-    action: Literal["list", "undo", "finish"]
+    action: Action
     runs: Sequence[tuple[HalfDoneRun, Sequence[TargetState]]]
     skipped: Sequence[KvRenameError]
     leftovers: Sequence[Path]
 
 
-def recovery_to_json(
-    recovery: Recovery | None, code: int, error: KvRenameError | None = None
-) -> str:
-    """Return the JSON document of a recovery.
+class Run(NamedTuple):
+    """A run that stopped halfway.
 
-    Args:
-        recovery: The recovery, or ``None`` for a job that could not be done.
-        code: The exit code.
-        error: What kept the job from being done.
+    Attributes:
+        record: The file that says what the run was to do; it is removed when the run is ended.
+        targets: The files and directories of the run.
     """
-    content: dict[str, Any] = {"action": None, "runs": [], "skipped": [], "leftovers": []}
-    if recovery is not None:
-        content = {
-            "action": recovery.action,
-            "runs": [
-                {"record": str(run.path), "targets": list(map(_serialize_target, targets))}
-                for run, targets in recovery.runs
-            ],
-            "skipped": list(map(serialize_error, recovery.skipped)),
-            "leftovers": list(map(str, recovery.leftovers)),
-        }
-    return render_json_document(SCHEMA, "recover", code, error, **content)
+
+    record: Path
+    targets: tuple[TargetState, ...]
 
 
-def _serialize_target(target: TargetState) -> dict[str, str | None]:
-    kept = None if target.kept is None else str(target.kept)
-    return {"path": str(target.path), "state": target.state, "kept": kept}
+class RecoverContent(NamedTuple):
+    """Runs that stopped halfway, and what became of them.
+
+    Attributes:
+        action: With undo and finish, all runs below are ended; `None` if the job could not be done.
+        runs: The latest run first. Empty if no run stopped halfway, or the job could not be done.
+        skipped: Directories that cannot be searched, and records that cannot be trusted.
+        leftovers: Temporary files and locks of runs that were killed or are still running, in the
+            searched directories. Empty if a run below is still to be ended.
+    """
+
+    action: Action | None
+    runs: tuple[Run, ...]
+    skipped: tuple[KvRenameError, ...]
+    leftovers: tuple[Path, ...]
+
+
+DOCUMENT = Document("onnxkvrename.recover/1", "recover", RecoverContent(None, (), (), ()))
+
+
+def describe_recovery(recovery: Recovery) -> RecoverContent:
+    """Return what was found, and what became of it."""
+    runs = tuple(Run(run.path, tuple(targets)) for run, targets in recovery.runs)
+    return RecoverContent(recovery.action, runs, tuple(recovery.skipped), tuple(recovery.leftovers))

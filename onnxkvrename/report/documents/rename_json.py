@@ -1,75 +1,130 @@
-"""A rename as JSON for programs, by ``schemas/report-1.json``."""
+"""A rename as JSON for programs."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple, get_args
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import render_json_document, serialize_error, serialize_finding
-from onnxkvrename.rules.plan import KvPair, PairSide
-from onnxkvrename.rules.profile import serialize_choice
-from onnxkvrename.rules.results import ModelReport, Report
+from onnxkvrename.findings import Finding
+from onnxkvrename.records import Document, fill_record
+from onnxkvrename.rules.plan import KvPair, PairSide, UnchangedName
+from onnxkvrename.rules.profile import ProfileChoice
+from onnxkvrename.rules.results import ModelReport, Report, SidecarReport, Status
 
-SCHEMA = "onnxkvrename.report/1"
 
+class Change(NamedTuple):
+    """A name that changes, or stays.
 
-def report_to_json(
-    report: Report, command: str, code: int, error: KvRenameError | None = None
-) -> str:
-    """Return the JSON document of a rename.
-
-    Args:
-        report: What became of the models and sidecars.
-        command: The name of the command.
-        code: Its exit code.
-        error: What kept the whole job from being done.
+    Attributes:
+        old: The name before.
+        new: The name after.
     """
-    counts = {"renamed": 0, "unchanged": 0, "would-rename": 0, "failed": 0}
-    for model in report.models:
-        counts[model.status] += 1
-    models = [_model_to_json(model) for model in report.models]
-    sidecars = [sidecar._asdict() for sidecar in report.sidecars]
-    return render_json_document(
-        SCHEMA,
-        command,
-        code,
-        error,
-        profile=serialize_choice(report.profile),
-        models=models,
-        texts=sidecars,
-        summary=counts,
+
+    old: str
+    new: str
+
+
+class Pair(NamedTuple):
+    """A KV buffer: an input, and the retained output that carries it to the next step.
+
+    Attributes:
+        layer: The number of the layer.
+        buffer: The part of the name that says what is in the buffer, such as past_key.
+        kind: The kind of the buffer, in the words of the rules.
+        scope: The part of the name before the last slash, as in layerwise exports; usually empty.
+        input: The graph input of the pair, before and after.
+        output: The retained output of the pair, before and after.
+    """
+
+    layer: int
+    buffer: str
+    kind: str
+    scope: str
+    input: Change | None
+    output: Change | None
+
+
+class Model(NamedTuple):
+    """What became of one model.
+
+    Attributes:
+        path: The path, as given.
+        output: Where the result is, or would be; equal to `path` for a rename in place.
+        status: What happened to the model, or would happen.
+        pairs: The KV pairs of the model.
+        kept: Inputs and outputs of the model whose names stay, each with the reason.
+        unstamped: Whether the outdated digest of its layout is removed from its metadata.
+        checked_for: The consumer for which the result was checked (`--target`), with the findings
+            as its answer; `None` if it was not.
+        proved: How many buffers the graph of the result was shown to retain (`--verify`); `None`
+            without it.
+        findings: What is, or may be, wrong.
+        error: Why this model could not be read or written; `None` otherwise.
+    """
+
+    path: str
+    output: str
+    status: Status
+    pairs: tuple[Pair, ...]
+    kept: tuple[UnchangedName, ...]
+    unstamped: bool
+    checked_for: str | None
+    proved: int | None
+    findings: tuple[Finding, ...]
+    error: KvRenameError | None
+
+
+class RenameContent(NamedTuple):
+    """What onnxkvrename did, or would do.
+
+    Attributes:
+        profile: The rules that identify KV names; `None` if the job could not be done.
+        models: One entry for each model, in the order of the command line.
+        texts: Text files that go with the models, such as the parameters of an export.
+        summary: The number of models with each status.
+    """
+
+    profile: ProfileChoice | None
+    models: tuple[Model, ...]
+    texts: tuple[SidecarReport, ...]
+    summary: Mapping[Status, int]
+
+
+DOCUMENT = Document(
+    "onnxkvrename.report/1",
+    "rename",
+    RenameContent(None, (), (), dict.fromkeys(get_args(Status), 0)),
+)
+
+
+def describe_report(report: Report) -> RenameContent:
+    """Return what became of models and sidecars."""
+    counts = Counter(model.status for model in report.models)
+    return RenameContent(
+        report.profile,
+        tuple(map(_describe_model, report.models)),
+        report.sidecars,
+        {status: counts[status] for status in get_args(Status)},
     )
 
 
-def _model_to_json(model: ModelReport) -> dict[str, Any]:
-    return {
-        "path": model.path,
-        "output": model.output,
-        "status": model.status,
-        "pairs": [pair_to_json(pair) for pair in model.pairs],
-        "kept": [
-            {"name": unchanged.name, "reason": unchanged.reason}
-            for unchanged in model.unchanged_names
-        ],
-        "unstamped": model.stamp == "",
-        "checked_for": model.consumer or None,
-        "proved": model.proved,
-        "findings": [serialize_finding(finding) for finding in model.findings],
-        "error": serialize_error(model.error),
-    }
+def _describe_model(model: ModelReport) -> Model:
+    return fill_record(
+        Model,
+        model,
+        pairs=tuple(map(_describe_pair, model.pairs)),
+        kept=model.unchanged_names,
+        unstamped=model.stamp == "",
+        checked_for=model.consumer or None,
+    )
 
 
-def pair_to_json(pair: KvPair) -> dict[str, Any]:
-    """Return a pair with the old and the new name of each side."""
-    return {
-        "layer": pair.layer,
-        "buffer": pair.buffer,
-        "kind": pair.kind,
-        "scope": pair.scope,
-        "input": _side_to_json(pair.input),
-        "output": _side_to_json(pair.output),
-    }
+def _describe_pair(pair: KvPair) -> Pair:
+    sides = {"input": _describe_side(pair.input), "output": _describe_side(pair.output)}
+    return fill_record(Pair, pair, **sides)
 
 
-def _side_to_json(side: PairSide | None) -> dict[str, str] | None:
-    return None if side is None else {"old": side.old_name, "new": side.new_name}
+def _describe_side(side: PairSide | None) -> Change | None:
+    return None if side is None else Change(side.old_name, side.new_name)

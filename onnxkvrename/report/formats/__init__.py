@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
@@ -100,15 +100,6 @@ class FileResult(NamedTuple):
     error: KvRenameError | None = None
     notes: tuple[Note, ...] = ()
 
-    @property
-    def has_failed(self) -> bool:
-        """True if there is an error, or a finding or note of severity error."""
-        return (
-            self.error is not None
-            or any(finding.severity == "error" for finding in self.findings)
-            or any(note.level == "error" for note in self.notes)
-        )
-
 
 def _render_nothing(screen: Screen) -> Iterable[Line]:
     return ()
@@ -118,9 +109,10 @@ class Answer(NamedTuple):
     """The answer of a command, independent of the format that renders it.
 
     Attributes:
-        command: The name of the command.
+        command: The name of the command, by which its JSON document is known.
         exit_code: The exit code of the process.
-        render_json: Renders the command's own JSON document.
+        build_content: Returns the content of the command's JSON document; ``None`` for a job that
+            could not be done.
         render_text: Renders the command's own text.
         files: The results for each file, in the order of the arguments.
         notes: The outcome of the job as a whole.
@@ -129,7 +121,7 @@ class Answer(NamedTuple):
 
     command: str
     exit_code: int
-    render_json: Callable[[], str]
+    build_content: Callable[[], tuple[Any, ...]] | None = None
     render_text: Callable[[Screen], Iterable[Line]] = _render_nothing
     files: tuple[FileResult, ...] = ()
     notes: tuple[Note, ...] = ()

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding
+from onnxkvrename.findings import Finding, format_count
 from onnxkvrename.report.formats import Answer, FileResult, Format, Line, Note, Screen
 from onnxkvrename.report.formats.text import (
     fold_findings,
-    format_count,
     format_error,
     format_finding,
 )
@@ -122,7 +121,7 @@ def format_workflow_command(
         properties = file + properties
     head = f"::{level} {properties}::"
     shown = escape_text(message)
-    if "`" not in shown and "(onnxkvrename " not in shown:  # a command would be another one
+    if "`" not in shown:  # a command would be another one
         shown = shorten_text(shown, _MAX_MESSAGE_LENGTH)
     return head + _escape_data(shown)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, Severity
+from onnxkvrename.findings import Finding, Severity, format_count
 from onnxkvrename.report.formats import Answer, Format, Line, Screen, Span, build_line
 from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_parts
 from onnxkvrename.rules.results import ModelReport
@@ -24,8 +24,6 @@ _MAX_VERBOSE_LINE = 4000
 """Characters of the line of a finding with ``-v``."""
 _SEVERITY_STYLES: dict[Severity, str] = {"error": RED, "warning": YELLOW}
 _WORD = r"[^\s,;()\[\]]+"
-_PLACE = r"(?<=onnxkvrename )(?!-)(?:'[^']*'|\S)+(?= -)|(?<= -d )(?:'[^']*'|\S)+"
-"""In a command for one file or directory: its path, and where the result goes."""
 LAYERS_PATTERN = r"\blayers? [0-9]+(?:-[0-9]+)?(?:, [0-9]+(?:-[0-9]+)?)*(?: and [0-9,]+ more)?"
 """Layers as a message names them."""
 
@@ -128,7 +126,7 @@ class _FrameFinder:
 
     def __call__(self, text: str) -> str:
         if text not in self.frames:
-            frame = self.path_pattern.sub("\0", re.sub(_PLACE, "\0", text))
+            frame = self.path_pattern.sub("\0", text)
             frame = re.sub(LAYERS_PATTERN, "layer", frame)
             self.frames[text] = re.sub(_WORD, self._find_name_frame, frame)
         return self.frames[text]
@@ -141,11 +139,6 @@ class _FrameFinder:
         if is_name and any(map(str.isalpha, word)):
             return re.sub("[0-9]+", "0", word)
         return word
-
-
-def format_count(count: int, noun: str) -> str:
-    """Return a number with its noun in the singular or the plural: ``1 name``, ``8 names``."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def format_files(paths: Sequence[str]) -> str:

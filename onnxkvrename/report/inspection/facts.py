@@ -124,7 +124,7 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
     if summary.export is not None:
         export = summary.export
         opsets = ", ".join(f"{domain or 'opset'} {version}" for domain, version in export.opsets)
-        producer = f"{export.producer_name} {export.producer_version}".strip()
+        producer = f"{export.producer} {export.producer_version}".strip()
         origin = f"{producer or 'an unnamed producer'}; IR {export.ir_version}"
         yield Fact("made by", (f"{origin}, {opsets or 'no opset'}",))
     functions = _format_names(summary.weight.function_names, _FEW)
@@ -135,8 +135,8 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
     if summary.buffers:
         yield Fact("token", (describe_tokens(summary),))
     if summary.stamp is not None:
-        meaning = _STAMP_TEXTS[summary.stamp.matches_graph]
-        yield Fact("stamp", (f"{summary.stamp.digest[:12]}… {meaning}",))
+        meaning = _STAMP_TEXTS[summary.stamp.holds]
+        yield Fact("stamp", (f"{summary.stamp.kv_layout_sha256[:12]}… {meaning}",))
     for reason in dict.fromkeys(item.reason for item in summary.kept):
         names = [item.name for item in summary.kept if item.reason == reason]
         text = _format_names(names, _SOME)
@@ -175,12 +175,12 @@ def _describe_weights(summary: ModelSummary) -> Iterator[str]:
     if weight.inline_tensor_count:
         tensors = format_count(weight.inline_tensor_count, "tensor")
         yield f"{decimal(weight.inline_bytes)} inline in {tensors}"
-    usable = [file.location for file in summary.files if file.size is not None]
+    usable = [file.location for file in summary.files if file.bytes is not None]
     if usable:
         files = format_count(len(usable), "file")
         names = _format_names(list(dict.fromkeys(usable)), _FEW)
         yield f"{decimal(summary.external_bytes)} external in {files}: {names}"
-    unusable = list(dict.fromkeys(f.location for f in summary.files if f.size is None))
+    unusable = list(dict.fromkeys(f.location for f in summary.files if f.bytes is None))
     if unusable:
         yield f"not usable: {_format_names(unusable, _FEW)}"
 

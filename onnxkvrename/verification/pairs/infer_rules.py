@@ -11,6 +11,7 @@ from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.findings import format_list, quote_path
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature
+from onnxkvrename.rules.load import DATAFLOW_RULES
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
@@ -29,9 +30,6 @@ from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.lone_states import find_lone_states
 from onnxkvrename.verification.pairs.value_uses import find_first_branches
 from onnxkvrename.verification.strip_weights import read_model_without_weights
-
-_RULES_NAME = "dataflow"
-"""What messages call rules that were made from the dataflow."""
 
 
 class TracedModel(NamedTuple):
@@ -114,23 +112,23 @@ def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> 
             states.setdefault((state.input, state.output, state.suffix), state)
     title = format_list([model.path.name for model in models if model.pairs])
     if not states:
-        path = str(models[0].path) if len(models) == 1 else None
-        shown = "MODEL..." if path is None else quote_path(path)
+        path = str(models[0].path)
+        command = f"onnxkvrename inspect {quote_path(path)} --profile auto"
         raise RulesError(
             "the graph has no state: no output is a later state of an input",
-            path=path,
-            hint=f"`onnxkvrename inspect {shown} --profile auto` shows what the model has",
+            path=path if len(models) == 1 else None,
+            hint=f"`{command}` shows what the model has",
         )
     ordered = list(states.values())
     branches = {name: first for model in models for name, first in model.branches.items()}
     text = write_rules(ordered, title, kept_names, branches)
     try:
-        rules = parse_rules(text, _RULES_NAME)
+        rules = parse_rules(text, DATAFLOW_RULES)
         extra = _list_extra_names(chosen, rules)
         if extra:
             kept_names |= dict.fromkeys(extra, "not a state")
             text = write_rules(ordered, title, kept_names, branches)
-            rules = parse_rules(text, _RULES_NAME)
+            rules = parse_rules(text, DATAFLOW_RULES)
     except RulesError as error:
         raise _build_misfit_error(f"the rules would not be valid: {error.message}") from None
     for model in chosen:

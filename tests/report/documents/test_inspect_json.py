@@ -15,11 +15,11 @@ from tiers import full, thin
 
 from onnxkvrename import KvRenameError, load_rules
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
-from onnxkvrename.report.documents.inspect_json import summaries_to_json
+from onnxkvrename.report.documents.inspect_json import DOCUMENT, describe_summaries
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[4] / "shared" / "exports"
-SCHEMA = load_schema("inspect-1.json")
+SCHEMA = load_schema("inspect-1")
 VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 QEFF = load_rules()
 
@@ -37,7 +37,7 @@ def inspected(tmp_path: Path):
 
 def document(*summaries: ModelSummary, error: KvRenameError | None = None) -> dict[str, Any]:
     """The parsed JSON of these models, valid under the schema and plain ASCII."""
-    text = summaries_to_json(summaries, 0, error)
+    text = DOCUMENT.render(describe_summaries(summaries, QEFF.profile_choice), 0, error)
     assert text.isascii()
     parsed: dict[str, Any] = json.loads(text)
     VALIDATOR.validate(parsed)

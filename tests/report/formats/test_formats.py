@@ -8,10 +8,8 @@ from pathlib import Path
 
 from conftest import FIXTURES
 
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import build_finding
 from onnxkvrename.report import formats
-from onnxkvrename.report.formats import FileResult, Note, list_formats
+from onnxkvrename.report.formats import list_formats
 
 LINES = '''
 from onnxkvrename.report.formats import Format, Line
@@ -21,7 +19,7 @@ def render(answer, screen):
     """Render one line for each finding."""
     for file in answer.files:
         for finding in file.findings:
-            yield Line(f"{answer.command},{answer.exit_code},{file.path},{finding.code}")
+            yield Line(f"{answer.exit_code},{file.path},{finding.code}")
 
 
 FORMAT = Format(render)
@@ -60,24 +58,15 @@ def test_formats_are_the_files_of_their_folder() -> None:
     assert names >= {"github", "json", "sarif", "text"}
 
 
-def test_a_file_has_failed_by_its_error_a_finding_or_a_note() -> None:
-    sound = FileResult("m.onnx", notes=(Note("renamed", "4 names"),))
-    assert not sound.has_failed
-    assert not sound._replace(findings=(build_finding("KV112", "", "", ""),)).has_failed
-    assert sound._replace(findings=(build_finding("KV101", "", "", ""),)).has_failed
-    assert sound._replace(notes=(Note("names", "would change", level="error"),)).has_failed
-    assert sound._replace(error=KvRenameError("no such file")).has_failed
-
-
 def test_a_new_format_takes_one_file_and_works_for_every_command(tmp_path: Path) -> None:
     (tmp_path / "scratch_lines.py").write_text(LINES)
     cases = {
         ("decoder.onnx", "--prefix", "A", "-n"): None,
-        ("verify", "decoder.onnx", "--prefix", "A"): "verify,1,decoder.onnx,KV116",
-        ("check-consumer", "decoder.onnx"): "check-consumer,1,decoder.onnx,KV601",
-        ("compare", "decoder.onnx", "decoder.onnx"): "compare,1,decoder.onnx,KV616",
-        ("inspect", "internal_suffix.onnx"): "inspect,0,internal_suffix.onnx,KV112",
-        ("manifest", "internal_suffix.onnx"): "manifest,0,internal_suffix.onnx,KV112",
+        ("verify", "decoder.onnx", "--prefix", "A"): "1,decoder.onnx,KV116",
+        ("check-consumer", "decoder.onnx"): "1,decoder.onnx,KV601",
+        ("compare", "decoder.onnx", "decoder.onnx"): "1,decoder.onnx,KV616",
+        ("inspect", "internal_suffix.onnx"): "0,internal_suffix.onnx,KV112",
+        ("manifest", "internal_suffix.onnx"): "0,internal_suffix.onnx,KV112",
     }
     commands = [(*args, "--format", "scratch_lines") for args in cases]
     *answers, (page, _) = run_with(tmp_path, *commands, ["--help"])

@@ -194,10 +194,10 @@ def test_an_error_is_a_notification_in_a_valid_log(
 def test_a_bug_or_an_interrupt_is_a_valid_log_too(
     raised: BaseException, code: int, here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object) -> None:
+    def fail(*args: object, **how: object) -> None:
         raise raised
 
-    monkeypatch.setattr("onnxkvrename.cli.rename.rename_batch", fail)
+    monkeypatch.setattr("onnxkvrename.api.files.rename_batch", fail)
     outcome = run(MODEL, *V, "--format", "sarif")
     (invocation,) = parse_run(outcome.out)["invocations"]
     assert outcome.code == invocation["exitCode"] == code

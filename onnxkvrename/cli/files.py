@@ -1,0 +1,93 @@
+"""Files that a command writes beside its answer: none is over a file that the run reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from onnxkvrename.errors import KvRenameError, UndoError, WriteError
+from onnxkvrename.findings import format_list, quote_path
+from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.storage.read import is_directory
+from onnxkvrename.storage.run_files import RunFiles
+from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
+
+
+def collect_inputs(inputs: Iterable[tuple[Path | None, str]]) -> RunFiles:
+    """Return the files that a run reads.
+
+    Args:
+        inputs: Each with what it is, after the word "is"; ``None`` for one that is not given.
+    """
+    files = RunFiles()
+    for path, role in inputs:
+        if path is not None:
+            files.add_input(path, role)
+    return files
+
+
+def check_page(path: Path, command: str, files: RunFiles, *, force: bool) -> None:
+    """Check that the page of a command can be written.
+
+    Args:
+        path: The page.
+        command: The command, whose earlier page may be replaced.
+        files: The files that the run reads.
+        force: Whether any other file may be replaced, too.
+
+    Raises:
+        WriteError: It cannot.
+        ModelError: It cannot be determined what is at the path.
+    """
+    from onnxkvrename.report.pages.frame import build_start_pattern  # only for a page
+
+    check_not_cached(path)
+    files.check_output(files.add_output(path, "the page of --html"))
+    if not force:
+        kind = f"a page made by onnxkvrename {command}"
+        check_replaceable(path, kind, build_start_pattern(command))
+
+
+def write_page(path: Path, page: str, inputs: Sequence[Path]) -> None:
+    """Write a page that :func:`check_page` has checked.
+
+    Raises:
+        WriteError: It cannot be written. Nothing is written then.
+    """
+    try:
+        write_files({path: page.encode("utf-8")}, force=True, inputs=inputs)
+    except UndoError:
+        raise  # it says itself what was written
+    except WriteError as error:
+        hint = "no page was written; choose a different path"
+        raise WriteError(error.message, path=error.path, hint=hint) from None
+
+
+def require_one_model(paths: Sequence[Path], command: str) -> Path:
+    """Return the one model that a command works on.
+
+    Args:
+        paths: What the user passed.
+        command: The command.
+
+    Raises:
+        KvRenameError: There are several, or it is a directory.
+        ModelError: A path does not exist or cannot be listed.
+    """
+    if len(paths) == 1 and not is_directory(paths[0]):
+        return paths[0]
+    models = [str(job.model) for job in find_jobs(paths)]
+    check_one_model(f"{command} requires one model", models)
+    if not is_directory(paths[0]):
+        return paths[0]  # the same model twice
+    hint = f"pass a model in it, such as {quote_path(models[0])}"
+    raise KvRenameError("is a directory, not a model", path=str(paths[0]), hint=hint)
+
+
+def check_one_model(requirement: str, models: Sequence[str]) -> None:
+    """Raise :class:`KvRenameError` for several models, where something requires one."""
+    if len(models) > 1:
+        raise KvRenameError(
+            f"{requirement}, not {len(models):,}: {format_list(models, limit=3)}",
+            hint=f"pass one of them, such as {quote_path(models[0])}",
+        )

@@ -1,0 +1,409 @@
+"""Commands, their parameters and their help, made from the options that a request declares."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import click
+from click.core import ParameterSource
+
+from onnxkvrename.errors import ModelError
+from onnxkvrename.findings import quote_path
+from onnxkvrename.options import Option
+from onnxkvrename.report.formats import list_formats
+from onnxkvrename.rules.find_models import check_is_local
+from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
+from onnxkvrename.storage.read import is_directory, read_status
+
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""The settings of every command."""
+SIDES = ("prefill", "decode")
+_MIN_BYTES_WITHOUT_UNIT = 1 << 20
+"""A smaller number without a unit was meant in another one, as 20 for 20G."""
+_Value = TypeVar("_Value")
+_Request = TypeVar("_Request")
+
+
+class SideValues(NamedTuple, Generic[_Value]):
+    """The values of an option.
+
+    Attributes:
+        both: Those without a prefix, for both sides.
+        prefill: Those of prefill alone.
+        decode: Those of decode alone.
+    """
+
+    both: tuple[_Value, ...] = ()
+    prefill: tuple[_Value, ...] = ()
+    decode: tuple[_Value, ...] = ()
+
+
+class RequestCommand(click.Command):
+    """A command whose parameters are the options of a request.
+
+    Args:
+        options: The options by the names of their fields, in the order of the help.
+    """
+
+    def __init__(self, *args: Any, options: Mapping[str, Option], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.options = options
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; a usage error if there is no model, or options contradict."""
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:
+            if ctx.params.get("models") == ():
+                several = " or a directory" if (self.options["models"].metavar or "")[5:] else ""
+                raise click.UsageError(f"no MODEL given: pass an .onnx file{several}")
+            self._check_combinations(ctx)
+        return rest
+
+    def _check_combinations(self, ctx: click.Context) -> None:
+        spellings = {param.name: max(param.opts, key=len) for param in self.params}
+        given = [
+            name
+            for name in self.options
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        ]
+        for name in given:
+            option = self.options[name]
+            why = f": {option.why}" if option.why else ""
+            for other in option.excludes:
+                if other in given:
+                    both = f"{spellings[name]} and {spellings[other]}"
+                    raise click.UsageError(f"{both} cannot be used together{why}")
+            if option.needs and option.needs not in given:
+                needed = f"{spellings[option.needs]} {self.options[option.needs].metavar or ''}"
+                raise click.UsageError(f"{spellings[name]} requires {needed.rstrip()}{why}")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        title = "Options"
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            option = self.options.get(param.name or "")
+            title = option.section if option and option.section else title
+            record = param.get_help_record(ctx)
+            if isinstance(param, click.Option) and record is not None:
+                rows.setdefault(title, []).append(record)
+        for title, records in rows.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def declare_command(
+    name: str, request: Callable[..., _Request], epilog: str
+) -> Callable[[Callable[[_Request], int]], click.Command]:
+    """Return a decorator that makes a command of a function, which gets the request.
+
+    Args:
+        name: The name of the command.
+        request: A named tuple; fields that are annotated with an option become parameters.
+        epilog: The last lines of the help; its first ones are the docstring of the function.
+    """
+    defaults: Mapping[str, Any] = getattr(request, "_field_defaults", {})
+    kinds: dict[str, Any] = {}
+    options: dict[str, Option] = {}
+    for field, hint in get_type_hints(request, include_extras=True).items():
+        kind, *details = get_args(hint) or (hint,)
+        for option in details:
+            if isinstance(option, Option):
+                kinds[field], options[field] = kind, option
+
+    def decorate(run: Callable[[_Request], int]) -> click.Command:
+        return RequestCommand(
+            name,
+            params=[
+                _build_parameter(field, kinds[field], options[field], defaults.get(field))
+                for field in options
+            ],
+            callback=lambda **values: run(request(**values)),
+            help=run.__doc__,
+            epilog=epilog,
+            context_settings=CONTEXT_SETTINGS,
+            options=options,
+        )
+
+    return decorate
+
+
+def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> click.Parameter:
+    """Return the parameter of a field whose values are of some kind."""
+    origin = get_origin(kind)
+    value_type = _choose_type(kind, option)
+    if not option.flags:
+        count = -1 if origin is tuple else 1
+        is_required = origin is not tuple  # without a model, the command has a better message
+        return click.Argument(
+            [name], metavar=option.metavar, type=value_type, nargs=count, required=is_required
+        )
+    words = [name, *option.flags.split()]
+    if kind is bool:
+        callback = _negate if option.negates else None
+        return click.Option(words, is_flag=True, callback=callback, help=option.help)
+    how: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
+    if origin is SideValues:
+        how["metavar"] = f"[SIDE:]{option.metavar}"
+        is_single = Path in get_args(kind)  # one file, but several sizes
+        return SideOption(words, value_type=value_type, is_single=is_single, **how)
+    how |= {"type": value_type, "required": option.is_required}
+    if origin is tuple:
+        return click.Option(words, multiple=True, **how)
+    if option.shows_default:
+        how |= {"default": default, "show_default": True}
+    if option.names:
+        how["shell_complete"] = partial(_complete_name, option.names)
+        return NamesOption(words, **how)
+    return SingleOption(words, **how)
+
+
+def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
+    """Return the type of each value of an option."""
+    if option.names == "formats" or option.choices:
+        return click.Choice(option.choices or list_formats())
+    kinds = get_args(kind) or (kind,)
+    if int in kinds:
+        return click.IntRange(1, option.most)
+    if Path not in kinds:
+        return click.STRING
+    if option.writes == "directory":
+        return OutputDirectory()
+    if option.writes:
+        return OutputFile(takes_stdout=option.writes == "file or stdout")
+    return NonEmptyPath()
+
+
+def _negate(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    return not value
+
+
+def _list_consumers() -> Sequence[str]:
+    from onnxkvrename.handoff.find_consumers import list_consumers  # not for a plain rename
+
+    return list_consumers()
+
+
+NAMES: Mapping[str, Callable[[], Sequence[str]]] = {
+    "consumers": _list_consumers,
+    "formats": list_formats,
+    "profiles": list_profiles,
+    "profiles, auto": lambda: (*list_profiles(), AUTO_PROFILE),
+}
+"""Lists of names that a shell completes, plug-ins too, by what options call them."""
+
+
+def _complete_name(
+    names: str | Sequence[str], ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[str]:
+    known = NAMES[names]() if isinstance(names, str) else names
+    return [name for name in known if name.startswith(incomplete)]
+
+
+complete_profile = partial(_complete_name, "profiles")
+
+
+class NonEmptyPath(click.Path):
+    """A local path. It is not empty, as from a variable that is not set: that would mean ``.``."""
+
+    is_output = False
+
+    def __init__(self, path_type: type[Path] = Path) -> None:
+        # Whoever opens it has the better message.
+        super().__init__(readable=False, path_type=path_type)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; an error for an empty one, for a URL, and for ``file/``."""
+        if value == "":
+            self.fail("an empty path: is a variable not set?", param, ctx)
+        if isinstance(value, str):
+            check_is_local(value, is_output=self.is_output)
+            ends_like_directory = os.path.basename(value) in ("", ".")
+            if ends_like_directory and read_status(Path(value)) and not is_directory(Path(value)):
+                hint = f"pass {quote_path(str(Path(value)))}"
+                raise ModelError("not a directory", path=value, hint=hint)
+        return super().convert(value, param, ctx)
+
+
+class OutputDirectory(NonEmptyPath):
+    """A directory to write into, which need not exist."""
+
+    is_output = True
+
+
+class OutputFile(NonEmptyPath):
+    """A file to write; ``directory/`` is not one.
+
+    Args:
+        takes_stdout: Whether ``-`` is stdout. Otherwise it is an error, not a file called ``-``.
+    """
+
+    is_output = True
+
+    def __init__(self, *, takes_stdout: bool = False) -> None:
+        super().__init__()
+        self.takes_stdout = takes_stdout
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; a usage error for one that ends like a directory's, and for stdout."""
+        if value == "-" and not self.takes_stdout:
+            self.fail("cannot write to stdout: pass the path of a file", param, ctx)
+        if value and isinstance(value, str) and os.path.basename(value) in ("", ".", ".."):
+            others = ctx.command.params if ctx is not None else ()
+            options = (each.opts[0] for each in others if isinstance(each.type, OutputDirectory))
+            hint = "".join(f" ({option} {quote_path(value)} writes into it)" for option in options)
+            self.fail(f"{value} names a directory, not a file{hint}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class SingleOption(click.Option):
+    """An option with one value: two different ones are an error, so that none is dropped."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser keep every value that is typed."""
+        parser.add_option(self, self.opts, self.name, action="append", nargs=self.nargs)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
+        """Return the value and where it is from; a usage error for two, or for an option."""
+        values = opts.get(self.name or "")
+        if not isinstance(values, list):
+            return super().consume_value(ctx, opts)
+        if not ctx.resilient_parsing and self._is_option(values[-1], ctx):
+            raise click.BadOptionUsage(max(self.opts, key=len), "requires a value", ctx)
+        different = list(dict.fromkeys(values))
+        if len(different) > 1 and not ctx.resilient_parsing:
+            option, (first, second) = max(self.opts, key=len), different[:2]
+            raise click.UsageError(f"{option} has two values: {first} and {second}; pass one")
+        return super().consume_value(ctx, {**opts, self.name: values[-1]})
+
+    @staticmethod
+    def _is_option(value: Any, ctx: click.Context) -> bool:
+        """Return whether the value is one of the other options, before which a value is missing."""
+        if not isinstance(value, str) or not value.startswith("-"):
+            return False
+        is_word = value in (ctx.obj or ())  # not a part of one, as in --rules=-n
+        return is_word and any(value in param.opts for param in ctx.command.params)
+
+
+class NamesOption(SingleOption):
+    """An option whose help has ``{names}``: what a shell completes, plug-ins too, for help only."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option and its help."""
+        names = ", ".join(item.value for item in self.shell_complete(ctx, ""))
+        template = self.help
+        self.help = (template or "").replace("{names}", names)
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.help = template
+
+
+class SideOption(click.Option):
+    """An option that may be repeated, with ``prefill:`` or ``decode:`` before a value.
+
+    Args:
+        value_type: The type of a value without its prefix.
+        is_single: Whether a side has one value.
+    """
+
+    def __init__(
+        self, *args: Any, value_type: click.ParamType[Any], is_single: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **{**kwargs, "multiple": True})
+        self.value_type = value_type
+        self.is_single = is_single
+
+    def process_value(self, ctx: click.Context, value: Any) -> SideValues[Any]:
+        """Return the values by side; a usage error for two of one side where it has one."""
+        values: dict[str, dict[Any, None]] = {"": {}, "prefill": {}, "decode": {}}
+        for text in super().process_value(ctx, value):
+            prefix, separator, rest = text.partition(":")
+            side, rest = (prefix, rest) if separator and prefix in SIDES else ("", text)
+            values[side][self.value_type.convert(rest, self, ctx)] = None
+        for found in values.values():
+            if self.is_single and len(found) > 1:
+                first, second = list(found)[:2]
+                option = max(self.opts, key=len)
+                raise click.UsageError(f"{option} has two values: {first} and {second}; pass one")
+        return SideValues(*map(tuple, values.values()))
+
+
+def parse_dim_sizes(texts: Sequence[str], prefix: str = "") -> dict[str, int]:
+    """Return the sizes that ``--dim`` sets.
+
+    Args:
+        texts: Texts of the form ``SYMBOL=SIZE``.
+        prefix: What was typed before each text, for messages.
+
+    Raises:
+        click.UsageError: A text has another form, or a symbol has two sizes.
+    """
+    sizes: dict[str, int] = {}
+    for text in texts:
+        symbol, size = _parse_dim_size(text, prefix)
+        if sizes.setdefault(symbol, size) != size:
+            raise click.UsageError(
+                f"--dim {prefix}{symbol} has two sizes: {sizes[symbol]} and {size}; pass one"
+            )
+    return sizes
+
+
+def _parse_dim_size(text: str, prefix: str) -> tuple[str, int]:
+    symbol, _, size = text.rpartition("=")
+    if not symbol or not re.fullmatch("-?[0-9]+", size):
+        raise click.UsageError(f"--dim {prefix + text!r}: pass SYMBOL=SIZE, for example ctx_len=32")
+    if len(size) > 10 or not 0 < int(size) < 1 << 31:
+        raise click.UsageError(
+            f"--dim {prefix + text!r}: a size must be at least 1 and less than 2^31"
+        )
+    return symbol, int(size)
+
+
+def parse_memory_size(option: str, text: str, limit: int) -> int:
+    """Return the bytes of a size such as ``512M``; its units are powers of 1024.
+
+    Args:
+        option: The option that the text is given to.
+        text: A number, with or without a unit; without one it is bytes, and 1 MiB or more.
+        limit: The most bytes that the option takes.
+
+    Raises:
+        click.UsageError: The text is no such size, or of nothing, or of more than `limit`, or
+            it lacks a unit.
+    """
+    match = re.fullmatch("([0-9]{1,19})([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE)
+    size = int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ") if match else 0
+    if not 0 < size <= limit:
+        raise click.UsageError(f"{option} {text!r}: pass a size such as 512M or 8G")
+    if size < _MIN_BYTES_WITHOUT_UNIT and text.strip().isdigit():
+        raise click.UsageError(
+            f"{option} {text!r}: add a unit: {size}G or {size}M, or {size}B for bytes"
+        )
+    return size
+
+
+def check_exclusive(option: str, is_given: object, other: str, other_is_given: object) -> None:
+    """Raise :class:`click.UsageError` if both options are given."""
+    if is_given and other_is_given:
+        raise click.UsageError(f"{option} and {other} cannot be used together")
+
+
+def add_format_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add ``--format`` to a command that is no :class:`RequestCommand`."""
+    formats = list_formats()
+    return click.option(
+        "--format",
+        "output_format",
+        cls=SingleOption,
+        metavar="FORMAT",
+        type=click.Choice(formats),
+        default="text",
+        show_default=True,
+        help=f"Output format: {', '.join(formats)}.",
+    )

@@ -1,0 +1,126 @@
+"""Options: what a command line says of the fields of a request.
+
+A request is a named tuple of which the fields are what a user can ask for. A field that a command
+line sets is ``Annotated`` with its :class:`Option`: that is its only declaration. The command and
+its help are made from it (:mod:`onnxkvrename.cli.options`), and the library fills the same fields.
+"""
+
+# Annotations here are values, which are read again: to evaluate them twice takes time.
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+
+class Option(NamedTuple):
+    """How a field is set on the command line; the type of the field says what its values are.
+
+    A bool is a flag, a tuple may be repeated, and a path is read unless `writes` says otherwise.
+
+    Attributes:
+        flags: Its spellings, as in ``-o --output``; empty for an argument.
+        help: What it does; ``{names}`` stands for all of `names`.
+        metavar: What the help calls a value.
+        section: The heading of this option and those that follow it in the help.
+        names: The values that a shell completes: some names, or a key of
+            :data:`onnxkvrename.cli.options.NAMES`.
+        choices: The only values; empty if there are others.
+        most: The largest number; the smallest is 1.
+        writes: What becomes of a path that is not read.
+        negates: Whether the flag sets the field to false.
+        is_required: Whether the command needs it.
+        shows_default: Whether the help shows the default.
+        needs: The field without which it has no meaning.
+        excludes: Fields that cannot be set together with it.
+        why: The reason for `needs` or `excludes`, for the message; empty where it is plain.
+    """
+
+    flags: str
+    help: str = ""
+    metavar: str | None = None
+    section: str = ""
+    names: str | tuple[str, ...] = ()
+    choices: Sequence[str] = ()
+    most: int | None = None
+    writes: Literal["", "file", "file or stdout", "directory"] = ""
+    negates: bool = False
+    is_required: bool = False
+    shows_default: bool = False
+    needs: str = ""
+    excludes: tuple[str, ...] = ()
+    why: str = ""
+
+
+FULL_TRANSFER = Option(
+    "--full-transfer",
+    "The consumer transfers all of each buffer, whatever the prompt: "
+    "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 is set on both sides.",
+)
+SPECIALIZATIONS = Option(
+    "--specializations", "Sizes from a compile's specializations.json.", "FILE"
+)
+CUSTOM_IO = Option(
+    "--custom-io", "Dtypes from a compile's custom_io.yaml, instead of the graph's.", "FILE"
+)
+DIM = Option(
+    "--dim", "The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated.", "SYMBOL=SIZE"
+)
+TARGET = Option(
+    "--target", "The consumer, one of: {names}.", "NAME", names="consumers", shows_default=True
+)
+PAGE = Option("--html", "Also write an HTML page.", "FILE", writes="file")
+NO_SET = Option("--no-set", "Skip the checks across the windows of one model.", negates=True)
+FORMAT = Option(
+    "--format", "Output format: {names}.", "FORMAT", names="formats", shows_default=True
+)
+JOBS = Option(
+    "--jobs",
+    "Number of processes; by default one for each core, if there are enough models.",
+    "N",
+    most=10_000,
+)
+
+Models = Annotated[tuple[Path, ...], Option("", metavar="MODEL...")]
+GroupWindows = Annotated[bool, NO_SET]
+Strict = Annotated[bool, Option("--strict", "Treat warnings as errors.")]
+Profile = Annotated[
+    str | None,
+    Option(
+        "--profile",
+        "Rules for the names of buffers: {names} (those that know the names). By default qeff, or "
+        "those that know the names if qeff does not.",
+        "NAME",
+        names="profiles, auto",
+        excludes=("rules", "pairs"),
+    ),
+]
+RULES = Option(
+    "--rules", "Your own rules, in TOML like a profile.", "FILE", excludes=("profile", "pairs")
+)
+RulesFile = Annotated[Path | None, RULES]
+Pairs = Annotated[
+    str | None,
+    Option(
+        "--pairs",
+        "Find the buffers by the graph itself instead of by their names: each input that an output "
+        "is a later state of.",
+        choices=("dataflow",),
+        excludes=("profile", "rules"),
+    ),
+]
+PairsToken = Annotated[
+    str | None,
+    Option(
+        "--prefix --token",
+        "With --pairs: the token in the names; by default each one with a capital letter.",
+        "TOKEN",
+        needs="pairs",
+        why="rules recognise tokens by themselves",
+    ),
+]
+Jobs = Annotated[int | None, JOBS]
+Format = Annotated[str, FORMAT]
+Quiet = Annotated[
+    bool, Option("-q --quiet", "Print findings and errors only.", excludes=("verbose",))
+]
+VERBOSE = Option("-v --verbose", "Show every finding.", excludes=("quiet",))
+Verbose = Annotated[bool, VERBOSE]

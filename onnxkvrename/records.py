@@ -1,0 +1,266 @@
+"""Records as JSON: named tuples, written as objects, read back, and described by a schema.
+
+What the docstring of a record says of its fields is what the schema says of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from inspect import cleandoc
+from pathlib import Path
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from onnxkvrename import __version__
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.errors import KvRenameError
+
+_Record = TypeVar("_Record")
+
+
+class Head(NamedTuple):
+    """The first members of every document.
+
+    Attributes:
+        schema: Name and version of this format.
+        version: The version of onnxkvrename that wrote the document.
+        command: The command that wrote the document.
+    """
+
+    schema: str
+    version: str
+    command: str
+
+
+class Tail(NamedTuple):
+    """The last members of every document.
+
+    Attributes:
+        error: Why the job could not be done; `None` if it was done.
+        exit_code: The exit code of the command.
+    """
+
+    error: KvRenameError | None
+    exit_code: Literal[0, 1, 2, 130]
+
+
+class Error(NamedTuple):
+    """Why something could not be done.
+
+    Attributes:
+        message: What is wrong, in one sentence.
+        path: The file that it is about; `None` for the job as a whole.
+        hint: How to fix it.
+    """
+
+    message: str
+    path: str | None
+    hint: str | None
+
+
+class Seal(NamedTuple):
+    """What shows a later change of a document.
+
+    Attributes:
+        sha256: SHA-256 over the rest of the document as JSON with the keys of each object sorted,
+            without blanks and in ASCII. A document that it does not fit was changed after it was
+            written, and does not describe its model.
+    """
+
+    sha256: str
+
+
+class Document(NamedTuple):
+    """The JSON document of a command.
+
+    Attributes:
+        schema: Name and version of its schema.
+        command: The command.
+        empty: Its content for a job that could not be done: a record of the command's own members.
+        is_sealed: Whether it ends with a `Seal`.
+    """
+
+    schema: str
+    command: str
+    empty: tuple[Any, ...]
+    is_sealed: bool = False
+
+    def render(
+        self, content: tuple[Any, ...], code: int, error: KvRenameError | None = None
+    ) -> str:
+        """Return the document as text.
+
+        Args:
+            content: The command's own members, a record like `empty`.
+            code: The exit code of the command.
+            error: Why the job could not be done; `None` if it was done.
+        """
+        head, tail = Head(self.schema, __version__, self.command), Tail(error, cast(Any, code))
+        values = {**serialize(head), **serialize(content), **serialize(tail)}
+        if self.is_sealed:
+            values |= serialize(Seal(compute_document_digest(values)))
+        return json.dumps(values, indent=2)
+
+    def build_schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of the document."""
+        after = (Tail, Seal) if self.is_sealed else (Tail,)
+        schema = build_schema(self.schema, type(self.empty), (Head,), after)
+        for name, value in {"schema": self.schema, "command": self.command}.items():
+            schema["properties"][name]["const"] = value
+        return schema
+
+
+def compute_document_digest(values: Mapping[str, Any]) -> str:
+    """Return the digest of a whole document, which shows any later change.
+
+    Returns:
+        SHA-256, in hexadecimal, of the document without its ``sha256``, as JSON with the keys
+        of each object sorted, without blanks and in ASCII.
+    """
+    content = {key: value for key, value in values.items() if key != "sha256"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode("ascii")).hexdigest()
+
+
+def fill_record(record: type[_Record], source: object, **values: Any) -> _Record:
+    """Return a record with the attributes of another object that have its fields' names.
+
+    Args:
+        record: The type of the record.
+        source: The other object.
+        values: The other fields.
+    """
+    names = cast(Any, record)._fields
+    return record(*(values[name] if name in values else getattr(source, name) for name in names))
+
+
+def serialize(value: Any) -> Any:
+    """Return a value as JSON has it: records as objects, errors as the record `Error`."""
+    if isinstance(value, KvRenameError):
+        value = fill_record(Error, value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, map(serialize, value), strict=True))
+    if isinstance(value, Mapping):
+        return {key: serialize(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return list(map(serialize, value))
+    return str(value) if isinstance(value, Path) else value
+
+
+def read_record(record: type[_Record], values: object) -> _Record:
+    """Return the record in a parsed document.
+
+    Members that the record does not know are ignored; those that are missing have its defaults.
+
+    Args:
+        record: The type of the record.
+        values: What :func:`onnxkvrename.documents.parse_json` returns.
+
+    Raises:
+        UnreadableTextError: A member is missing, or has another type; the message begins with
+            its path, as in ``buffers[3].layer: expected int, got str``.
+    """
+    import msgspec
+
+    try:
+        found = msgspec.convert(values, _define_struct(cast(Any, record)))
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).replace("`", "").partition(" - at $")
+        problem = f"{problem[0].lower()}{problem[1:]}"
+        path = place.removeprefix(".")
+        raise UnreadableTextError(f"{path}: {problem}" if path else problem) from None
+    return cast(_Record, _restore(found))
+
+
+def _restore(value: Any) -> Any:
+    """Return what msgspec read, with records instead of its structs."""
+    record = getattr(value, "__record__", None)
+    if record is not None:
+        return record(*(_restore(getattr(value, name)) for name in record._fields))
+    if isinstance(value, dict):
+        return {key: _restore(item) for key, item in value.items()}
+    return tuple(map(_restore, value)) if isinstance(value, tuple) else value
+
+
+def build_schema(
+    name: str, record: type, before: Sequence[type] = (), after: Sequence[type] = ()
+) -> dict[str, Any]:
+    """Return the JSON Schema of an object, which has every member and no others.
+
+    Args:
+        name: Name and version of the schema.
+        record: The record with its members; the first line of its docstring is the title.
+        before: Records with members that precede them.
+        after: Records with members that follow them.
+    """
+    import msgspec
+
+    fields = [field for part in (*before, record, *after) for field in _list_fields(part)]
+    struct = msgspec.defstruct(record.__name__, fields, module=record.__module__, kw_only=True)
+    (reference,), parts_by_name = msgspec.json.schema_components([struct])
+    for part in parts_by_name.values():
+        if "properties" in part:
+            part |= {"required": list(part["properties"]), "additionalProperties": False}
+            for field in part["properties"].values():
+                field.pop("default", None)
+    title = cleandoc(record.__doc__ or "").partition("\n")[0].removesuffix(".")
+    own = parts_by_name.pop(reference["$ref"].rpartition("/")[2])
+    address = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": address, "$id": name, **own, "title": title, "$defs": parts_by_name}
+
+
+@cache
+def _define_struct(record: Any) -> Any:
+    """Return the msgspec struct with the fields of a record."""
+    import msgspec
+
+    summary = cleandoc(record.__doc__ or "").partition("\n\n")[0]
+    namespace = {"__doc__": " ".join(summary.split()), "__record__": record}
+    return msgspec.defstruct(
+        record.__name__, _list_fields(record), module=record.__module__, namespace=namespace
+    )
+
+
+def _list_fields(record: Any) -> list[tuple[Any, ...]]:
+    """Return the fields of a record as msgspec takes them, with what the docstring says of each."""
+    import msgspec
+
+    section = cleandoc(record.__doc__ or "").partition("\nAttributes:\n")[2]
+    texts = dict(re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, re.MULTILINE))
+    fields: list[tuple[Any, ...]] = []
+    for name, hint in get_type_hints(record).items():
+        meaning = " ".join(texts.get(name, "").split()).replace("``", "`").replace("`None`", "null")
+        default = record._field_defaults.get(name, msgspec.NODEFAULT)
+        kind = cast(Any, Annotated)[_translate_hint(hint), msgspec.Meta(description=meaning)]
+        fields.append((name, kind, default))
+    return fields
+
+
+def _translate_hint(hint: Any) -> Any:
+    """Return a type with structs instead of records."""
+    if hint is KvRenameError:
+        return _define_struct(Error)
+    if hint is Path:
+        return str
+    if hasattr(hint, "_fields"):
+        return _define_struct(hint)
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is None or kind is Literal:
+        return hint
+    translated = tuple(map(_translate_hint, parts))
+    return Union[translated] if kind in (Union, UnionType) else kind[translated]  # noqa: UP007

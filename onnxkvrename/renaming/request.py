@@ -1,0 +1,230 @@
+"""The request of a rename: everything that a user asks for, in one record."""
+
+# Annotations here are values, as in `onnxkvrename.options`.
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from onnxkvrename.options import (
+    FORMAT,
+    FULL_TRANSFER,
+    JOBS,
+    NO_SET,
+    RULES,
+    VERBOSE,
+    Models,
+    Option,
+    Pairs,
+    Profile,
+    Quiet,
+    Strict,
+)
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.results import ModelCheck
+
+SidecarPolicy = Literal["follow", "require", "leave"]
+"""What becomes of sidecars that are found: renamed where they fit, an error where they do not,
+or left as they are."""
+
+
+class Request(NamedTuple):
+    """What a user asks for with ``rename``: the command line and the library make one each.
+
+    It goes with the models to all that reads, checks and writes them, also into other processes.
+
+    Attributes:
+        checks: Further checks of each model.
+    """
+
+    models: Models = ()
+    token: Annotated[
+        str | None,
+        Option(
+            "--prefix --token",
+            "The token for every KV buffer, e.g. VLLM.",
+            "TOKEN",
+            section="Names",
+        ),
+    ] = None
+    target: Annotated[
+        str | None,
+        Option(
+            "--target",
+            "Use the token that this consumer requires, and check that it can use the results, as "
+            "`onnxkvrename check-consumer` does. One of: {names}.",
+            "NAME",
+            names="consumers",
+        ),
+    ] = None
+    full_transfer: Annotated[
+        bool,
+        FULL_TRANSFER._replace(
+            help=FULL_TRANSFER.help.replace("The consumer", "With --target: it"), needs="target"
+        ),
+    ] = False
+    strip: Annotated[
+        bool,
+        Option("--strip", "Remove the token; with --prefix only this one.", excludes=("replace",)),
+    ] = False
+    replace: Annotated[bool, Option("--replace", "Replace a different token.")] = False
+    normalize: Annotated[
+        bool,
+        Option(
+            "--normalize",
+            "Rename _InternalRetainedState outputs to _RetainedState, which consumers pair.",
+        ),
+    ] = False
+    to: Annotated[
+        str | None,
+        Option(
+            "--to",
+            "Give the buffers the names of this profile, if they are made and laid out as it says: "
+            "{names}. They keep their token, unless --prefix or --strip is given.",
+            "NAME",
+            names="profiles",
+            excludes=("seed_cache", "target"),
+            why="convert first",
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        Option(
+            "-o --output",
+            "Write the result to this file, not in place; creates its directory if missing.",
+            "FILE",
+            section="Result",
+            writes="file",
+            excludes=("directory",),
+            why="-o names a file, -d a directory",
+        ),
+    ] = None
+    directory: Annotated[
+        Path | None,
+        Option(
+            "-d --directory",
+            "Write the results below this directory, in the same layout; a folder with "
+            "a genai_config.json goes along whole.",
+            "DIR",
+            writes="directory",
+        ),
+    ] = None
+    check: Annotated[bool, Option("--check", "Write nothing; exit 1 if a name would change.")] = (
+        False
+    )
+    diff: Annotated[bool, Option("--diff", "Like --check, and show the names.")] = False
+    dry_run: Annotated[
+        bool, Option("-n --dry-run", "Plan and check everything, write nothing.")
+    ] = False
+    force: Annotated[
+        bool,
+        Option(
+            "--force",
+            "Overwrite existing and read-only files; write through symbolic and hard links.",
+        ),
+    ] = False
+    sidecar: Annotated[
+        tuple[Path, ...],
+        Option(
+            "--sidecar",
+            "Also rename in this text file, which must belong to the model: custom_io.yaml, "
+            "genai_config.json, compile parameters, node precisions. May be repeated.",
+            "FILE",
+            section="Files that repeat the names",
+        ),
+    ] = ()
+    sidecars: Annotated[
+        bool,
+        Option(
+            "--sidecars",
+            "Require that all such files beside the models, and in qpc-HASH directories below, "
+            "belong to them. By default those that do are updated.",
+            excludes=("no_sidecars",),
+        ),
+    ] = False
+    no_sidecars: Annotated[
+        bool,
+        Option("--no-sidecars", "Do not update them; warn about those that are then out of date."),
+    ] = False
+    seed_cache: Annotated[
+        bool,
+        Option(
+            "--seed-cache",
+            "Put the renamed export where QEfficient's cache will look for it.",
+            section="QEfficient's export cache",
+            excludes=("output", "directory", "pairs"),
+            why="the cache decides names and places",
+        ),
+    ] = False
+    in_place: Annotated[
+        bool,
+        Option(
+            "--in-place",
+            "With --seed-cache: rename the export itself and its directory.",
+            needs="seed_cache",
+            why="a plain rename is in place anyway",
+        ),
+    ] = False
+    group_windows: Annotated[
+        bool,
+        NO_SET._replace(section="Checks and rules"),
+    ] = True
+    verify: Annotated[
+        bool,
+        Option(
+            "--verify",
+            "Check each result as `onnxkvrename verify` does before it is put in place.",
+        ),
+    ] = False
+    strict: Strict = False
+    profile: Profile = None
+    rules: Annotated[Path | Rules | None, RULES] = None
+    pairs: Pairs = None
+    jobs: Annotated[
+        int | None,
+        JOBS._replace(section="Workers", excludes=("dask",)),
+    ] = None
+    dask: Annotated[
+        str | None,
+        Option(
+            "--dask",
+            "Use the workers of this Dask cluster, which must see the files.",
+            "ADDRESS",
+        ),
+    ] = None
+    output_format: Annotated[str, FORMAT._replace(section="Output")] = "text"
+    quiet: Quiet = False
+    verbose: Annotated[bool, VERBOSE._replace(help="Show every layer.")] = False
+    checks: tuple[ModelCheck, ...] = ()
+
+    @property
+    def change(self) -> TokenChange:
+        """The token to add or remove."""
+        keeps_tokens = self.to is not None and self.token is None and not self.strip
+        return TokenChange(self.token, self.strip, self.replace, self.normalize, keeps_tokens)
+
+    @property
+    def only_checks(self) -> bool:
+        """Whether a name that would change is an error, and no result has a place to go."""
+        return self.check or self.diff
+
+    @property
+    def writes(self) -> bool:
+        """Whether to write anything; otherwise only plan and check."""
+        return not (self.only_checks or self.dry_run)
+
+    @property
+    def sidecar_policy(self) -> SidecarPolicy:
+        """What becomes of sidecars that are found."""
+        if self.sidecars:
+            return "require"
+        return "leave" if self.no_sidecars else "follow"
+
+    @property
+    def takes_folders(self) -> bool:
+        """Whether a folder that a runtime loads as a whole goes along with its configuration."""
+        return self.directory is not None
+
+    @property
+    def read_files(self) -> tuple[Path, ...]:
+        """What is read beside models and sidecars; no result may replace it."""
+        return (self.rules,) if isinstance(self.rules, Path) else ()

@@ -1,0 +1,132 @@
+"""What is proved about models as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import Finding
+from onnxkvrename.layout.updates import UpdateKind
+from onnxkvrename.records import Document, fill_record
+from onnxkvrename.rules.plan import KvPair, UnchangedName
+from onnxkvrename.rules.profile import ProfileChoice
+from onnxkvrename.verification.dataflow import BufferFlow, FlowVerdict
+from onnxkvrename.verification.provenance import NodeLocation
+from onnxkvrename.verification.renamed_from import RenameProof
+from onnxkvrename.verification.verify import VerifiedModel
+
+
+class Pair(NamedTuple):
+    """A KV buffer, and how its output is made from its input.
+
+    Attributes:
+        layer: The number of the layer.
+        buffer: The part of the name that says what is in the buffer, such as past_key.
+        kind: The kind of the buffer, in the words of the rules.
+        scope: The part of the name before the last slash, as in layerwise exports; usually empty.
+        input: The graph input of the pair; `None` if it is missing.
+        output: The retained output of the pair; `None` if it is missing.
+        verdict: `None` for a pair with one side missing, or of a model that was not traced.
+        update: How the retained output is made from its input.
+        update_axis: For append and delta the axis with another size, `None` if it is not known.
+        updated_by: The node that writes to the buffer last, or where its trace ended.
+    """
+
+    layer: int
+    buffer: str
+    kind: str
+    scope: str
+    input: str | None
+    output: str | None
+    verdict: FlowVerdict | None
+    update: UpdateKind | None
+    update_axis: int | None
+    updated_by: NodeLocation | None
+
+
+class Run(NamedTuple):
+    """A retention loop in onnxruntime.
+
+    Attributes:
+        dims: The sizes that symbolic dimensions had.
+        steps: How many steps the loop made.
+        same_as: The reference, if it gave the same results.
+    """
+
+    dims: Mapping[str, int]
+    steps: int
+    same_as: Path | None
+
+
+class Model(NamedTuple):
+    """What is proved about one model.
+
+    Attributes:
+        path: The path, as given.
+        verified: Whether no error was found; warnings are not errors.
+        pairs: The KV pairs of the model.
+        kept: Inputs and outputs of the model whose names stay, each with the reason.
+        findings: What is, or may be, wrong.
+        renamed_from: The comparison with the model before its names were changed; `None` if it
+            was not asked for.
+        run: The retention loop, if it was asked for and could be run.
+        error: Why this model could not be read; `None` otherwise.
+    """
+
+    path: str
+    verified: bool
+    pairs: tuple[Pair, ...]
+    kept: tuple[UnchangedName, ...]
+    findings: tuple[Finding, ...]
+    renamed_from: RenameProof | None
+    run: Run | None
+    error: KvRenameError | None
+
+
+class VerifyContent(NamedTuple):
+    """What is proved about the models.
+
+    Attributes:
+        profile: The rules that identify KV names; `None` if the job could not be done.
+        models: One entry for each model.
+    """
+
+    profile: ProfileChoice | None
+    models: tuple[Model, ...]
+
+
+DOCUMENT = Document("onnxkvrename.verify/1", "verify", VerifyContent(None, ()))
+
+
+def describe_verified(models: Iterable[VerifiedModel], profile: ProfileChoice) -> VerifyContent:
+    """Return what was proved about models by a profile."""
+    return VerifyContent(profile, tuple(map(_describe_model, models)))
+
+
+def _describe_model(verified: VerifiedModel) -> Model:
+    report, run = verified.report, verified.run
+    flows = {flow.pair: flow for flow in verified.flows}
+    return fill_record(
+        Model,
+        report,
+        verified=not report.failed,
+        pairs=tuple(_describe_pair(pair, flows.get(pair)) for pair in report.pairs),
+        kept=report.unchanged_names,
+        renamed_from=verified.rename_proof,
+        run=None if run is None else Run(run.dims, len(run.step_results), verified.reference),
+    )
+
+
+def _describe_pair(pair: KvPair, flow: BufferFlow | None) -> Pair:
+    return fill_record(
+        Pair,
+        pair,
+        input=None if pair.input is None else pair.input.old_name,
+        output=None if pair.output is None else pair.output.old_name,
+        verdict=None if flow is None else flow.verdict,
+        update=None if flow is None else flow.update.kind,
+        update_axis=None if flow is None else flow.update.axis,
+        updated_by=None if flow is None else flow.updated_by,
+    )
