@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_
 import click
 from click.core import ParameterSource
 
-from onnxkvrename.errors import ModelError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import quote_path
 from onnxkvrename.options import Option
 from onnxkvrename.report.formats import list_formats
@@ -80,7 +80,10 @@ class RequestCommand(click.Command):
                     raise click.UsageError(f"{both} cannot be used together{why}")
             if option.needs and option.needs not in given:
                 needed = f"{spellings[option.needs]} {self.options[option.needs].metavar or ''}"
-                raise click.UsageError(f"{spellings[name]} requires {needed.rstrip()}{why}")
+                raise KvRenameError(
+                    f"{spellings[name]} requires {needed.rstrip()}{why}",
+                    hint=f"add `{needed.rstrip()}`",
+                )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""
@@ -274,7 +277,8 @@ class SingleOption(click.Option):
         if not isinstance(values, list):
             return super().consume_value(ctx, opts)
         if not ctx.resilient_parsing and self._is_option(values[-1], ctx):
-            raise click.BadOptionUsage(max(self.opts, key=len), "requires a value", ctx)
+            option = max(self.opts, key=len)
+            raise click.BadOptionUsage(option, f"option '{option}' requires an argument", ctx)
         different = list(dict.fromkeys(values))
         if len(different) > 1 and not ctx.resilient_parsing:
             option, (first, second) = max(self.opts, key=len), different[:2]

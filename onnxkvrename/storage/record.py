@@ -46,6 +46,9 @@ MAX_RECORD_BYTES = 1 << 22
 _NO_SYNC_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system that cannot flush a directory by itself."""
 
+_NOTHING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""Errors of a path at which there is nothing."""
+
 State = Literal["new", "old", "changed"]
 """Of a target: has its new file, has what it had before, or something else since then."""
 
@@ -580,5 +583,7 @@ def _read_status(path: Path) -> os.stat_result | None:
     """Return the status of what is at a path, ``None`` for nothing; links are not followed."""
     try:
         return os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if error.errno in _NOTHING_ERRNOS:
+            return None
+        raise
