@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -284,7 +285,7 @@ def _resolve_output(path: Path, job: RenameJob) -> Path:
     """
     directory, model_directory = resolve_path(path.parent), resolve_path(job.model.parent)
     steps = Path(os.path.relpath(directory, model_directory)).parts
-    if len(steps) == 1 and COMPILE_DIRECTORY.fullmatch(steps[0]):
+    if len(steps) == 1 and re.fullmatch(COMPILE_DIRECTORY, steps[0]):
         return job.output.parent / steps[0] / path.name
     below = Path(model_directory).parts[-len(steps) :] if set(steps) == {os.pardir} else ()
     if below and job.output.parent.parts[-len(below) :] == below:
