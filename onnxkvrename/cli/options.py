@@ -18,6 +18,7 @@ from onnxkvrename.options import Option
 from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
+from onnxkvrename.rules.patterns import NamePattern, compile_pattern
 from onnxkvrename.storage.read import is_directory, read_status
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -158,6 +159,8 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
     how |= {"type": value_type, "required": option.is_required}
     if origin is tuple:
         return click.Option(words, multiple=True, **how)
+    if origin is Mapping:
+        return click.Option(words, multiple=True, callback=_parse_sizes, **how)
     if option.shows_default:
         how |= {"default": default, "show_default": True}
     if option.names:
@@ -171,8 +174,12 @@ def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
     if option.names == "formats" or option.choices:
         return click.Choice(option.choices or list_formats())
     kinds = get_args(kind) or (kind,)
+    if get_origin(kind) is Mapping:
+        return click.STRING
     if int in kinds:
         return click.IntRange(1, option.most)
+    if NamePattern in kinds:
+        return PatternType()
     if Path not in kinds:
         return click.STRING
     if option.writes == "directory":
@@ -180,6 +187,12 @@ def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
     if option.writes:
         return OutputFile(takes_stdout=option.writes == "file or stdout")
     return NonEmptyPath()
+
+
+def _parse_sizes(
+    ctx: click.Context, param: click.Parameter, value: Sequence[str]
+) -> Mapping[str, int]:
+    return parse_dim_sizes(value)
 
 
 def _negate(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
@@ -231,6 +244,22 @@ class NonEmptyPath(click.Path):
                 hint = f"pass {quote_path(str(Path(value)))}"
                 raise ModelError("not a directory", path=value, hint=hint)
         return super().convert(value, param, ctx)
+
+
+class PatternType(click.ParamType[NamePattern]):
+    """A regular expression for whole names."""
+
+    name = "regex"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> NamePattern:
+        """Return the expression; a usage error for one that Python cannot compile."""
+        try:
+            return compile_pattern(value)
+        except ValueError as error:
+            option = "" if param is None else f"{param.opts[0]} "
+            raise click.UsageError(f"{option}{value!r} {error}") from None
 
 
 class OutputDirectory(NonEmptyPath):
