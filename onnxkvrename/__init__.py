@@ -19,12 +19,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from onnxkvrename.api.arguments import load_rules
-    from onnxkvrename.api.dataflow import find_pairs, suggest_rules
     from onnxkvrename.api.files import rename, rename_all
-    from onnxkvrename.api.handoffs import check_consumer, compare
-    from onnxkvrename.api.layouts import inspect, load_layout
+    from onnxkvrename.api.layouts import check_consumer, compare, inspect, load_layout
     from onnxkvrename.api.memory import rename_bytes, rename_model
-    from onnxkvrename.api.verification import verify
+    from onnxkvrename.api.verification import find_pairs, suggest_rules, verify
     from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
     from onnxkvrename.findings import CheckError, Finding
     from onnxkvrename.handoff.compare import Handoff
@@ -39,12 +37,10 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "api.arguments": ("load_rules",),
-    "api.dataflow": ("find_pairs", "suggest_rules"),
     "api.files": ("rename", "rename_all"),
     "api.memory": ("rename_bytes", "rename_model"),
-    "api.handoffs": ("check_consumer", "compare"),
-    "api.layouts": ("inspect", "load_layout"),
-    "api.verification": ("verify",),
+    "api.layouts": ("check_consumer", "compare", "inspect", "load_layout"),
+    "api.verification": ("find_pairs", "suggest_rules", "verify"),
     "errors": ("KvRenameError", "ModelError", "RulesError", "WriteError"),
     "findings": ("CheckError", "Finding"),
     "handoff.compare": ("Handoff",),

@@ -1,15 +1,17 @@
-"""Prove that buffers are retained."""
+"""Prove that buffers are retained, and find a model's buffers by its dataflow, with any names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from onnxkvrename.api.arguments import (
     PathLike,
     RulesLike,
     as_optional_path,
+    as_optional_text,
     as_path,
+    as_paths,
     as_sizes,
     as_text,
     check_flags,
@@ -17,8 +19,12 @@ from onnxkvrename.api.arguments import (
 )
 from onnxkvrename.errors import RulesError
 from onnxkvrename.qefficient.export_cache import check_cache_state
+from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
-from onnxkvrename.rules.profile import Rules, find_token_error
+from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.verification.pairs.hidden_states import StatePair
+from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
@@ -73,12 +79,15 @@ def verify(
     check_flags(run=run, compare_data=compare_data, strict=strict)
     if not run and (reference is not None or dims):
         raise ValueError("reference and dims require run=True")
+    if as_optional_text(token, "token") is not None:
+        check_token_change(TokenChange(token))
     if renamed_from is None and compare_data:
         raise ValueError("compare_data requires renamed_from")
     request = VerifyRequest(
-        token=_check_token(token),
-        select_pattern=None if select is None else _compile_select(as_text(select, "select")),
-        run_in_onnxruntime=run,
+        models=(path,),
+        token=token,
+        select=None if select is None else _compile_select(as_text(select, "select")),
+        run=run,
         reference=as_optional_path(reference, "reference"),
         dims=as_sizes(dims, "dims"),
         renamed_from=as_optional_path(renamed_from, "renamed_from"),
@@ -97,14 +106,55 @@ def _verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedM
     return verified
 
 
-def _check_token(token: str | None) -> str | None:
-    if token is not None and (fault := find_token_error(as_text(token, "token"))):
-        raise RulesError(f"the token {token!r} {fault}", hint="for example VLLM")
-    return token
-
-
 def _compile_select(pattern: str) -> Pattern:
     try:
         return compile_pattern(pattern)
     except ValueError as error:
         raise RulesError(f"select={pattern!r}: the expression {error}") from None
+
+
+def find_pairs(model: PathLike) -> tuple[StatePair, ...]:
+    """Return each input of a model that an output is a later state of, with that output.
+
+    Args:
+        model: The model's path.
+
+    Returns:
+        The pairs in the order of the inputs; what cannot be proved is in none.
+
+    Raises:
+        ModelError: The model cannot be read.
+        TypeError: The argument has the wrong type.
+
+    Examples:
+        >>> [pair.input.name for pair in onnxkvrename.find_pairs("model.onnx")]
+        ['past_key.0', 'past_value.0', 'past_key.1', 'past_value.1']
+    """
+    return trace_model(as_path(model, "model")).pairs
+
+
+def suggest_rules(models: PathLike | Iterable[PathLike], *, token: str | None = None) -> Rules:
+    """Return rules for exactly the pairs that the graphs of some models show, for ``rules=``.
+
+    Args:
+        models: The path of a model, or several.
+        token: The token that names may carry already; the rules list them without it.
+
+    Returns:
+        The rules.
+
+    Raises:
+        RulesError: No model has states, no rules fit all of them, or the token cannot be used.
+        ModelError: A model cannot be read.
+        TypeError: An argument has the wrong type.
+
+    Examples:
+        >>> rules = onnxkvrename.suggest_rules("model.onnx")
+        >>> onnxkvrename.rename("model.onnx", "VLLM", rules=rules, dry_run=True).status
+        'would-rename'
+    """
+    if token is not None:
+        check_token_change(TokenChange(as_text(token, "token")))
+    return infer_rules(
+        [trace_model(model) for model in as_paths(models)], [token] if token else []
+    ).rules

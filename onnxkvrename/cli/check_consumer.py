@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import choose_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.cli.options import declare_command, parse_dim_sizes
+from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer
@@ -50,7 +52,7 @@ class CheckConsumerArguments(NamedTuple):
     models: Models = ()
     target: Annotated[str, TARGET] = DEFAULT_CONSUMER
     full_transfer: Annotated[bool, FULL_TRANSFER] = False
-    dims: Annotated[tuple[str, ...], DIM] = ()
+    dims: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     specializations: Annotated[Path | None, SPECIALIZATIONS] = None
     custom_io: Annotated[Path | None, CUSTOM_IO] = None
     group_windows: GroupWindows = True
@@ -90,7 +92,7 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     is_wanted = arguments.output_format == "text" and not arguments.quiet
     print_choice(rules.choice, is_wanted=is_wanted)
     compile_info = CompileInfo(
-        parse_dim_sizes(arguments.dims),
+        arguments.dims,
         arguments.specializations,
         arguments.custom_io,
         group_windows=arguments.group_windows,

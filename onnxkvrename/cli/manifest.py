@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import choose_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.files import collect_inputs
-from onnxkvrename.cli.options import declare_command, parse_dim_sizes, parse_memory_size
+from onnxkvrename.cli.options import declare_command, parse_memory_size
 from onnxkvrename.cli.output import print_answer, print_choice, print_lines
 from onnxkvrename.errors import KvRenameError, ModelError, WriteError
 from onnxkvrename.findings import decide_exit_code, quote_path
@@ -79,7 +80,7 @@ class ManifestArguments(NamedTuple):
     """What a user asks for with ``manifest``."""
 
     models: Models = ()
-    dims: Annotated[tuple[str, ...], DIM] = ()
+    dims: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     specializations: Annotated[Path | None, SPECIALIZATIONS] = None
     custom_io: Annotated[Path | None, CUSTOM_IO] = None
     block_size: Annotated[
@@ -220,7 +221,7 @@ def command(arguments: ManifestArguments) -> int:
     buffers have the same kv_layout_sha256.
     """
     compile_info = CompileInfo(
-        parse_dim_sizes(arguments.dims),
+        arguments.dims,
         arguments.specializations,
         arguments.custom_io,
         group_windows=arguments.group_windows,
@@ -329,7 +330,7 @@ def _load_draft(arguments: ManifestArguments, rules: Rules) -> Layout | None:
             path=str(arguments.draft),
             hint=f"`onnxkvrename verify {quote_path(str(arguments.draft))}` says what is wrong",
         )
-    sizes = parse_dim_sizes(arguments.dims)
+    sizes = arguments.dims
     known = {symbol: size for symbol, size in sizes.items() if symbol in loaded.layout.symbols}
     return apply_compile_info(loaded.layout, CompileInfo(known))
 

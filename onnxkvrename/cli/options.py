@@ -12,12 +12,13 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_
 import click
 from click.core import ParameterSource
 
-from onnxkvrename.errors import ModelError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import quote_path
 from onnxkvrename.options import Option
 from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
+from onnxkvrename.rules.patterns import NamePattern, compile_pattern
 from onnxkvrename.storage.read import is_directory, read_status
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -80,7 +81,10 @@ class RequestCommand(click.Command):
                     raise click.UsageError(f"{both} cannot be used together{why}")
             if option.needs and option.needs not in given:
                 needed = f"{spellings[option.needs]} {self.options[option.needs].metavar or ''}"
-                raise click.UsageError(f"{spellings[name]} requires {needed.rstrip()}{why}")
+                raise KvRenameError(
+                    f"{spellings[name]} requires {needed.rstrip()}{why}",
+                    hint=f"add `{needed.rstrip()}`",
+                )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""
@@ -155,6 +159,8 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
     how |= {"type": value_type, "required": option.is_required}
     if origin is tuple:
         return click.Option(words, multiple=True, **how)
+    if origin is Mapping:
+        return click.Option(words, multiple=True, callback=_parse_sizes, **how)
     if option.shows_default:
         how |= {"default": default, "show_default": True}
     if option.names:
@@ -168,8 +174,12 @@ def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
     if option.names == "formats" or option.choices:
         return click.Choice(option.choices or list_formats())
     kinds = get_args(kind) or (kind,)
+    if get_origin(kind) is Mapping:
+        return click.STRING
     if int in kinds:
         return click.IntRange(1, option.most)
+    if NamePattern in kinds:
+        return PatternType()
     if Path not in kinds:
         return click.STRING
     if option.writes == "directory":
@@ -177,6 +187,12 @@ def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
     if option.writes:
         return OutputFile(takes_stdout=option.writes == "file or stdout")
     return NonEmptyPath()
+
+
+def _parse_sizes(
+    ctx: click.Context, param: click.Parameter, value: Sequence[str]
+) -> Mapping[str, int]:
+    return parse_dim_sizes(value)
 
 
 def _negate(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
@@ -230,6 +246,22 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class PatternType(click.ParamType[NamePattern]):
+    """A regular expression for whole names."""
+
+    name = "regex"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> NamePattern:
+        """Return the expression; a usage error for one that Python cannot compile."""
+        try:
+            return compile_pattern(value)
+        except ValueError as error:
+            option = "" if param is None else f"{param.opts[0]} "
+            raise click.UsageError(f"{option}{value!r} {error}") from None
+
+
 class OutputDirectory(NonEmptyPath):
     """A directory to write into, which need not exist."""
 
@@ -274,7 +306,8 @@ class SingleOption(click.Option):
         if not isinstance(values, list):
             return super().consume_value(ctx, opts)
         if not ctx.resilient_parsing and self._is_option(values[-1], ctx):
-            raise click.BadOptionUsage(max(self.opts, key=len), "requires a value", ctx)
+            option = max(self.opts, key=len)
+            raise click.BadOptionUsage(option, f"option '{option}' requires an argument", ctx)
         different = list(dict.fromkeys(values))
         if len(different) > 1 and not ctx.resilient_parsing:
             option, (first, second) = max(self.opts, key=len), different[:2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import (
@@ -22,6 +22,20 @@ from onnxkvrename.limits import MAX_LISTED
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
+from onnxkvrename.options import (
+    DIM,
+    VERBOSE,
+    Format,
+    GroupWindows,
+    Jobs,
+    Models,
+    Option,
+    Pairs,
+    Profile,
+    Quiet,
+    RulesFile,
+    Strict,
+)
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.feeds import (
@@ -56,30 +70,77 @@ _DATA_CODES = ("KV501", "KV502", "KV503")
 
 
 class VerifyRequest(NamedTuple):
-    """The proofs to run in addition to retention.
+    """What a user asks for with ``verify``: the command line and the library make one each.
 
     Attributes:
-        token: The token that every KV name, and no other name, must carry.
-        select_pattern: A pattern that must match all KV names, and no others.
-        run_in_onnxruntime: Whether to run the retention loop in onnxruntime.
-        reference: The model that must give the same results in that loop.
-        dims: Sizes of symbolic dimensions for that loop.
-        renamed_from: The model before its names were changed, which must otherwise be the same.
-        compare_data: Whether the contents of external data must be the same as well.
-        strict: Whether every warning is an error.
-        group_windows: Whether windows of one model are checked against each other.
         checks: Further checks of each model.
     """
 
-    token: str | None = None
-    select_pattern: Pattern | None = None
-    run_in_onnxruntime: bool = False
-    reference: Path | None = None
-    dims: Mapping[str, int] = MappingProxyType({})
-    renamed_from: Path | None = None
-    compare_data: bool = False
-    strict: bool = False
-    group_windows: bool = True
+    models: Models = ()
+    token: Annotated[
+        str | None,
+        Option("--prefix", "Also: this token is on every pair, and nowhere else.", "TOKEN"),
+    ] = None
+    select: Annotated[
+        Pattern | None,
+        Option(
+            "--select",
+            "Also: this expression matches the names of all KV buffers, and no others.",
+            "REGEX",
+        ),
+    ] = None
+    run: Annotated[
+        bool, Option("--run", "Also: run the retention loop in onnxruntime (extra [run]).")
+    ] = False
+    reference: Annotated[
+        Path | None,
+        Option(
+            "--reference",
+            "With --run: this model must give the very same results, as the one before a rename "
+            "does.",
+            "FILE",
+            needs="run",
+        ),
+    ] = None
+    dims: Annotated[
+        Mapping[str, int],
+        DIM._replace(
+            help="With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are those "
+            "of a specializations.json with the model, or guessed.",
+            needs="run",
+        ),
+    ] = MappingProxyType({})
+    renamed_from: Annotated[
+        Path | None,
+        Option(
+            "--renamed-from",
+            "Also: except for the names of KV buffers, this model is SOURCE to the byte, whatever "
+            "tool renamed it; shows the first other difference. The order of functions, "
+            "initializers and the like does not count. In a directory, the model with the same "
+            "path.",
+            "SOURCE",
+        ),
+    ] = None
+    compare_data: Annotated[
+        bool,
+        Option(
+            "--compare-data",
+            "With --renamed-from: external data have the same SHA-256, too, and not only the same "
+            "references.",
+            needs="renamed_from",
+        ),
+    ] = False
+    group_windows: GroupWindows = True
+    strict: Strict = False
+    profile: Profile = None
+    rules: RulesFile = None
+    pairs: Pairs = None
+    jobs: Jobs = None
+    output_format: Format = "text"
+    quiet: Quiet = False
+    verbose: Annotated[
+        bool, VERBOSE._replace(help="Show each buffer, and where it is updated.")
+    ] = False
     checks: tuple[ModelCheck, ...] = ()
 
 
@@ -129,7 +190,7 @@ def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedMo
         return VerifiedModel(ModelReport(str(path), str(path), "failed", error=error))
     if request.renamed_from is not None:
         verified = _compare_with_source(verified, path, request.renamed_from, rules, request)
-    if not request.run_in_onnxruntime or verified.model is None:
+    if not request.run or verified.model is None:
         return verified
     report = verified.report
     run, findings = _run_retention(verified.model, model_size, rules, request)
@@ -245,7 +306,7 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     flows, proofs = prove_retention(
         opened.source, model.pairs, model.plan.updates_by_kind, rules.name
     )
-    select, job = request.select_pattern, build_job(path)
+    select, job = request.select, build_job(path)
     findings = (
         *model.findings,
         *proofs,

@@ -269,7 +269,7 @@ def test_an_expression_for_all_buffers_and_no_others_is_no_finding(
     select: str, tmp_path: Path
 ) -> None:
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    assert codes(path, select_pattern=compile_pattern(select)) == []
+    assert codes(path, select=compile_pattern(select)) == []
 
 
 MISSED = "are KV buffers, but the expression does not match them"
@@ -294,7 +294,7 @@ def test_what_an_expression_misses_and_wrongly_takes_is_found(
     select: str, said: list[str], tmp_path: Path
 ) -> None:
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    assert told(path, select_pattern=compile_pattern(select)) == [f"KV117 {text}" for text in said]
+    assert told(path, select=compile_pattern(select)) == [f"KV117 {text}" for text in said]
 
 
 # The retention loop.
@@ -308,13 +308,11 @@ def unrunnable(model: ModelProto) -> None:
 def test_the_loop_is_run_if_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    (item,) = verify(path, run_in_onnxruntime=True)
+    (item,) = verify(path, run=True)
     assert (item.report.findings, item.reference) == ((), None)
     assert item.run is not None
     assert len(item.run.step_results) == 3
-    (item,) = verify(
-        FIXTURES / "plain" / "decoder.onnx", run_in_onnxruntime=True, dims={"ctx_len": 8}
-    )
+    (item,) = verify(FIXTURES / "plain" / "decoder.onnx", run=True, dims={"ctx_len": 8})
     assert item.run is not None
     assert item.run.dims["ctx_len"] == 8
 
@@ -325,10 +323,10 @@ def test_operators_that_only_onnxruntime_has_are_no_finding_after_a_run(tmp_path
     path = saved(model, tmp_path / "m.onnx")
     model.graph.node.append(node("SimplifiedLayerNormalization", ["x", "x"], ["unused"]))
     assert codes(saved(model, path)) == ["KV123"]
-    (item,) = verify(path, run_in_onnxruntime=True)
+    (item,) = verify(path, run=True)
     assert (item.report.findings, item.run is None) == ((), False)
     unknown(model)
-    (item,) = verify(saved(model, path), run_in_onnxruntime=True)
+    (item,) = verify(saved(model, path), run=True)
     hints = {finding.code: finding.hint for finding in item.report.findings}
     assert "see KV119" in hints["KV123"]
     assert "KV119" in hints
@@ -340,23 +338,23 @@ def test_a_loop_that_cannot_be_tried_is_a_warning(tmp_path: Path) -> None:
     unrunnable(model)
     path = saved(model, tmp_path / "m.onnx")
     assert codes(path) == []
-    (item,) = verify(path, run_in_onnxruntime=True)
+    (item,) = verify(path, run=True)
     (found,) = item.report.findings
     assert (found.code, found.severity, item.run) == ("KV119", "warning", None)
     assert "could not be run" in found.message
     assert item.report.status == "unchanged"
-    (item,) = verify(path, run_in_onnxruntime=True, strict=True)
+    (item,) = verify(path, run=True, strict=True)
     assert item.report.status == "failed"
 
 
 def test_a_reference_is_one_only_if_the_results_are_the_same(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     plain, renamed = (FIXTURES / kind / "decoder.onnx" for kind in ("plain", "VLLM"))
-    (item,) = verify(renamed, run_in_onnxruntime=True, reference=plain)
+    (item,) = verify(renamed, run=True, reference=plain)
     assert (item.report.findings, item.reference) == ((), plain)
     model = onnx.load(renamed)
     model.graph.initializer[0].CopyFrom(doubled(model))
-    (item,) = verify(saved(model, tmp_path / "m.onnx"), run_in_onnxruntime=True, reference=plain)
+    (item,) = verify(saved(model, tmp_path / "m.onnx"), run=True, reference=plain)
     assert [found.code for found in item.report.findings] == ["KV118"]
     assert item.reference is None
 
@@ -374,7 +372,7 @@ def test_a_reference_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     unrunnable(model)
     reference = saved(model, tmp_path / "reference.onnx")
     path = saved(models.decoder(), tmp_path / "m.onnx")
-    (found,) = told(path, run_in_onnxruntime=True, reference=reference)
+    (found,) = told(path, run=True, reference=reference)
     assert "KV119" in found
     assert f"({reference})" in found
 
@@ -382,7 +380,7 @@ def test_a_reference_that_cannot_be_run_is_named(tmp_path: Path) -> None:
 def test_a_reference_that_cannot_be_read_keeps_the_job_from_being_done(tmp_path: Path) -> None:
     path = saved(models.decoder(), tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"none\.onnx: no such file"):
-        verify(path, run_in_onnxruntime=True, reference=tmp_path / "none.onnx")
+        verify(path, run=True, reference=tmp_path / "none.onnx")
 
 
 def test_without_onnxruntime_nothing_is_tried(
@@ -392,7 +390,7 @@ def test_without_onnxruntime_nothing_is_tried(
     path = saved(models.decoder(), tmp_path / "m.onnx")
     assert codes(path) == []
     with pytest.raises(KvRenameError, match=r"pip install onnxruntime"):
-        verify(path, run_in_onnxruntime=True)
+        verify(path, run=True)
 
 
 # Several models.
