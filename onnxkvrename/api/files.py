@@ -274,9 +274,7 @@ def _pick_rules(request: Request, jobs: Sequence[RenameJob]) -> Rules:
     if request.pairs is not None and request.token is None:
         raise KvRenameError(
             "--pairs needs --prefix or --target: no rule tells a token from a name",
-            hint="for example `onnxkvrename rename MODEL... --strip --prefix VLLM --pairs dataflow`"
-            if request.strip
-            else "for example `--target vllm-qaic`",
+            hint="for example `--prefix VLLM`",
         )
     return choose_rules(request, [job.model for job in jobs], request.token)
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_
 import click
 from click.core import ParameterSource
 
-from onnxkvrename.errors import ModelError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import quote_path
 from onnxkvrename.options import Option
 from onnxkvrename.report.formats import list_formats
@@ -80,8 +80,11 @@ class RequestCommand(click.Command):
                     both = f"{spellings[name]} and {spellings[other]}"
                     raise click.UsageError(f"{both} cannot be used together{why}")
             if option.needs and option.needs not in given:
-                needed = f"{spellings[option.needs]} {self.options[option.needs].metavar or ''}"
-                raise click.UsageError(f"{spellings[name]} requires {needed.rstrip()}{why}")
+                needed, value = spellings[option.needs], self.options[option.needs].metavar
+                if value is None:
+                    message = f"{spellings[name]} requires {needed}{why}"
+                    raise KvRenameError(message, hint=f"add `{needed}`")
+                raise click.UsageError(f"{spellings[name]} requires {needed} {value}{why}")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""
@@ -140,7 +143,7 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
     value_type = _choose_type(kind, option)
     if not option.flags:
         count = -1 if origin is tuple else 1
-        is_required = origin is not tuple  # without a model, the command has a better message
+        is_required = count == 1 or option.is_required
         return click.Argument(
             [name], metavar=option.metavar, type=value_type, nargs=count, required=is_required
         )
@@ -226,9 +229,9 @@ class NonEmptyPath(click.Path):
 
     is_output = False
 
-    def __init__(self, path_type: type[Path] = Path) -> None:
+    def __init__(self) -> None:
         # Whoever opens it has the better message.
-        super().__init__(readable=False, path_type=path_type)
+        super().__init__(readable=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; an error for an empty one, for a URL, and for ``file/``."""
@@ -303,7 +306,8 @@ class SingleOption(click.Option):
         if not isinstance(values, list):
             return super().consume_value(ctx, opts)
         if not ctx.resilient_parsing and self._is_option(values[-1], ctx):
-            raise click.BadOptionUsage(max(self.opts, key=len), "requires a value", ctx)
+            option = max(self.opts, key=len)
+            raise click.BadOptionUsage(option, f"option '{option}' requires an argument", ctx)
         different = list(dict.fromkeys(values))
         if len(different) > 1 and not ctx.resilient_parsing:
             option, (first, second) = max(self.opts, key=len), different[:2]
@@ -415,24 +419,3 @@ def parse_memory_size(option: str, text: str, limit: int) -> int:
             f"{option} {text!r}: add a unit: {size}G or {size}M, or {size}B for bytes"
         )
     return size
-
-
-def check_exclusive(option: str, is_given: object, other: str, other_is_given: object) -> None:
-    """Raise :class:`click.UsageError` if both options are given."""
-    if is_given and other_is_given:
-        raise click.UsageError(f"{option} and {other} cannot be used together")
-
-
-def add_format_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add ``--format`` to a command that is no :class:`RequestCommand`."""
-    formats = list_formats()
-    return click.option(
-        "--format",
-        "output_format",
-        cls=SingleOption,
-        metavar="FORMAT",
-        type=click.Choice(formats),
-        default="text",
-        show_default=True,
-        help=f"Output format: {', '.join(formats)}.",
-    )

@@ -132,7 +132,7 @@ def _detect_other_format(head: bytes) -> tuple[str, str] | None:
     if stripped.startswith(b"{") and b"onnxkvrename.manifest/" in head:
         return "a manifest", "compare, check-consumer and manifest accept it instead of its model"
     if _is_text(head):
-        return "a text file", "pass the .onnx file itself"
+        return "a text file", "pass a binary .onnx file"
     return None
 
 
