@@ -52,6 +52,7 @@ def parse_json(text: str) -> Any:
         value = json.loads(
             text,
             object_pairs_hook=_build_object,
+            parse_int=_parse_integer,
             parse_float=_parse_float,
             parse_constant=_reject_constant,
         )
@@ -120,15 +121,6 @@ class ObjectReader:
         if minimum is not None and number < minimum:
             raise self.build_error(key, f"is less than {minimum}")
         return number
-
-    def read_integer_or_null(self, key: str) -> int | None:
-        """Return an integer, or ``None`` for null."""
-        number: int | None = self._read(key, "an integer or null", int, _NULL)
-        return number
-
-    def read_number(self, key: str) -> float:
-        """Return a number, with or without a fraction."""
-        return float(self._read(key, "a number", float, int))
 
     def read_boolean(self, key: str, *, default: bool) -> bool:
         """Return a truth value."""
@@ -215,6 +207,13 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise UnreadableTextError(f"has the key {shorten_text(key)!r} twice")
         values[key] = value
     return values
+
+
+def _parse_integer(text: str) -> int:
+    value = int(text)
+    if abs(value) >> 64:
+        raise UnreadableTextError("has a number that does not fit into 64 bits")
+    return value
 
 
 def _parse_float(text: str) -> float:

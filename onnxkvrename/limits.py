@@ -47,17 +47,26 @@ MAX_REASON_CHARS = 200
 """Characters of another program's reason in a message."""
 MAX_LISTED = 5
 """Names that a message lists before it counts the rest."""
+_EXPORTER_HINT = "no known exporter writes so many; if yours does, please report it"
 
 
-def build_limit_error(what: str, *, path: str | None = None) -> ModelError:
-    """Return the error for a model that is refused since it would cost too much.
+def describe_excess(limit: int, what: str) -> str:
+    """Return what is wrong with a file beyond a limit: ``has more than 256 templates``."""
+    return f"has more than {limit:,} {what}"
+
+
+def build_limit_error(
+    limit: int, what: str, *, path: str | None = None, hint: str = _EXPORTER_HINT
+) -> ModelError:
+    """Return the error for a file that is refused since it would cost too much.
 
     Args:
-        what: The limit and what it counts, such as ``4,096 KV buffers``.
-        path: The model, if it is known here.
+        limit: The limit.
+        what: What it counts, in the plural, such as ``KV buffers``.
+        path: The file, if it is known here.
+        hint: How to get around it.
     """
-    hint = "no known exporter writes so many; if yours does, please report it"
-    return ModelError(f"has more than {what}", path=path, hint=hint)
+    return ModelError(describe_excess(limit, what), path=path, hint=hint)
 
 
 def shorten_text(text: str, length: int = MAX_SHOWN_CHARS) -> str:

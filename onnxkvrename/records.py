@@ -31,6 +31,7 @@ from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import KvRenameError
 
 _Record = TypeVar("_Record")
+_PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 
 
 class Head(NamedTuple):
@@ -145,20 +146,22 @@ def fill_record(record: type[_Record], source: object, **values: Any) -> _Record
         source: The other object.
         values: The other fields.
     """
-    names = cast(Any, record)._fields
-    return record(*(values[name] if name in values else getattr(source, name) for name in names))
+    names = [name for name in cast(Any, record)._fields if name not in values]
+    return record(**{name: getattr(source, name) for name in names}, **values)
 
 
 def serialize(value: Any) -> Any:
     """Return a value as JSON has it: records as objects, errors as the record `Error`."""
-    if isinstance(value, KvRenameError):
-        value = fill_record(Error, value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return dict(zip(value._fields, map(serialize, value), strict=True))
+    if type(value) in _PLAIN_TYPES:
+        return value
+    if isinstance(value, (tuple, list)):
+        items = list(map(serialize, value))
+        names = getattr(value, "_fields", None)
+        return items if names is None else dict(zip(names, items, strict=True))
     if isinstance(value, Mapping):
         return {key: serialize(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return list(map(serialize, value))
+    if isinstance(value, KvRenameError):
+        return serialize(fill_record(Error, value))
     return str(value) if isinstance(value, Path) else value
 
 

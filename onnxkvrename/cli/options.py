@@ -80,11 +80,11 @@ class RequestCommand(click.Command):
                     both = f"{spellings[name]} and {spellings[other]}"
                     raise click.UsageError(f"{both} cannot be used together{why}")
             if option.needs and option.needs not in given:
-                needed, value = spellings[option.needs], self.options[option.needs].metavar
-                if value is None:
-                    message = f"{spellings[name]} requires {needed}{why}"
-                    raise KvRenameError(message, hint=f"add `{needed}`")
-                raise click.UsageError(f"{spellings[name]} requires {needed} {value}{why}")
+                needed = f"{spellings[option.needs]} {self.options[option.needs].metavar or ''}"
+                raise KvRenameError(
+                    f"{spellings[name]} requires {needed.rstrip()}{why}",
+                    hint=f"add `{needed.rstrip()}`",
+                )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""

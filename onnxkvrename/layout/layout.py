@@ -43,7 +43,7 @@ Sizes = Mapping[str, int]
 _ONE_BYTE_DTYPES = ("BOOL", "INT8", "MXINT8", "UINT8")
 _STAMP_HINT = (
     "the graph changed, or it was stamped with another set: put the stamped file back, or, if "
-    "that is meant, stamp it again: `onnxkvrename manifest MODEL... --stamp`"
+    "that is meant, stamp it again with `manifest --stamp`"
 )
 TraitsT = TypeVar("TraitsT", bound=Hashable)
 
@@ -562,7 +562,7 @@ def check_stamp(source: KvModel, stamp: str | None) -> Finding | None:
 
 def _build_stamp_finding(stamp: str | None, digest: str) -> Finding:
     if stamp is None:
-        hint = "stamp all of them together: `onnxkvrename manifest MODEL... --stamp`"
+        hint = "stamp all of them together, with `manifest --stamp`"
         return build_finding(
             "KV621", "", "has no stamp, but other windows of this model have one", hint
         )

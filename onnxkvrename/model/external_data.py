@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_word
-from onnxkvrename.limits import MAX_FILES, shorten_text
+from onnxkvrename.limits import MAX_FILES, build_limit_error, shorten_text
 from onnxkvrename.model.proto_reader import ExternalReference
 from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.copy import has_same_bytes
@@ -82,22 +82,20 @@ def find_data_files(
                 paths.add(file.path)
             # Not those that lead to files of their own, as weights of experts may.
             if len(checked) - len(paths) > MAX_FILES:
-                raise _build_limit_error(location, model_file)
+                last = shorten_text(location)
+                raise build_limit_error(
+                    MAX_FILES,
+                    "data files that are missing, cannot be used or are named in several ways "
+                    f"(the last is {last!r})",
+                    path=str(model_file.path),
+                    hint="put all data files beside the model, or export the model again",
+                )
         result = _judge_reference(reference, checked[location], folder.path)
         if isinstance(result, Finding):
             yield result
         elif location not in found:
             found.add(location)
             yield result
-
-
-def _build_limit_error(location: str, model_file: OpenFile) -> ModelError:
-    return ModelError(
-        f"names more than {MAX_FILES:,} data files that are missing, cannot be used "
-        f"or are named in several ways (the last is {shorten_text(location)!r})",
-        path=str(model_file.path),
-        hint="put all data files beside the model, or export the model again",
-    )
 
 
 def _build_entry_finding(reference: ExternalReference) -> Finding:

@@ -304,8 +304,8 @@ class _GraphWalker:
             return
         self.occurrences.append(Occurrence(name, role, scope, record, op_type))
         if len(self.occurrences) > MAX_ENTRIES:
-            limit = f"{MAX_ENTRIES:,} occurrences of KV buffers' names"
-            raise self.source.build_limit_error(limit, record)
+            what = "occurrences of KV buffers' names"
+            raise self.source.build_limit_error(MAX_ENTRIES, what, record)
 
     def find_name(self, record: Record) -> str | None:
         """Return the name in a record if it was asked for."""
@@ -372,8 +372,8 @@ class _GraphWalker:
             for symbol in find_shape_symbols(self.source, type_):
                 self.symbols.append((self.source.read_string(symbol), symbol))
             if len(self.symbols) > MAX_ENTRIES:
-                limit = f"{MAX_ENTRIES:,} symbols derived from names"
-                raise self.source.build_limit_error(limit, value)
+                what = "symbols derived from names"
+                raise self.source.build_limit_error(MAX_ENTRIES, what, value)
 
     def walk_annotation(self, annotation: Record, scope: int | None) -> None:
         fields = list_fields(self.source, annotation, _NAMED)

@@ -84,7 +84,7 @@ def read_signature(source: ByteSource) -> Signature:
         if record.number in values and record.wire_type == LENGTH:
             values[record.number].append(_read_value(source, record, types))
             if len(values[record.number]) > MAX_ENTRIES:
-                raise source.build_limit_error(f"{MAX_ENTRIES:,} graph inputs or outputs", record)
+                raise source.build_limit_error(MAX_ENTRIES, "graph inputs or outputs", record)
     return Signature(tuple(values[GRAPH_INPUT]), tuple(values[GRAPH_OUTPUT]))
 
 
@@ -314,7 +314,7 @@ def _find_dim_records(source: ByteSource, shape: Record) -> Iterator[Record | No
         if dim.number == 1 and dim.wire_type == LENGTH:
             rank += 1
             if rank > MAX_RANK:
-                raise source.build_limit_error(f"{MAX_RANK} dimensions in a shape", shape)
+                raise source.build_limit_error(MAX_RANK, "dimensions in a shape", shape)
             last = None
             for record in read_fields(source, dim):
                 if (record.number, record.wire_type) in ((1, VARINT), (2, LENGTH)):
@@ -382,7 +382,7 @@ def _read_tensor_dims(source: ByteSource, fields: Iterable[Record]) -> list[int]
         if record.number == 1 and record.wire_type in (VARINT, LENGTH):
             dims += islice(source.read_integers(record), MAX_RANK + 1 - len(dims))
             if len(dims) > MAX_RANK:
-                raise source.build_limit_error(f"{MAX_RANK} dimensions in a tensor", record)
+                raise source.build_limit_error(MAX_RANK, "dimensions in a tensor", record)
     return dims
 
 

@@ -121,9 +121,9 @@ class ByteSource:
             f"is cut short or damaged: {problem}", hint="export or copy it again"
         )
 
-    def build_limit_error(self, limit: str, record: Record) -> ModelError:
+    def build_limit_error(self, limit: int, what: str, record: Record) -> ModelError:
         """Return the error for a model that is refused since reading it would cost too much."""
-        return build_limit_error(f"{limit}, at byte {record.start:,}", path=self.path)
+        return build_limit_error(limit, f"{what}, at byte {record.start:,}", path=self.path)
 
     def read_block(self, pos: int) -> tuple[bytes, int]:
         """Return a block with the whole header of the record at `pos`, and the block's offset."""
@@ -343,7 +343,7 @@ def read_fields(
         if record.wire_type == GROUP:
             group_count += 1
             if group_count > MAX_ENTRIES:
-                raise source.build_limit_error(f"{MAX_ENTRIES:,} groups in a message", parent)
+                raise source.build_limit_error(MAX_ENTRIES, "groups in a message", parent)
             continue
         if stems is not None and record.number not in always:
             source.small_field_count += 1
@@ -366,7 +366,7 @@ def list_fields(source: ByteSource, parent: Record, numbers: frozenset[int]) -> 
         if record.number in numbers:
             fields.append(record)
             if len(fields) > MAX_ENTRIES:
-                raise source.build_limit_error(f"{MAX_ENTRIES:,} fields in a message", parent)
+                raise source.build_limit_error(MAX_ENTRIES, "fields in a message", parent)
     return fields
 
 

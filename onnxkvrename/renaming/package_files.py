@@ -10,9 +10,9 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.limits import MAX_FILES
+from onnxkvrename.limits import MAX_FILES, build_limit_error
 from onnxkvrename.model.external_data import DataFile, plan_data_copies
 from onnxkvrename.renaming.output_path import check_output_place, find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
@@ -139,8 +139,9 @@ def _list_files(directory: Path, left_out: Path | None = None) -> Iterator[str]:
                 elif not _leads_to_directory(entry):
                     count += 1
                     if count > MAX_FILES:
-                        raise ModelError(
-                            f"has more than {MAX_FILES:,} files, and all would be copied",
+                        raise build_limit_error(
+                            MAX_FILES,
+                            "files, and all would be copied",
                             path=str(directory),
                             hint="`--no-sidecars` copies none of them",
                         )

@@ -242,7 +242,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
                 pair_sides[side] = _build_pair_side(value, match, rules, change)
             if max(len(matches), len(duplicates)) > MAX_BUFFERS:
                 last = shorten_text(value.name)
-                raise build_limit_error(f"{MAX_BUFFERS:,} KV buffers (the last is {last})")
+                raise build_limit_error(MAX_BUFFERS, f"KV buffers (the last is {last})")
     part_order = rules.part_order
     order = {name: index for index, name in enumerate(part_order)}
     numbers = _number_rules(rules)

@@ -17,7 +17,13 @@ from typing import NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.findings import format_list
-from onnxkvrename.limits import MAX_FILES, MAX_MATCHED_CHARS, MAX_TEMPLATES, shorten_text
+from onnxkvrename.limits import (
+    MAX_FILES,
+    MAX_MATCHED_CHARS,
+    MAX_TEMPLATES,
+    describe_excess,
+    shorten_text,
+)
 from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.tree import MappingNode, Node, ScalarNode, SequenceNode, list_children
@@ -108,7 +114,7 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
             key = tuple(sorted({id(model) for model in own}))
             groups.setdefault(key, (own, []))[1].extend(section.scalars)
     if len(groups) > MAX_TEMPLATES:
-        raise UnreadableTextError(f"refers to more than {MAX_TEMPLATES} groups of models")
+        raise UnreadableTextError(describe_excess(MAX_TEMPLATES, "groups of models"))
     for own, scalars in groups.values():
         planner.plan_section(scalars, models.build_names(own), own, is_shared=not locations)
     governed = [model for model in found.values() if model is not None]
@@ -213,7 +219,7 @@ class _Planner:
         if is_template(text):
             self.templates.add(text)
             if len(self.templates) > MAX_TEMPLATES:
-                raise UnreadableTextError(f"has more than {MAX_TEMPLATES} templates")
+                raise UnreadableTextError(describe_excess(MAX_TEMPLATES, "templates"))
             generated = find_generated_names(text, names.graph_values).values()
             if generated:
                 return {name: names.name_map.get(name, name) for name in generated}
@@ -579,7 +585,7 @@ def _find_files_below(node: Node, found: _FilesByNode) -> _FilesByNode:
                 own.update(_read_location(item))
     every |= own
     if len(every) > MAX_FILES:
-        raise UnreadableTextError(f"names more than {MAX_FILES:,} models")
+        raise UnreadableTextError(describe_excess(MAX_FILES, "names of models"))
     found[id(node)] = _Files(frozenset(own), frozenset(every))
     return found
 

@@ -14,6 +14,7 @@ from onnxkvrename.limits import (
     MAX_MATCHED_CHARS,
     MAX_REASON_CHARS,
     MAX_YAML_CHARS,
+    describe_excess,
     shorten_text,
 )
 
@@ -188,7 +189,7 @@ def parse_json_tree(text: str) -> Node:
             deeply, or has a key twice.
     """
     if sum(map(text.count, ",:[{")) > MAX_ENTRIES:
-        raise UnreadableTextError(f"has more than {MAX_ENTRIES:,} values")
+        raise UnreadableTextError(describe_excess(MAX_ENTRIES, "values"))
     _check_depth(text)
     try:
         json.loads(text.removeprefix("\ufeff"), parse_int=len, parse_float=len)
@@ -259,9 +260,9 @@ def parse_yaml_tree(text: str) -> Node | None:
 def _check_parse_cost(text: str) -> None:
     """Raise for text that would take too long: the scanner is quadratic in tags."""
     if len(text) > MAX_YAML_CHARS:
-        raise UnreadableTextError(f"has {len(text):,} characters, more than {MAX_YAML_CHARS:,}")
+        raise UnreadableTextError(describe_excess(MAX_YAML_CHARS, "characters"))
     if any(len(word) > MAX_MATCHED_CHARS and "!" in word for word in text.split()):
-        raise UnreadableTextError(f"has a tag of more than {MAX_MATCHED_CHARS:,} characters")
+        raise UnreadableTextError(describe_excess(MAX_MATCHED_CHARS, "characters in a tag"))
 
 
 def _parse_events(text: str) -> Iterator[Any]:

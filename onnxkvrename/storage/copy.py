@@ -66,22 +66,21 @@ def _splice(source: int, target: int, offset: int, size: int) -> int:
         with suppress(OSError):  # the system may have a lower limit
             fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         done = 0
-        while done < size:
-            piped = os.splice(
-                source, writer, min(size - done, _PIPE_SIZE), offset_src=offset + done
-            )
-            if piped == 0:
-                break
-            while piped > 0:
-                try:
+        try:
+            while done < size:
+                piped = os.splice(
+                    source, writer, min(size - done, _PIPE_SIZE), offset_src=offset + done
+                )
+                if piped == 0:
+                    break
+                while piped > 0:
                     moved = os.splice(reader, target, piped)
-                except OSError:
-                    if done:
-                        return done  # what is in the pipe is read again
-                    raise
-                if moved == 0:
-                    return done
-                piped, done = piped - moved, done + moved
+                    if moved == 0:
+                        return done
+                    piped, done = piped - moved, done + moved
+        except OSError:
+            if done == 0:
+                raise  # else this is met again; and what is in the pipe is read again
         return done
     finally:
         close_quietly(reader)

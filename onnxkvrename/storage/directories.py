@@ -80,5 +80,8 @@ def make_directories(target: Path, source: Path, root: Path | None) -> Iterator[
             if status is not None and ACCESS_LIST not in list_attributes(stands_for):
                 mode |= status.st_mode & 0o777
             os.mkdir(name, mode, dir_fd=parent)
-            if status is not None and os.stat(name, dir_fd=parent).st_gid != status.st_gid:
-                os.chmod(name, cut_permissions(mode), dir_fd=parent)
+            made = os.stat(name, dir_fd=parent)
+            is_other_group = status is not None and made.st_gid != status.st_gid
+            if is_other_group or ACCESS_LIST in list_attributes(directory):
+                special = made.st_mode & 0o7000  # a new directory may get the group of its parent
+                os.chmod(name, special | cut_permissions(made.st_mode), dir_fd=parent)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -53,19 +54,17 @@ def hold_locks(directories: Iterable[Path]) -> Iterator[None]:
 
 @contextmanager
 def _hold_lock(directory: Path) -> Iterator[None]:
+    lock_file = directory / LOCK_NAME
     with translate_write_errors(directory):
         descriptor = _lock_directory(directory)
-        lock_file = directory / LOCK_NAME if descriptor is None else None
-        if lock_file is not None:
+        if descriptor is None:
             descriptor = _lock_file(lock_file)
     try:
         yield
     finally:
         if descriptor is not None and fcntl is None:  # Windows removes no open file
             close_quietly(descriptor)
-        if lock_file is not None:
-            with suppress(OSError):
-                os.unlink(lock_file)
+        _remove_lock_file(lock_file)  # where none is needed, that of a killed run
         if descriptor is not None and fcntl is not None:
             close_quietly(descriptor)
 
@@ -111,6 +110,14 @@ def _lock_file(path: Path) -> int | None:
                 close_quietly(descriptor)
         if is_held:
             return descriptor
+
+
+def _remove_lock_file(path: Path) -> None:
+    """Remove the lock file; another file of its name has a content, or is not regular."""
+    with suppress(OSError):
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode) and status.st_size == 0:
+            os.unlink(path)
 
 
 def _wait_for_lock(descriptor: int, directory: Path) -> bool:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.errors import ModelError, ReadError, WriteError
 from onnxkvrename.storage.copy import write_all
 from onnxkvrename.storage.read import MAX_PATH_LENGTH, close_quietly, open_file, resolve_path
 from onnxkvrename.storage.temp_file import (
@@ -45,6 +45,9 @@ MAX_RECORD_BYTES = 1 << 22
 """Enough for 20,000 files with names of some 100 bytes."""
 _NO_SYNC_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system that cannot flush a directory by itself."""
+
+_NOTHING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""Errors of a path at which there is nothing."""
 
 State = Literal["new", "old", "changed"]
 """Of a target: has its new file, has what it had before, or something else since then."""
@@ -185,6 +188,14 @@ class Record(NamedTuple):
         """
         return {target.state for target in self.list_targets()}
 
+    def is_half_done(self) -> bool:
+        """Return whether the run has changed some targets, and others not.
+
+        Raises:
+            OSError: The state of one cannot be determined.
+        """
+        return {"new", "old"} <= self.find_states()
+
     def find_fault(self, *, undo: bool) -> WriteError | None:
         """Return why the run cannot be undone, or not be finished.
 
@@ -199,7 +210,9 @@ class Record(NamedTuple):
                 continue
             kept = self._build_kept_path(target, change, "old" if undo else "new")
             status = _read_status(kept)
-            if Identity.read(kept) != needed or not (status and stat.S_ISREG(status.st_mode)):
+            kinds = {stat.S_IFREG, stat.S_IFLNK} if undo else {stat.S_IFREG}
+            is_ours = status is not None and stat.S_IFMT(status.st_mode) in kinds
+            if not is_ours or Identity.read(kept) != needed:
                 which = "has no copy of its old content" if undo else "has lost its new content"
                 hint = "to finish the work, run the stopped command again"
                 return WriteError(which, path=str(target), hint=hint)
@@ -335,7 +348,7 @@ def write_record(record: Record) -> None:
             except OSError as error:
                 if error.errno not in NO_LINK_ERRNOS:
                     raise
-    for directory in record.directories:
+    for directory in dict.fromkeys([*record.directories, *(path.parent for path in record.made)]):
         sync_directory(directory)
 
 
@@ -446,8 +459,8 @@ def read_record(path: Path) -> Record:
         path: The file, in a directory without links above it.
 
     Raises:
-        ModelError: It belongs to another user, cannot be read, is not a record, or there is no
-            such record in a directory that it names.
+        ReadError: It belongs to another user, or cannot be read.
+        ModelError: It is not a record, or there is no such record in a directory that it names.
     """
     match = TEMP_NAME.fullmatch(path.name)
     content = _read_content(path)
@@ -461,7 +474,7 @@ def read_record(path: Path) -> Record:
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         raise ModelError("skipped: is not a record of a run", path=str(path)) from None
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", path=str(path)) from None
+        raise ReadError(f"cannot be read: {error.strerror}", path=str(path)) from None
     raise ModelError("skipped: a directory that it names has no such record", path=str(path))
 
 
@@ -469,13 +482,13 @@ def _read_content(path: Path) -> bytes | None:
     """Return what is in a record, ``None`` for what cannot be one.
 
     Raises:
-        ModelError: It belongs to another user, or cannot be read.
+        ReadError: It belongs to another user, or cannot be read.
     """
     status = _read_status(path)
     if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RECORD_BYTES:
         return None
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-        raise ModelError(
+        raise ReadError(
             f"skipped: is a record of another user (user ID {status.st_uid})",
             path=str(path),
             hint="run recover as this user",
@@ -580,5 +593,7 @@ def _read_status(path: Path) -> os.stat_result | None:
     """Return the status of what is at a path, ``None`` for nothing; links are not followed."""
     try:
         return os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if error.errno in _NOTHING_ERRNOS:
+            return None
+        raise

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError
+from onnxkvrename.errors import ModelError, ReadError
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import is_directory, resolve_path, translate_read_errors
 from onnxkvrename.storage.record import (
@@ -71,7 +71,7 @@ def find_half_done_runs(
         try:
             with translate_read_errors(path):
                 record = read_record(path)
-                if {"new", "old"} <= record.find_states():
+                if record.is_half_done():
                     _check_inside(path, record, roots)
                     runs[path.name] = os.lstat(path).st_mtime_ns, HalfDoneRun(path, record)
         except ModelError as error:
@@ -114,7 +114,8 @@ def end_run(run: HalfDoneRun, *, undo: bool) -> None:
         KvRenameError: A file cannot be restored or put in place, or another run is at work.
     """
     with translate_read_errors(run.path), hold_locks(run.record.list_directories()):
-        play_back(run.record, undo=undo)
+        if run.record.is_half_done():  # else it was at work when it was found
+            play_back(run.record, undo=undo)
         remove_record(run.record)
         if undo:
             remove_made_directories(run.record.made)
@@ -147,6 +148,8 @@ def settle_stopped_runs(directories: Iterable[Path], inputs: Iterable[Path] = ()
                 record = read_record(path)
                 with translate_read_errors(path), hold_locks(record.list_directories()):
                     is_half_done |= not _settle(record, kept)
+            except ReadError:
+                continue  # it is not known what it is, so all that it may keep stays
             except ModelError:  # not to be trusted, or ended meanwhile: no reason to stop
                 with hold_locks([path.parent]):
                     _remove_useless_record(path, kept)

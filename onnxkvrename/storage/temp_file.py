@@ -102,7 +102,7 @@ def remove_temp_files(
 ) -> None:
     """Remove the temporary files in a directory; what cannot be removed stays.
 
-    The caller holds the lock of the directory.
+    The caller holds the lock of the directory, perhaps by its lock file, which stays.
 
     Args:
         directory: The directory.
@@ -117,7 +117,7 @@ def remove_temp_files(
         records = {path.name[: -len("record")] for path in paths if path.name.endswith("-record")}
         protected = (*records, *kept) if key is None else tuple(kept)
         for path in paths:
-            if path.name.endswith("-record") or path.name.startswith(protected):
+            if path.name.endswith(("-record", LOCK_NAME)) or path.name.startswith(protected):
                 continue
             if not links_only or os.lstat(path).st_nlink > 1:
                 remove_file_of_run(path)
@@ -127,10 +127,14 @@ def remove_file_of_run(path: Path) -> None:
     """Remove a file with a temporary name, if it is surely one of ours.
 
     That is a regular file of the user who runs this; for root, also of the owner of the directory.
+    What a run has replaced may be a link.
     """
     with suppress(OSError):
         status, owners = os.lstat(path), find_trusted_owners(path.parent)
-        if stat.S_ISREG(status.st_mode) and (owners is None or status.st_uid in owners):
+        is_ours = stat.S_ISREG(status.st_mode)
+        if path.name.endswith(("-old", "-move")):
+            is_ours |= stat.S_ISLNK(status.st_mode)
+        if is_ours and (owners is None or status.st_uid in owners):
             os.unlink(path)
 
 
@@ -211,7 +215,13 @@ def put_in_place(
         if keeps_name or not replaces:
             name = path.with_name(f"{source.name.rpartition('-')[0]}-move") if replaces else path
             try:
-                os.link(source, name, src_dir_fd=directory, dst_dir_fd=directory)
+                os.link(
+                    source,
+                    name,
+                    src_dir_fd=directory,
+                    dst_dir_fd=directory,
+                    follow_symlinks=False,
+                )
             except OSError as error:
                 if error.errno not in NO_LINK_ERRNOS or (not replaces and is_occupied(target)):
                     raise

@@ -105,7 +105,8 @@ class Transaction:
         for source, target in moves.items():
             rename_directory(source, target)
         self.is_complete = True
-        places = [*(file.target.parent for file in files), *(path.parent for path in moves)]
+        places = [file.target.parent for file in files]
+        places += [path.parent for path in (*moves, *self.made)]
         for directory in dict.fromkeys(resolve_moved_path(place, moves) for place in places):
             try:
                 sync_directory(directory)

@@ -7,6 +7,7 @@ only in its encoding is equal here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from secrets import token_bytes
 from typing import Any, Literal, NamedTuple
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -15,8 +16,11 @@ from onnx import TensorProto
 
 from onnxkvrename.limits import MAX_SHOWN_CHARS, shorten_text
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.verification.parse_cost import is_repeated
-from onnxkvrename.verification.strip_weights import list_removed_data, read_model_without_weights
+from onnxkvrename.verification.strip_weights import (
+    is_repeated,
+    list_removed_data,
+    read_model_without_weights,
+)
 
 DifferenceKind = Literal["content", "order"]
 
@@ -68,7 +72,8 @@ def compare_models(expected: ByteSource, actual: ByteSource) -> tuple[Difference
     Raises:
         ModelError: onnx cannot parse one of them.
     """
-    models = [read_model_without_weights(source, digests=True) for source in (expected, actual)]
+    key = token_bytes(16)
+    models = [read_model_without_weights(source, digest_key=key) for source in (expected, actual)]
     orders: dict[str, Difference] = {}
     for difference in _compare_messages(models[0], models[1], _Place("", "")):
         if difference.kind == "content":

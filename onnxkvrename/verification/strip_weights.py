@@ -1,7 +1,7 @@
 """Read a model into memory without its weights.
 
 The data of large tensors are cut out on the wire, before anything is parsed, and
-their bytes are never read: a few megabytes do for a model of two gigabytes. Field
+their bytes are not held: a few megabytes do for a model of two gigabytes. Field
 numbers are those of onnx.proto (ONNX IR version 13,
 https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 """
@@ -10,25 +10,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from hashlib import sha256
+from functools import lru_cache
+from hashlib import blake2b
 from typing import NamedTuple
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.limits import MAX_ENTRIES
+from onnxkvrename.limits import MAX_ENTRIES, build_limit_error
 from onnxkvrename.model.file import splice_payloads
-from onnxkvrename.model.protobuf import (
-    LENGTH,
-    ByteSource,
-    Record,
-    Span,
-    encode_varint,
-    read_fields,
-)
+from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, Span, encode_varint, read_fields
 from onnxkvrename.model.statistics import NESTED_FIELDS
-from onnxkvrename.verification.parse_cost import BYTES_PER_PART, has_too_many_parts
 
 KEPT_BYTES = 1 << 10
 """Tensors and attributes up to this size keep their data: shapes, axes, small constants."""
@@ -61,6 +55,18 @@ _TEXT_FIELDS = (_STRING_DATA, _RAW_DATA)
 
 _ATTRIBUTE_PLACEHOLDERS = {4: b"", 7: bytes(4), 8: bytes(1), 9: b""}
 """The fields of an attribute that hold values of its own, with one value for many."""
+BYTES_PER_PART = 16
+"""A model may have one part (a node, an attribute, a tensor) more than `MAX_ENTRIES` for so many
+bytes. Exporters write one in 30 to 150 bytes, and a model whose values
+have numbers for names, and its nodes none, one in 16. Other messages take less memory, and count
+as half of one; repeated texts count as a quarter. A model of a megabyte that is just below the
+limit takes up to 65 megabytes."""
+
+_PART_WEIGHT, _MESSAGE_WEIGHT, _TEXT_WEIGHT = 4, 2, 1
+_PARTS = {"NodeProto", "AttributeProto", "TensorProto", "SparseTensorProto", "GraphProto"} | {
+    *("FunctionProto", "TrainingInfoProto"),
+}
+_FIXED_SIZES = {1: 8, 5: 4}
 
 
 class RemovedData(NamedTuple):
@@ -69,16 +75,16 @@ class RemovedData(NamedTuple):
     Attributes:
         field: The name of the field that held them.
         size: Their size in bytes; for `string_data` the number of strings.
-        sha256: Their digest, if one was asked for.
+        digest: Their digest, if one was asked for.
     """
 
     field: str
     size: int
-    sha256: str = ""
+    digest: str = ""
 
 
 def read_model_without_weights(
-    source: ByteSource, max_kept_bytes: int = KEPT_BYTES, *, digests: bool = False
+    source: ByteSource, max_kept_bytes: int = KEPT_BYTES, *, digest_key: bytes = b""
 ) -> ModelProto:
     """Read everything of a model but the data of large tensors.
 
@@ -89,16 +95,19 @@ def read_model_without_weights(
     Args:
         source: The bytes of the model.
         max_kept_bytes: The largest data of a tensor that stay.
-        digests: Whether to read what is left out, for digests of it in its place.
+        digest_key: If given, what is left out is read for a digest with this key in its place. A
+            key that nobody can know beforehand keeps a model from forging the digest of another.
 
     Returns:
         The parsed model.
 
     Raises:
-        ModelError: onnx cannot parse it, or it has more parts than `parse_cost` allows.
+        ModelError: onnx cannot parse it, or it has too many parts.
     """
     chunks = []
-    for piece in splice_payloads(source, _find_edits(source, max_kept_bytes, digests=digests)):
+    for piece in splice_payloads(
+        source, _find_edits(source, max_kept_bytes, digest_key=digest_key)
+    ):
         if isinstance(piece, Span):
             end = piece.offset + piece.size
             for offset in range(piece.offset, end, _CHUNK_SIZE):
@@ -123,11 +132,13 @@ def list_removed_data(tensor: TensorProto) -> tuple[RemovedData, ...]:
         entry.value for entry in tensor.metadata_props if entry.key == _REMOVED_DATA_KEY.decode()
     ]
     fields = re.findall("([a-z0-9_]+_data):([0-9]+)", marks[-1]) if marks else ()
-    digest = marks[-1].partition("sha256:")[2] if marks else ""
+    digest = marks[-1].partition("digest:")[2] if marks else ""
     return tuple(RemovedData(field, int(size), digest) for field, size in fields)
 
 
-def _find_edits(source: ByteSource, limit: int, *, digests: bool) -> Iterator[tuple[Record, bytes]]:
+def _find_edits(
+    source: ByteSource, limit: int, *, digest_key: bytes
+) -> Iterator[tuple[Record, bytes]]:
     """Yield the messages to replace; only messages that are large themselves are visited."""
     pending = [(source.root, "model")]
     while pending:
@@ -141,22 +152,19 @@ def _find_edits(source: ByteSource, limit: int, *, digests: bool) -> Iterator[tu
             if _is_large(record, limit):
                 large_fields.append((record, NESTED_FIELDS[kind][record.number]))
         if kind == "attribute" and not large_fields:
-            payload = _strip_values(source, message, limit, digests=digests)
+            payload = _strip_values(source, message, limit, digest_key=digest_key)
             if payload is not None:
                 yield message, payload
         for record, field_kind in large_fields:
             if field_kind != "tensor":
                 pending.append((record, field_kind))
-            elif (payload := _strip_data(source, record, limit, digests=digests)) is not None:
+            elif (payload := _strip_data(source, record, limit, digest_key=digest_key)) is not None:
                 yield record, payload
 
 
 def _build_parts_error(source: ByteSource) -> ModelError:
-    return source.build_error(
-        f"has more than {MAX_ENTRIES:,} parts and one for each {BYTES_PER_PART} bytes: "
-        "parsing it could take all memory",
-        hint="no exporter writes so many; if one does, please report it",
-    )
+    what = f"parts and one for each {BYTES_PER_PART} bytes: parsing it could take all memory"
+    return build_limit_error(MAX_ENTRIES, what, path=source.path)
 
 
 def _is_large(record: Record, limit: int) -> bool:
@@ -164,7 +172,7 @@ def _is_large(record: Record, limit: int) -> bool:
 
 
 def _strip_values(
-    source: ByteSource, attribute: Record, limit: int, *, digests: bool
+    source: ByteSource, attribute: Record, limit: int, *, digest_key: bytes
 ) -> bytes | None:
     """Return an attribute's message with one value for many; `None` if it has few."""
     kept, values = _split_fields(source, attribute, frozenset(_ATTRIBUTE_PLACEHOLDERS))
@@ -174,12 +182,16 @@ def _strip_values(
         _encode_field(number, _ATTRIBUTE_PLACEHOLDERS[number])
         for number in sorted({record.number for record in values})
     ]
-    if digests:
-        placeholders.append(_encode_field(_BYTES_VALUE, _hash_fields(source, values).encode()))
+    if digest_key:
+        placeholders.append(
+            _encode_field(_BYTES_VALUE, _hash_fields(source, values, digest_key).encode())
+        )
     return b"".join([*(source.read(*span) for span in kept), *placeholders])
 
 
-def _strip_data(source: ByteSource, tensor: Record, limit: int, *, digests: bool) -> bytes | None:
+def _strip_data(
+    source: ByteSource, tensor: Record, limit: int, *, digest_key: bytes
+) -> bytes | None:
     """Return a tensor's message without its data, and marked; `None` if it holds little data."""
     kept, data = _split_fields(source, tensor, frozenset(_DATA_FIELDS))
     if sum(record.end - record.start for record in data) <= limit:
@@ -194,7 +206,7 @@ def _strip_data(source: ByteSource, tensor: Record, limit: int, *, digests: bool
             sizes[number] += 1 if number == _STRING_DATA else size
     removed = {number: size for number, size in sizes.items() if size}
     mark = " ".join(f"{_DATA_FIELDS[number]}:{size}" for number, size in removed.items())
-    mark += f" sha256:{_hash_fields(source, data)}" if digests else ""
+    mark += f" digest:{_hash_fields(source, data, digest_key)}" if digest_key else ""
     entry = _encode_field(1, _REMOVED_DATA_KEY) + _encode_field(2, mark.encode())
     placeholders = [_encode_field(number, _DATA_PLACEHOLDERS[number]) for number in removed]
     added = [*placeholders, _encode_field(_METADATA_PROPS, entry)]
@@ -215,9 +227,9 @@ def _split_fields(
     return kept, fields
 
 
-def _hash_fields(source: ByteSource, fields: Iterable[Record]) -> str:
+def _hash_fields(source: ByteSource, fields: Iterable[Record], key: bytes) -> str:
     """Return a digest of what fields hold; it is the same for numbers that are packed or not."""
-    digest = sha256()
+    digest = blake2b(key=key, digest_size=32)
     for record in fields:
         if record.number in _TEXT_FIELDS:
             digest.update(b"%d:%d:" % (record.number, record.end - record.start))
@@ -228,3 +240,93 @@ def _hash_fields(source: ByteSource, fields: Iterable[Record]) -> str:
 
 def _encode_field(number: int, payload: bytes) -> bytes:
     return encode_varint(number << 3 | LENGTH) + encode_varint(len(payload)) + payload
+
+
+class _Fields:
+    """The fields of a kind of message that count: texts, and messages with their own fields."""
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+        self.by_number: dict[int, _Fields | None] = {}
+
+
+def has_too_many_parts(data: bytes) -> bool:
+    """Return whether a serialized model consists of more small parts than any exporter writes.
+
+    Args:
+        data: The model without its weights. Where it is damaged, what comes after does not
+            count; the parser refuses it.
+    """
+    limit = _PART_WEIGHT * (MAX_ENTRIES + len(data) // BYTES_PER_PART)
+    try:
+        return _exceeds(data, limit)
+    except IndexError:  # cut short
+        return False
+
+
+def _exceeds(data: bytes, limit: int) -> bool:
+    total = 0
+    pending = [(0, len(data), _list_fields().by_number)]
+    while pending:
+        position, end, fields = pending.pop()
+        while position < end:
+            tag, position = data[position], position + 1
+            if tag > 0x7F:
+                tag, position = _read_varint(data, position - 1)
+            wire_type = tag & 7
+            if wire_type == LENGTH:
+                size, position = data[position], position + 1
+                if size > 0x7F:
+                    size, position = _read_varint(data, position - 1)
+                if tag >> 3 in fields:
+                    kind = fields[tag >> 3]
+                    total += _TEXT_WEIGHT if kind is None else kind.weight
+                    if total > limit:
+                        return True
+                    if kind is not None and size:
+                        pending.append((position, min(position + size, end), kind.by_number))
+                position += size
+            elif wire_type == 0:
+                _, position = _read_varint(data, position)
+            else:
+                # What is in a group of an unknown field counts as if it were not in one.
+                position += _FIXED_SIZES.get(wire_type, 0)
+    return False
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    byte = data[position]
+    value, shift = byte & 0x7F, 7
+    while byte >= 0x80:
+        position += 1
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    return value, position + 1
+
+
+def is_repeated(field: FieldDescriptor) -> bool:
+    """Return whether a field may occur several times."""
+    # protobuf has `is_repeated` from 6.31 on, and warns of `label` since then.
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == FieldDescriptor.LABEL_REPEATED)
+
+
+@lru_cache(1)
+def _list_fields() -> _Fields:
+    """Return the fields of a model that count, read off onnx's own description."""
+    kinds: dict[str, _Fields] = {}
+
+    def visit(descriptor: Descriptor) -> _Fields:
+        if descriptor.full_name not in kinds:
+            weight = _PART_WEIGHT if descriptor.name in _PARTS else _MESSAGE_WEIGHT
+            kind = kinds[descriptor.full_name] = _Fields(weight)
+            for field in descriptor.fields:
+                if field.message_type is not None:
+                    kind.by_number[field.number] = visit(field.message_type)
+                elif is_repeated(field) and field.cpp_type == field.CPPTYPE_STRING:
+                    kind.by_number[field.number] = None
+        return kinds[descriptor.full_name]
+
+    return visit(ModelProto.DESCRIPTOR)

@@ -91,7 +91,7 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, *V, "-o", MODEL), "decoder.onnx: is the model itself"),
         ((MODEL, *V, "-o", "empty"), "empty: is a directory"),
         ((MODEL, *V, "-o", "text.onnx/new.onnx"), "text.onnx/new.onnx"),
-        ((MODEL, *V, "-o", "new/" + "n" * 300), "n" * 100),
+        ((MODEL, *V, "-o", "new/" + "n" * 300), "n" * 80),
         ((MODEL, *V, "-d", "n" * 300), "n" * 100),
         ((MODEL, *V, "-d", "."), "decoder.onnx: is the model itself"),
         ((MODEL, *V, "--in-place"), "--in-place requires --seed-cache"),

@@ -115,13 +115,20 @@ def manifest(**more: Any) -> bytes:
     side = {"name": KEY, "dtype": "FLOAT", "shape": [1, 2, 8, 4]}
     content = {
         "schema": "onnxkvrename.manifest/1",
+        **dict.fromkeys(("profile", "stamp", "kv_cache_dtype", "weights", "vllm")),
         "models": ["m.onnx"],
-        "stamp": None,
+        "layers": [],
         "sizes": {},
+        "compiled_dtypes": False,
+        "missing": [],
         "inputs": [side],
         "outputs": [{**side, "name": f"{KEY}_RetainedState"}],
         "buffers": [],
         "kept": [],
+        "totals": {
+            "bytes_per_token": {"context": 0, "window": 0, "encoder": 0},
+            **dict.fromkeys(("state_bytes", "sequence_bytes", "batch_bytes")),
+        },
         "findings": [],
         "kv_layout_sha256": None,
         **more,
@@ -137,6 +144,8 @@ def buffer(index: int, model_path: str = "m.onnx", **more: Any) -> dict[str, Any
         "layer": index,
         "part": "key",
         "kind": "unknown",
+        "kind_guessed": False,
+        "update": "untraced",
         "buffer": "past_key",
         "scope": "",
         "input": name,
@@ -144,8 +153,11 @@ def buffer(index: int, model_path: str = "m.onnx", **more: Any) -> dict[str, Any
         "token": "",
         "dtype": "FLOAT",
         "shape": [1, 2],
-        "sequence_axis": None,
-        "window": None,
+        "sized_shape": [1, 2],
+        "axes": [],
+        "beside": "",
+        **dict.fromkeys(("update_axis", "scales", "sequence_axis", "window", "window_size")),
+        **dict.fromkeys(("bytes_per_token", "bytes_per_state", "bytes")),
         "model": model_path,
         **more,
     }
@@ -180,7 +192,9 @@ MANIFESTS: dict[str, Build] = {
     "models": lambda size: manifest(models=[str(n) for n in range(size // 9)]),
     "dims": lambda size: manifest(inputs=[{"name": "a", "dtype": "", "shape": [1] * (size // 3)}]),
     "findings": lambda size: manifest(
-        findings=[{"code": "K", "severity": "error", "name": "a", "message": "b", "hint": "c"}]
+        findings=[
+            {"model": "", "code": "K", "severity": "error", "name": "", "message": "", "hint": ""}
+        ]
         * (size // 80)
     ),
     "kept": lambda size: manifest(kept=[{"name": "a", "reason": "b"}] * (size // 30)),

@@ -199,5 +199,5 @@ def test_data_files_that_are_not_there_are_looked_for_some_time_only(
     (tmp_path / "w.bin").write_bytes(bytes(64))
     with pytest.raises(KvRenameError) as caught:
         read_kv_model(model, QEFF)
-    assert "names more than 1,024 data files that are missing" in str(caught.value)
+    assert "has more than 1,024 data files that are missing" in str(caught.value)
     assert "m.onnx" in str(caught.value)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import KvRenameError, ModelError, WriteError
+from onnxkvrename.storage import lock
 from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.temp_file import build_temp_path
+from onnxkvrename.storage.temp_file import build_key, build_temp_name
 from onnxkvrename.storage.write_file import check_replaceable, needs_write, write_files
 
 needs_modes = pytest.mark.skipif(not hasattr(os, "fchmod"), reason="a system without fchmod")
@@ -121,22 +122,28 @@ def test_a_file_that_has_its_content_stays(force: bool, here: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"content", b"other"])
-def test_what_a_killed_run_left_is_removed(content: bytes, here: Path) -> None:
+def test_what_a_killed_run_left_is_removed_but_nothing_that_is_read(
+    content: bytes, here: Path
+) -> None:
     Path("file").write_bytes(content)
-    build_temp_path(here / "file").write_bytes(b"half")
-    other = build_temp_path(here / "other")
-    other.write_bytes(b"of another run")
-    write_files({Path("file"): b"content"}, force=True)
-    assert sorted(os.listdir(here)) == sorted([other.name, "file"])
+    left, read = (Path(build_temp_name(build_key(), 0, "new")) for _ in range(2))
+    for path in (left, read):
+        path.write_bytes(b"half")
+    write_files({Path("file"): b"content"}, force=True, inputs=[read])
+    assert read.exists()
+    assert left.exists() is (content == b"content")  # where nothing is written, nothing is lost
+    assert Path("file").read_bytes() == b"content"
 
 
-def test_another_run_at_work_there_keeps_its_files(here: Path) -> None:
-    with hold_locks([here / "file"]):
-        left = build_temp_path(here / "file")
-        left.touch()
-        with pytest.raises(WriteError, match="file: is being processed"):
-            write_files({Path("file"): b"content"}, force=True)
-        assert left.exists()
+def test_another_run_at_work_there_keeps_its_files(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_MAX_WAIT", 0)
+    left = Path(build_temp_name(build_key(), 0, "new"))
+    left.touch()
+    with hold_locks([here]), pytest.raises(WriteError, match="is being processed"):
+        write_files({Path("file"): b"content"}, force=True)
+    assert os.listdir(here) == [left.name]
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -10,6 +10,7 @@ from onnx import ModelProto
 
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.verification.message_diff import Difference, compare_models
+from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 Change = Callable[[ModelProto], object]
 
@@ -208,6 +209,15 @@ def test_a_byte_of_a_large_weight_counts_and_its_packing_does_not():
     attributes = [field(7, field(1, field(5, field(1, "v") + case))) for case in cases]
     (difference,) = compare(*attributes)
     assert difference.path.startswith("graph.node.attribute.")
+
+
+def test_a_model_cannot_claim_to_have_another_ones_weights():
+    model = decoder()
+    model.graph.initializer.append(tensor("w", *map(float, range(1000))))
+    raw = model.SerializeToString()
+    stripped = read_model_without_weights(ByteSource.from_bytes(raw), digest_key=b"guessed")
+    (difference,) = compare(raw, stripped.SerializeToString())
+    assert difference.path == "graph.initializer.float_data"
 
 
 def test_what_onnx_does_not_know_is_compared_by_its_bytes():

@@ -110,7 +110,7 @@ def _list_candidates(model: ModelProto, signature: Signature) -> list[Value]:
         if value.name not in weights and may_be_state(value.dtype)
     ]
     if len(candidates) > MAX_BUFFERS:
-        raise build_limit_error(f"{MAX_BUFFERS:,} inputs that may be states")
+        raise build_limit_error(MAX_BUFFERS, "inputs that may be states")
     return candidates
 
 

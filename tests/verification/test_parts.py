@@ -9,8 +9,11 @@ from models import decoder, field, info, node
 from onnxkvrename import ModelError
 from onnxkvrename.limits import MAX_ENTRIES
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.verification.parse_cost import BYTES_PER_PART, has_too_many_parts
-from onnxkvrename.verification.strip_weights import read_model_without_weights
+from onnxkvrename.verification.strip_weights import (
+    BYTES_PER_PART,
+    has_too_many_parts,
+    read_model_without_weights,
+)
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 COUNT = 6 * MAX_ENTRIES

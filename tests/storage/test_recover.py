@@ -1,0 +1,448 @@
+"""Runs that stopped half way are found and ended, and what is planted ends nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxkvrename import KvRenameError, ModelError, WriteError
+from onnxkvrename.storage import lock, recover
+from onnxkvrename.storage.lock import hold_locks
+from onnxkvrename.storage.record import Record, build_record_path
+from onnxkvrename.storage.recover import (
+    end_run,
+    find_half_done_runs,
+    find_leftovers,
+    settle_stopped_runs,
+)
+from onnxkvrename.storage.temp_file import build_key, build_temp_name, remove_temp_files
+
+StopRun = Callable[..., Record]
+
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give files away"
+)
+
+OLD = {"in/a": "old a", "in/b": "old b", "in/sub/c": "old c"}
+NEW = {name: f"new {name[-1]}" for name in (*OLD, "made/d")}
+
+
+@pytest.fixture
+def targets(tmp_path: Path) -> list[Path]:
+    """Three files to replace, and one in a directory that the run has made."""
+    for name, text in OLD.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "made").mkdir()
+    return [tmp_path / name for name in NEW]
+
+
+@pytest.fixture
+def half_done(targets: list[Path], stop_run: StopRun) -> Record:
+    """A run that has replaced the first of four files."""
+    return stop_run(targets, 1, made=[targets[-1].parent])
+
+
+def read_state(root: Path) -> dict[str, str]:
+    paths = [path for path in root.rglob("*") if path.is_file()]
+    return {str(path.relative_to(root)): path.read_text("latin-1") for path in paths}
+
+
+def find_skipped(*paths: Path) -> list[KvRenameError]:
+    skipped = list[KvRenameError]()
+    assert find_half_done_runs(paths, skipped.append) == []
+    return skipped
+
+
+def call_until(
+    nth: int, calls: Iterator[int], real: Callable[..., Any], *args: Any, **how: Any
+) -> Any:
+    """Call a function of the system, which fails from the ``nth`` call on."""
+    if next(calls) >= nth:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return real(*args, **how)
+
+
+# Runs are ended.
+
+
+@pytest.mark.parametrize("done", [1, 3])
+@pytest.mark.parametrize("undo", [True, False])
+def test_a_run_is_ended_either_way(
+    undo: bool, done: int, targets: list[Path], tmp_path: Path, stop_run: StopRun
+) -> None:
+    record = stop_run(targets, done, made=[tmp_path / "made"])
+    (run,) = find_half_done_runs([tmp_path])
+    assert run.record == record
+    end_run(run, undo=undo)
+    assert read_state(tmp_path) == (OLD if undo else NEW)
+    assert (tmp_path / "made").exists() is not undo
+    assert find_half_done_runs([tmp_path]) == []
+
+
+@pytest.mark.parametrize("undo", [True, False])
+@pytest.mark.parametrize("done", [1, 4, 5])
+def test_so_is_one_that_renames_directories(
+    done: int, undo: bool, targets: list[Path], tmp_path: Path, stop_run: StopRun
+) -> None:
+    moves = {tmp_path / "in": tmp_path / "moved", tmp_path / "made": tmp_path / "kept"}
+    stop_run(targets, done, moves)
+    (run,) = find_half_done_runs([tmp_path])
+    end_run(run, undo=undo)
+    new = {name.replace("in/", "moved/").replace("made", "kept"): NEW[name] for name in NEW}
+    assert read_state(tmp_path) == (OLD if undo else new)
+
+
+@pytest.mark.parametrize("undo", [True, False])
+@pytest.mark.parametrize("name", ["link", "replace", "rename", "fsync"])
+def test_what_fails_half_way_is_continued_by_the_same_call(
+    name: str,
+    undo: bool,
+    targets: list[Path],
+    tmp_path: Path,
+    stop_run: StopRun,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moves = {tmp_path / "in": tmp_path / "moved", tmp_path / "made": tmp_path / "kept"}
+    stop_run(targets, 5 if undo else 1, moves)
+    for nth in range(20):
+        (run,) = find_half_done_runs([tmp_path])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, partial(call_until, nth, count(), getattr(os, name)))
+            try:
+                end_run(run, undo=undo)
+            except KvRenameError as error:
+                if "Input/output error" not in error.message:
+                    raise
+            else:
+                break
+        if not find_half_done_runs([tmp_path]):  # all was done but to flush it
+            settle_stopped_runs([tmp_path])
+            break
+    assert nth or name == "fsync"
+    found = read_state(tmp_path)
+    assert sorted(found.values()) == sorted((OLD if undo else NEW).values())
+
+
+def test_a_run_that_ended_meanwhile_is_left_alone(
+    targets: list[Path], tmp_path: Path, stop_run: StopRun
+) -> None:
+    """It may have been at work when it was found: then it holds the locks for a while."""
+    moves = {tmp_path / "in": tmp_path / "moved"}
+    record = stop_run(targets, 1, moves)
+    (run,) = find_half_done_runs([tmp_path])
+    (other,) = find_half_done_runs([tmp_path])
+    end_run(other, undo=False)
+    after = read_state(tmp_path)
+    end_run(run, undo=True)
+    assert read_state(tmp_path) == after
+    assert record.key not in " ".join(after)
+
+
+def test_a_changed_file_stays_when_a_run_is_ended(half_done: Record, tmp_path: Path) -> None:
+    (tmp_path / "in/b").write_text("theirs")
+    (run,) = find_half_done_runs([tmp_path])
+    end_run(run, undo=True)
+    assert read_state(tmp_path) == {**OLD, "in/b": "theirs"}
+
+
+def swap_for_content(path: Path) -> None:
+    path.unlink()
+    path.write_text("evil")
+
+
+def swap_for_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("sub/c")
+
+
+@pytest.mark.parametrize("swap", [Path.unlink, swap_for_content, swap_for_link])
+@pytest.mark.parametrize(
+    ("undo", "kept", "fault"),
+    [
+        (True, "0-old", "has no copy of its old content"),
+        (False, "3-new", "has lost its new content"),
+    ],
+)
+def test_what_is_not_the_file_of_the_run_is_not_put_in_place(
+    undo: bool,
+    kept: str,
+    fault: str,
+    swap: Callable[[Path], None],
+    half_done: Record,
+    targets: list[Path],
+    tmp_path: Path,
+) -> None:
+    number = int(kept[0])
+    swap(targets[number].with_name(f".onnxkvrename-{half_done.key}-{kept}"))
+    before = read_state(tmp_path)
+    (run,) = find_half_done_runs([tmp_path])
+    with pytest.raises(WriteError, match=fault) as caught:
+        end_run(run, undo=undo)
+    assert caught.value.path == str(targets[number])
+    assert read_state(tmp_path) == before
+
+
+# Where runs are looked for.
+
+
+def test_runs_are_found_below_a_directory_and_not_through_links(
+    half_done: Record, tmp_path: Path
+) -> None:
+    outside = tmp_path.with_name(f"{tmp_path.name}-outside")
+    outside.mkdir()
+    (outside / "link").symlink_to(tmp_path)
+    assert find_half_done_runs([outside]) == []
+    assert len(find_half_done_runs([outside / "link"])) == 1
+    assert len(find_half_done_runs([tmp_path, tmp_path / "in"])) == 1
+    assert find_half_done_runs([tmp_path], is_recursive=False) == []
+    with pytest.raises(ModelError, match="no such file or directory"):
+        find_half_done_runs([tmp_path / "none"])
+
+
+@pytest.mark.parametrize("path", ["in", "in/a", "in/sub", "made"])
+def test_a_run_that_leads_out_is_skipped_and_the_directory_to_pass_named(
+    path: str, half_done: Record, tmp_path: Path
+) -> None:
+    skipped = find_skipped(tmp_path / path)
+    assert skipped
+    for error in skipped:
+        assert "also names a file in" in error.message
+        assert error.hint == "also pass this directory"
+
+
+def plant_garbage(path: Path) -> None:
+    path.write_text("{")
+
+
+def plant_link(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def plant_copy(path: Path) -> None:
+    """The record of another directory."""
+    (found,) = (path.parent.parent / "in").glob(".*-record")
+    path.with_name(found.name).write_bytes(found.read_bytes())
+
+
+def plant_anothers(path: Path) -> None:
+    path.write_text("{}")
+    os.chown(path, 12345, -1)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        plant_garbage,
+        plant_link,
+        os.mkfifo,
+        pytest.param(plant_anothers, marks=needs_root),
+    ],
+)
+def test_what_is_planted_is_skipped_and_hides_no_run(
+    plant: Callable[[Path], None], half_done: Record, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    plant(build_record_path(tmp_path / "other", build_key()))
+    skipped = list[KvRenameError]()
+    assert len(find_half_done_runs([tmp_path], skipped.append)) == 1
+    assert [Path(str(error.path)).parent.name for error in skipped] == ["other"]
+
+
+def test_what_runs_have_left_is_listed(half_done: Record, tmp_path: Path) -> None:
+    found = {path.name.rpartition("-")[2] for path in find_leftovers([tmp_path])}
+    assert found == {"record", "new", "old"}
+    files = {path.name for path in find_leftovers([tmp_path / "in" / "a"])}
+    assert len(files) == 7  # three new ones, three old ones, and the record
+
+
+# The next run settles what it finds.
+
+
+@pytest.mark.parametrize("done", [0, 1, 3, 4])
+def test_a_run_settles_the_one_before(
+    done: int, targets: list[Path], tmp_path: Path, stop_run: StopRun
+) -> None:
+    """What was half done is undone, and what was complete is left as it is."""
+    stop_run(targets, done, made=[tmp_path / "made"])
+    assert not settle_stopped_runs([tmp_path / "in", tmp_path / "none"])
+    assert read_state(tmp_path) == (NEW if done == 4 else OLD)
+    assert (tmp_path / "made").exists() is (done == 4)
+
+
+@pytest.mark.parametrize("change", ["in/b", "kept"])
+def test_a_run_that_cannot_be_undone_keeps_its_record_until_its_work_is_done(
+    change: str, half_done: Record, targets: list[Path], tmp_path: Path
+) -> None:
+    if change == "kept":
+        change = f"in/.onnxkvrename-{half_done.key}-0-old"
+    (tmp_path / change).write_text("theirs")
+    before = read_state(tmp_path)
+    assert settle_stopped_runs([tmp_path / "in"])
+    remove_temp_files(tmp_path / "in")
+    assert read_state(tmp_path) == before
+    for path in targets[1:]:  # the same command again
+        path.with_name("ready").write_text(f"new {path.name}")
+        os.replace(path.with_name("ready"), path)
+    assert not settle_stopped_runs([tmp_path / "in"])
+    assert read_state(tmp_path) == NEW
+
+
+@pytest.mark.parametrize("has_old", [False, True])
+@pytest.mark.parametrize("plant", [plant_garbage, plant_copy])
+def test_a_record_that_is_none_goes_unless_it_may_keep_the_only_copy(
+    plant: Callable[[Path], None], has_old: bool, half_done: Record, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    key = half_done.key if plant is plant_copy else build_key()
+    plant(build_record_path(other, key))
+    (other / build_temp_name(key, 0, "new")).write_text("new")
+    if has_old:
+        (other / build_temp_name(key, 0, "old")).write_text("old")
+    assert not settle_stopped_runs([other])
+    assert len(os.listdir(other)) == (3 if has_old else 0)
+    remove_temp_files(other)
+    assert len(os.listdir(other)) == (3 if has_old else 0)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_a_record_that_cannot_be_read_now_stays(
+    number: int,
+    targets: list[Path],
+    tmp_path: Path,
+    stop_run: StopRun,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No old file would tell that the run is half done: the first one is new."""
+    stop_run(targets[::-1], 1)
+    before = read_state(tmp_path)
+
+    def fail(*args: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        settle_stopped_runs([tmp_path / "in", tmp_path / "made"])
+    assert read_state(tmp_path) == before
+
+
+@needs_root
+def test_so_does_the_one_of_another_user(
+    targets: list[Path], tmp_path: Path, stop_run: StopRun
+) -> None:
+    record = stop_run(targets[::-1], 1)
+    for directory in record.directories:
+        os.chown(directory, 12345, -1)
+        for name in os.listdir(directory):
+            os.chown(directory / name, 12345, -1)
+    before = read_state(tmp_path)
+    settle_stopped_runs(record.directories)
+    assert read_state(tmp_path) == before
+
+
+def test_of_many_records_only_some_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = list[Path]()
+
+    def refuse(path: Path) -> Record:
+        looked_at.append(path)
+        raise ModelError("is none")
+
+    for number in range(20):
+        (tmp_path / f".onnxkvrename-{number:024}-record").mkdir()
+    monkeypatch.setattr(recover, "read_record", refuse)
+    assert not settle_stopped_runs([tmp_path])
+    assert len(looked_at) == 8
+
+
+def test_a_run_that_is_at_work_is_not_settled(
+    half_done: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_MAX_WAIT", 0)
+    before = read_state(tmp_path)
+    (run,) = find_half_done_runs([tmp_path])
+    with hold_locks([tmp_path / "in" / "sub"]):
+        with pytest.raises(WriteError, match="is being processed by another run"):
+            settle_stopped_runs([tmp_path / "in"])
+        with pytest.raises(WriteError, match="is being processed by another run"):
+            end_run(run, undo=True)
+    assert read_state(tmp_path) == before
+
+
+# What has a temporary name and no record.
+
+
+def test_before_all_inputs_are_known_only_second_names_go(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_text("model")
+    second, other, read = (tmp_path / build_temp_name(build_key(), 0, "new") for _ in range(3))
+    for path in (second, read):
+        os.link(tmp_path / "m.onnx", path)
+    other.write_text("perhaps weights")
+    settle_stopped_runs([tmp_path])
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", other.name}
+    remove_temp_files(tmp_path, kept=[other.name])
+    assert other.exists()
+    remove_temp_files(tmp_path)
+    assert os.listdir(tmp_path) == ["m.onnx"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".onnxkvrename-precious",
+        f".onnxkvrename-{'0' * 23}-0-new",
+        f".onnxkvrename-{'A' * 24}-0-new",
+        f".onnxkvrename-{'0' * 24}-0-new.onnx",
+        f".onnxkvrename-{'0' * 24}-x-new",
+        f"{'0' * 24}-0-new",
+    ],
+)
+def test_nothing_is_removed_that_only_looks_like_ours(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine")
+    settle_stopped_runs([tmp_path])
+    remove_temp_files(tmp_path)
+    assert os.listdir(tmp_path) == [name]
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to("precious")
+
+
+def make_file_of_another(path: Path) -> None:
+    path.write_text("theirs")
+    os.chown(path, 12345, -1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [make_link, os.mkdir, os.mkfifo, pytest.param(make_file_of_another, marks=needs_root)],
+)
+def test_what_no_run_of_this_user_makes_is_not_removed(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / build_temp_name(build_key(), 0, "new")
+    make(path)
+    settle_stopped_runs([tmp_path])
+    remove_temp_files(tmp_path)
+    assert os.path.lexists(path)
+
+
+@needs_root
+def test_for_root_what_the_owner_of_the_directory_left_is_as_good_as_its_own(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / build_temp_name(build_key(), 0, "new")
+    path.touch()
+    for owned in (path, tmp_path):
+        os.chown(owned, 12346, -1)
+    remove_temp_files(tmp_path)
+    assert not path.exists()
