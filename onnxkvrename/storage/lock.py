@@ -57,10 +57,12 @@ def _hold_lock(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.name != "nt":
-            _remove_lock_file(lock_file)  # where none is needed, that of a killed run
-        if descriptor is not None:
-            close_quietly(descriptor)
+        try:
+            if os.name != "nt":
+                _remove_lock_file(lock_file)  # where none is needed, that of a killed run
+        finally:
+            if descriptor is not None:
+                close_quietly(descriptor)
 
 
 def _lock_directory(directory: Path) -> int | None:
