@@ -18,7 +18,7 @@ class Option(NamedTuple):
 
     Attributes:
         flags: Its spellings, as in ``-o --output``; empty for an argument.
-        help: What it does; ``{names}`` stands for all of `names`.
+        help: What it does; ``{names}`` is about all of `names`.
         metavar: What the help calls a value.
         section: The heading of this option and those that follow it in the help.
         names: The values that a shell completes: some names, or a key of

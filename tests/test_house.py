@@ -104,6 +104,7 @@ def test_only_storage_opens_and_changes_files() -> None:
         if package_of(name) != "storage" and (found := open_calls(tree))
     }
     assert outside == {
+        "cli.main": {"os.write"},  # stderr, where the modules that print cannot be loaded
         "cli.output": {"os.open"},  # os.devnull, for streams that broke or are closed
         "verification.running.run_process": {"open"},  # /proc/self, which is no file of a user
     }
@@ -131,7 +132,7 @@ def find_error_swallowers(tree: ast.AST) -> list[str]:
 
 
 MAY_SWALLOW_ERRORS = {
-    "__main__": 1,  # stderr cannot be written: there is no other place to say so
+    "__main__": 2,  # stderr cannot be written: there is no other place to say so
     "cli.main": 1,  # what a mistyped word may mean, and what a shell completes
     "cli.recover": 1,  # a remark beside a dry run; the command recover tells the error
     "report.progress_bars": 2,  # nor is there one for a bar

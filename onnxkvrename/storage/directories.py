@@ -1,4 +1,4 @@
-"""New directories, made in place with no more rights than those that they stand for."""
+"""New directories, made in place with no more rights than those that they replace."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def make_directories(target: Path, source: Path, root: Path | None) -> Iterator[
 
     Args:
         target: The path of the file.
-        source: The directory that the directory of the file stands for; those above it, up to
-            the root, stand for those above.
+        source: The directory that the directory of the file replaces; those above it, up to
+            the root, replace those above.
         root: The directory that the user gave for results: below it, no link may lead to the
             target.
 
@@ -71,13 +71,13 @@ def make_directories(target: Path, source: Path, root: Path | None) -> Iterator[
         if root is not None and root in directory.parents:
             source = source.parent
         directory = directory.parent
-    for directory, stands_for in reversed(missing):
+    for directory, replaced in reversed(missing):
         yield directory
         inner_root = root if root is not None and root in directory.parents else None
         with translate_write_errors(target), open_parent(directory, inner_root) as (name, parent):
-            status = read_status(stands_for)
+            status = read_status(replaced)
             mode = 0o700
-            if status is not None and ACCESS_LIST not in list_attributes(stands_for):
+            if status is not None and ACCESS_LIST not in list_attributes(replaced):
                 mode |= status.st_mode & 0o777
             os.mkdir(name, mode, dir_fd=parent)
             made = os.stat(name, dir_fd=parent)
