@@ -55,23 +55,7 @@ class ReadError(ModelError):
 
 
 class WriteError(KvRenameError):
-    """A result cannot be written to its path; an existing file is unchanged.
-
-    Attributes:
-        in_place_hint: How to fix it where the result can go to no other path, or `None`.
-            By default it is the hint; an empty one means none.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        path: str | None = None,
-        hint: str | None = None,
-        in_place_hint: str | None = None,
-    ) -> None:
-        super().__init__(message, path=path, hint=hint)
-        self.in_place_hint = hint if in_place_hint is None else in_place_hint or None
+    """A result cannot be written to its path; an existing file is unchanged."""
 
 
 class UndoError(WriteError):

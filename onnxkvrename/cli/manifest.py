@@ -14,7 +14,7 @@ from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.files import collect_inputs
 from onnxkvrename.cli.options import declare_command, parse_memory_size
 from onnxkvrename.cli.output import print_answer, print_choice, print_lines
-from onnxkvrename.errors import KvRenameError, ModelError, WriteError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, quote_path
 from onnxkvrename.layout.layout import Layout, compute_layout_digest
 from onnxkvrename.layout.load import (
@@ -365,21 +365,18 @@ def _write_stamps(loaded: LoadedLayout, rules: Rules, *, force: bool, quiet: boo
     reports = [report for report in loaded.reports if report.path in loaded.layout.models]
     jobs = [build_job(Path(report.path)) for report in reports]
     identities = [loaded.identities[report.path] for report in reports]
-    try:
-        results = stamp_models(
-            jobs,
-            reports,
-            identities,
-            loaded.stamp,
-            rules,
-            data_paths=loaded.data_paths,
-            force=force,
-        ).models
-    except KvRenameError as error:
-        raise _drop_elsewhere_hint(error) from None
+    results = stamp_models(
+        jobs,
+        reports,
+        identities,
+        loaded.stamp,
+        rules,
+        data_paths=loaded.data_paths,
+        force=force,
+    ).models
     for result in results:
         if result.error is not None:
-            raise _drop_elsewhere_hint(result.error)
+            raise result.error
     if not quiet:
         print_lines(map(_build_stamp_line, results))
 
@@ -398,13 +395,6 @@ def _check_set_stamp(loaded: LoadedLayout, digest: str, rules: Rules) -> None:
             hint="pass all windows of the set, or remove the stamp first: "
             f"`onnxkvrename {quote_path(path)} --strip`",
         )
-
-
-def _drop_elsewhere_hint(error: KvRenameError) -> KvRenameError:
-    """Return the error without the hint to write elsewhere: a stamp changes the model itself."""
-    if not isinstance(error, WriteError) or error.in_place_hint == error.hint:
-        return error
-    return WriteError(error.message, path=error.path, hint=error.in_place_hint)
 
 
 def _build_stamp_line(report: ModelReport) -> Line:

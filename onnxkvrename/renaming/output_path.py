@@ -206,8 +206,7 @@ def find_writable_directory(job: RenameJob) -> Path:
         raise WriteError(
             f"cannot be written: {directory} {fault}",
             path=str(job.output),
-            hint=_ELSEWHERE_HINT,
-            in_place_hint="",
+            hint="write to another directory",
         )
     return directory
 

@@ -75,14 +75,12 @@ class StateRow(NamedTuple):
         return f" -> {escape_text(directory)}" if directory else ""
 
 
-def build_rename_answer(report: Report, request: Request, writing_command: str = "") -> Answer:
+def build_rename_answer(report: Report, request: Request) -> Answer:
     """Return the answer of a rename.
 
     Args:
         report: What became of the models and sidecars.
         request: What was asked for, and how to show it.
-        writing_command: The command that changes the names that would change, for formats that
-            annotate files; empty if it is not known or would fail.
     """
     code = report.compute_exit_code(check_only=request.only_checks)
     has_total = len(report.models) > 1 and not request.quiet
@@ -94,9 +92,7 @@ def build_rename_answer(report: Report, request: Request, writing_command: str =
         code,
         build_content=partial(_describe, report),
         render_text=partial(render_rename, report, request),
-        files=tuple(
-            _list_files(report, request, f" ({writing_command})" if writing_command else "")
-        ),
+        files=tuple(_list_files(report, request)),
         notes=tuple(notes),
     )
 
@@ -107,35 +103,28 @@ def _describe(report: Report) -> tuple[Any, ...]:
     return describe_report(report)
 
 
-def _list_files(report: Report, request: Request, fix: str) -> Iterator[FileResult]:
+def _list_files(report: Report, request: Request) -> Iterator[FileResult]:
     is_single = len(report.models) == 1
     for model in report.models:
-        yield build_file_result(model, *_list_model_notes(model, request, fix, is_single))
+        yield build_file_result(model, *_list_model_notes(model, request, is_single))
     for sidecar in report.sidecars if request.only_checks else ():
         if sidecar.status == "would-rename":
-            note = Note("names", f"{_format_sidecar_state(sidecar)}{fix}", sidecar.path, "error")
+            note = Note("names", _format_sidecar_state(sidecar), sidecar.path, "error")
             yield FileResult(sidecar.path, notes=(note,))
 
 
-def _list_model_notes(
-    model: ModelReport, request: Request, fix: str, is_single: bool
-) -> Iterator[Note]:
+def _list_model_notes(model: ModelReport, request: Request, is_single: bool) -> Iterator[Note]:
     """Yield what became of a model; of several models the total counts those that stayed."""
     if model.error is not None:
         return
     state = format_model_state(model)
     is_pending = model.status == "would-rename"
     if request.only_checks and is_pending:
-        yield Note("names", f"{state}{fix}", model.path, "error")
+        yield Note("names", state, model.path, "error")
     elif not request.quiet and (
         is_single or model.status == "renamed" or (not request.writes and is_pending)
     ):
         yield Note(model.status, state, model.path)
-
-
-def _build_pending_note(state: str, path: str) -> Note:
-    """Return the error of ``--check`` about a file."""
-    return Note("names", state, path, "error")
 
 
 def render_rename(report: Report, request: Request, screen: Screen) -> Iterator[Line]:

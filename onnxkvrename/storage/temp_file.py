@@ -44,12 +44,20 @@ ACCESS_LIST = "system.posix_acl_access"
 """The attribute that is an access control list (acl(5))."""
 
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_SPACE_HINTS = ("free some space, or write elsewhere with -o", "free some space")
-_DIRECTORY_HINTS = (
-    "its directory must be writable; or write to another directory",
-    "its directory must be writable",
-)
-"""How to fix it, and how to where the result can go to no other path."""
+_SPACE_HINT = "free some space, or write to another disk"
+_DIRECTORY_HINT = "its directory must be writable"
+_ERROR_HINTS = {
+    errno.ENOSPC: _SPACE_HINT,
+    errno.EDQUOT: _SPACE_HINT,
+    errno.EFBIG: "raise the file size limit (ulimit -f)",
+    errno.EROFS: "write to another directory",
+    errno.EACCES: _DIRECTORY_HINT,
+    errno.EPERM: _DIRECTORY_HINT,
+    errno.EEXIST: "a file appeared there during the run; --force replaces it",
+    errno.ENOENT: "create its directory first",
+    errno.ENOTDIR: "create its directory first",
+}
+"""How to fix an error of the system."""
 
 ProgressCallback = Callable[[int], None]
 """Called with the number of bytes or models that were done since the last call."""
@@ -371,8 +379,7 @@ class TempFile:
                 raise WriteError(
                     f"{what} could not be kept: {error.strerror}",
                     path=str(self.display_path),
-                    hint="write elsewhere with -o or -d, or use --force",
-                    in_place_hint="use --force",
+                    hint="write to another directory, or use --force",
                 ) from None
             return False
         return True
@@ -511,8 +518,7 @@ def check_free_space(directory: Path, size: int, target: Path) -> None:
         raise WriteError(
             f"needs {size:,} bytes, but the disk has {free:,} left",
             path=str(target),
-            hint=_SPACE_HINTS[0],
-            in_place_hint=_SPACE_HINTS[1],
+            hint=_SPACE_HINT,
         )
 
 
@@ -533,24 +539,8 @@ def translate_write_errors(target: Path) -> Iterator[None]:
 
 def _build_write_error(target: Path, error: OSError, source: Path | None = None) -> WriteError:
     """Return the error of a target. With a source, either file may be at fault."""
-    hints: dict[int, tuple[str, str]] = {
-        errno.ENOSPC: _SPACE_HINTS,
-        errno.EDQUOT: _SPACE_HINTS,
-        errno.EFBIG: (
-            "raise the file size limit (ulimit -f), or write elsewhere",
-            "raise the file size limit (ulimit -f)",
-        ),
-        errno.EROFS: ("write to another directory", ""),
-        errno.EACCES: _DIRECTORY_HINTS,
-        errno.EPERM: _DIRECTORY_HINTS,
-        errno.EEXIST: ("a file appeared there during the run; --force replaces it",) * 2,
-        errno.ENOENT: ("create its directory first",) * 2,
-        errno.ENOTDIR: ("create its directory first",) * 2,
-    }
     reason = error.strerror or str(error)
     if source is not None and error.errno not in (*_FULL_ERRNOS, errno.EROFS):
         reason += f", while {source} was copied"
-    hint, in_place_hint = hints.get(error.errno or 0, (None, None))
-    return WriteError(
-        f"cannot be written: {reason}", path=str(target), hint=hint, in_place_hint=in_place_hint
-    )
+    hint = _ERROR_HINTS.get(error.errno or 0)
+    return WriteError(f"cannot be written: {reason}", path=str(target), hint=hint)

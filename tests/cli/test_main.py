@@ -633,7 +633,7 @@ def test_a_command_that_cannot_be_loaded_is_one_error(options: list[str]) -> Non
     command = [sys.executable, "-c", FAILED_WHILE_LOADING, "verify", "m.onnx", *options]
     process = subprocess.run(command, capture_output=True, text=True)
     assert (process.returncode, process.stderr.count("error: ")) == (2, 1)
-    assert ("Traceback" in process.stderr) is ("-v" in options)
+    assert "Traceback" not in process.stderr
 
 
 SIGNALLED_WHILE_STARTING = """

@@ -150,26 +150,20 @@ def test_errors_call_the_target_what_the_user_calls_it(tmp_path: Path) -> None:
     assert caught.value.path == "out/target.onnx"
 
 
-_WRITABLE = ("its directory must be writable; or write to another directory",)
-_WRITABLE += ("its directory must be writable",)
-_SPACE = ("free some space, or write elsewhere with -o", "free some space")
-_SIZE = "raise the file size limit (ulimit -f)"
-
-
 @pytest.mark.parametrize(
-    ("numbers", "hint", "in_place_hint"),
+    ("numbers", "hint"),
     [
-        ((errno.ENOSPC, errno.EDQUOT), *_SPACE),
-        ((errno.EFBIG,), f"{_SIZE}, or write elsewhere", _SIZE),
-        ((errno.EROFS,), "write to another directory", None),
-        ((errno.EACCES, errno.EPERM), *_WRITABLE),
-        ((errno.EEXIST,), *["a file appeared there during the run; --force replaces it"] * 2),
-        ((errno.ENOENT, errno.ENOTDIR), *["create its directory first"] * 2),
-        ((errno.EIO,), None, None),
+        ((errno.ENOSPC, errno.EDQUOT), "free some space"),
+        ((errno.EFBIG,), "ulimit -f"),
+        ((errno.EROFS,), "another directory"),
+        ((errno.EACCES, errno.EPERM), "its directory must be writable"),
+        ((errno.EEXIST,), "--force"),
+        ((errno.ENOENT, errno.ENOTDIR), "create its directory first"),
+        ((errno.EIO,), None),
     ],
 )
-def test_an_error_of_the_system_says_how_to_fix_it_in_place_and_elsewhere(
-    numbers: tuple[int, ...], hint: str | None, in_place_hint: str | None
+def test_an_error_of_the_system_says_how_to_fix_it(
+    numbers: tuple[int, ...], hint: str | None
 ) -> None:
     for number in numbers:
         with pytest.raises(WriteError) as caught, translate_write_errors(Path("m.onnx")):
@@ -177,7 +171,7 @@ def test_an_error_of_the_system_says_how_to_fix_it_in_place_and_elsewhere(
         error = caught.value
         assert error.path == "m.onnx"
         assert error.message == f"cannot be written: {os.strerror(number)}"
-        assert (error.hint, error.in_place_hint) == (hint, in_place_hint)
+        assert (error.hint is None) if hint is None else hint in str(error.hint)
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT, 0])
