@@ -18,6 +18,7 @@ from typing import NamedTuple
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.findings import format_list
 from onnxkvrename.limits import (
+    MAX_ALTERNATIVES,
     MAX_FILES,
     MAX_MATCHED_CHARS,
     MAX_TEMPLATES,
@@ -487,7 +488,10 @@ def derive_template(template: str, new_names: Mapping[str, str]) -> str | None:
     candidates = []
     if "%" not in name and len(name) <= MAX_MATCHED_CHARS:
         starts = (match.start() for match in re.finditer(f"(?={number})", name))
-        candidates = [f"{name[:at]}{PLACEHOLDER}{name[at + len(number) :]}" for at in starts]
+        candidates = [
+            f"{name[:at]}{PLACEHOLDER}{name[at + len(number) :]}"
+            for at in islice(starts, MAX_ALTERNATIVES)
+        ]
     fitting = [
         candidate
         for candidate in candidates
