@@ -50,8 +50,8 @@ def run(
     overwritten = {path: path.lstat() for path in paths if os.path.lexists(path)}
     with Transaction({path.parent for path in paths}, overwritten, made) as change:
         files = []
-        for index, path in enumerate(paths):
-            with TempFile(path, temp_name=change.build_temp_name(index)) as temp_file:
+        for path in paths:
+            with TempFile(path, key=change.key) as temp_file:
                 temp_file.write(f"new {path.name}".encode())
                 files.append(temp_file.finish(replace=path in overwritten))
         before()
