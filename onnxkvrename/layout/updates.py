@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.limits import MAX_MATCHED_CHARS
@@ -19,8 +19,6 @@ new ones, in a buffer of one size; ``append``: longer by the new positions; ``de
 has the new positions only; ``once``: passed through, or written in full without the input.
 ``unknown``: the graph was read, and does not show it; ``untraced``: the graph was not read.
 """
-UPDATE_KINDS: tuple[UpdateKind, ...] = get_args(UpdateKind)
-
 _KINDS_WORST_FIRST: tuple[UpdateKind, ...] = (
     "append",
     "delta",
@@ -49,7 +47,7 @@ class BufferUpdate(NamedTuple):
     """How a retained output is made from its input.
 
     Attributes:
-        kind: One of `UPDATE_KINDS`.
+        kind: One of `UpdateKind`.
         axis: For ``append`` and ``delta`` the axis with another size, ``None`` if not known.
         other_inputs: The inputs of other buffers that the output is made of instead of its own:
             the model mixes up its buffers.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding, promote_to_errors, quote_path
+from onnxkvrename.findings import Finding, build_finding, promote_to_errors, quote_path
+from onnxkvrename.model.file import open_model
 from onnxkvrename.qefficient.export_cache import (
     PARAMS_FILE,
     CacheEntry,
@@ -25,17 +26,20 @@ from onnxkvrename.qefficient.export_cache import (
     render_export_params,
     split_directory_name,
 )
-from onnxkvrename.qefficient.seed_refusals import report_refused_models, report_unfed_models
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
 from onnxkvrename.rules.find_models import build_job, find_jobs
-from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.kv_model import read_kv_model
+from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan
+from onnxkvrename.rules.profile import MERGED, Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, Report, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.storage.directories import is_left_empty
 from onnxkvrename.storage.read import is_directory, is_occupied, resolve_path
 from onnxkvrename.storage.record import resolve_moved_path
 from onnxkvrename.storage.recover import settle_stopped_runs
+
+_OLD_MERGE_FOLDER = "final_data"
+"""The directory in an export where older releases put merged files, and all look for them."""
 
 
 class Seed(NamedTuple):
@@ -172,13 +176,13 @@ def plan_seeds(
             _check_complete(directory, models)
         refused: list[ModelReport] = []
         if seed.entry is not None and seed.finding is None:
-            refused += report_refused_models(directory, seed.entry, own_models, rules)
+            refused += _report_refused(directory, seed.entry, own_models, rules)
         if not refused:
             seeds.append(seed)
         left_out += refused
     if not all(report.pairs for report in left_out):  # an encoder that fills buffers
         for seed in tuple(seeds):
-            unfed = list(report_unfed_models(models_by_directory[seed.directory], rules))
+            unfed = list(_report_unfed(models_by_directory[seed.directory], rules))
             if unfed:
                 seeds.remove(seed)
             left_out += unfed
@@ -403,3 +407,60 @@ def _update_output(item: _ReportItem, moves: Mapping[Path, Path]) -> _ReportItem
     path = Path(os.path.abspath(item.output))
     moved_path = resolve_moved_path(path, moves)
     return item if moved_path == path else item._replace(output=str(moved_path))
+
+
+def _report_refused(
+    directory: Path, entry: CacheEntry, models: Sequence[Path], rules: Rules
+) -> Iterator[ModelReport]:
+    """Yield a report on each model of an export that cannot be seeded, with the reason.
+
+    A model without KV names, such as most vision encoders, stays, and needs no word.
+    """
+    reason = explain_token_refusal(entry.params, rules) or _explain_missing_merge(
+        directory, models, rules
+    )
+    for model in models if reason is not None else ():
+        with open_model(model) as opened:
+            try:
+                plan = build_rename_plan(opened.signature, rules, TokenChange(None))
+            except ModelError as error:
+                raise opened.source.build_error(error.message, hint=error.hint) from None
+        if plan.pairs or plan.feeds:
+            yield _build_refusal(model, plan, f"cannot be seeded: {reason}")
+
+
+def _report_unfed(models: Sequence[Path], rules: Rules) -> Iterator[ModelReport]:
+    """Yield a report on each decoder whose buffers an encoder fills, which is not seeded.
+
+    QEfficient looks for the encoder under its plain names whatever the token, so the two would
+    no longer connect.
+    """
+    for path in models:
+        model = read_kv_model(path, rules, check_data=False)
+        if model.needs:
+            message = (
+                f"cannot be seeded: QEfficient's vision encoder fills {model.needs[0]}, "
+                "and that name never gets a token"
+            )
+            yield _build_refusal(path, model.plan, message)
+
+
+def _build_refusal(path: Path, plan: RenamePlan, message: str) -> ModelReport:
+    finding = build_finding("KV407", "", message, "`-d renamed` writes it to another directory")
+    return ModelReport(str(path), str(path), "unchanged", pairs=plan.pairs, findings=(finding,))
+
+
+def _explain_missing_merge(directory: Path, models: Sequence[Path], rules: Rules) -> str | None:
+    """Return why QEfficient would not find a layerwise export, ``None`` if it would."""
+    parts = {model: rules.set_rule.parse_path(model.as_posix()) for model in models}
+    if None in parts.values():
+        return None
+    for model, part in parts.items():
+        if part is not None and (part.name.stage, part.name.first_layer) == (MERGED, 0):
+            folder = Path(os.path.abspath(model)).parent
+            if folder in (directory, directory / _OLD_MERGE_FOLDER):
+                return None
+    return (
+        "QEfficient reads only merged_0-N.onnx from the export's directory, not the windows or "
+        "pref_0.onnx"
+    )

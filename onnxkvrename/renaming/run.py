@@ -40,14 +40,13 @@ from onnxkvrename.rules.results import (
     SidecarReport,
     Status,
 )
-from onnxkvrename.storage.read import is_directory
+from onnxkvrename.storage.read import FileIdentity, is_directory
 from onnxkvrename.storage.recover import settle_stopped_runs
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar
-    from onnxkvrename.storage.read import FileIdentity
 
 _NO_PATH = Path("<memory>")
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.findings import format_list
 from onnxkvrename.limits import (
+    MAX_ALTERNATIVES,
     MAX_FILES,
     MAX_MATCHED_CHARS,
     MAX_TEMPLATES,
@@ -33,7 +34,7 @@ PLACEHOLDER = "%d"
 
 _PRINTED = re.compile(r"%[-+ #0]*[0-9]*(?:hh?|ll?|z)?[dius]|\{[A-Za-z_]*\}")
 _PLACES = 2
-"""Places in a text that a program prints into; the time to match it grows with their power."""
+"""Places in a text that a program may print into."""
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _ALL: frozenset[str] = frozenset()
 
@@ -466,14 +467,13 @@ def find_printed_names(text: str, sorted_names: Sequence[str]) -> frozenset[str]
     first = bisect_left(sorted_names, head)
     pattern, end = "", 0
     for place in places:
-        printed = "[A-Za-z_]+" if place[0].endswith("s") else "[0-9]+"
+        # A bounded length keeps the time for hostile names linear.
+        printed = "[A-Za-z_]{1,64}" if place[0].endswith("s") else "[0-9]{1,20}"
         pattern += re.escape(text[end : place.start()]) + printed
         end = place.end()
     name_pattern = re.compile(pattern + re.escape(text[end:]))
     similar = takewhile(lambda name: name.startswith(head), islice(sorted_names, first, None))
-    return frozenset(
-        name for name in similar if len(name) <= MAX_MATCHED_CHARS and name_pattern.fullmatch(name)
-    )
+    return frozenset(name for name in similar if name_pattern.fullmatch(name))
 
 
 def derive_template(template: str, new_names: Mapping[str, str]) -> str | None:
@@ -487,7 +487,10 @@ def derive_template(template: str, new_names: Mapping[str, str]) -> str | None:
     candidates = []
     if "%" not in name and len(name) <= MAX_MATCHED_CHARS:
         starts = (match.start() for match in re.finditer(f"(?={number})", name))
-        candidates = [f"{name[:at]}{PLACEHOLDER}{name[at + len(number) :]}" for at in starts]
+        candidates = [
+            f"{name[:at]}{PLACEHOLDER}{name[at + len(number) :]}"
+            for at in islice(starts, MAX_ALTERNATIVES)
+        ]
     fitting = [
         candidate
         for candidate in candidates

@@ -180,7 +180,7 @@ def test_what_qefficient_does_not_write_is_refused_in_one_line(text: str, messag
 
 
 @pytest.mark.parametrize(
-    "more", ["9" * 1000, "[" * 99 + "]" * 99, '{"a":1,"b":1}', '"NaN"', "1e308", '"\\ud800"', "{}"]
+    "more", ["9" * 19, "[" * 99 + "]" * 99, '{"a":1,"b":1}', '"NaN"', "1e308", '"\\ud800"', "{}"]
 )
 def test_what_is_only_odd_is_read_hashed_and_written(more: str) -> None:
     hashed = json.loads(holding(more))

@@ -18,7 +18,12 @@ from tiers import thin
 from onnxkvrename import load_rules
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.sidecars.bindings import BindingPlan, BoundModels, plan_bindings
+from onnxkvrename.sidecars.bindings import (
+    BindingPlan,
+    BoundModels,
+    find_printed_names,
+    plan_bindings,
+)
 from onnxkvrename.sidecars.formats import BUILT_IN
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.tree import parse_json_tree
@@ -602,3 +607,8 @@ def test_a_real_configuration_names_what_its_models_have(folder: Path, tmp_path:
     assert run(out, "--strip", "--force").code == 0
     for path in (path for path in folder.rglob("*") if path.is_file()):
         assert (out / path.relative_to(folder)).read_bytes() == path.read_bytes()
+
+
+def test_a_text_with_two_places_is_held_against_long_names_in_linear_time() -> None:
+    names = [f"a{'1' * 50_000}x{number}" for number in range(50)]
+    assert find_printed_names("a%d%d", sorted((*names, "a12"))) == {"a12"}

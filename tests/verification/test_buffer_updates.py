@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import get_args
 
 import onnx.parser
 import pytest
@@ -422,10 +423,10 @@ def test_updates_are_traced_from_bytes_and_damage_is_not_reported_here() -> None
 
 
 def test_every_kind_of_an_update_that_profiles_name_exists() -> None:
-    from onnxkvrename.layout.updates import UPDATE_KINDS
+    from onnxkvrename.layout.updates import UpdateKind
     from onnxkvrename.rules.profile import UPDATES
 
-    assert set(UPDATES) < set(UPDATE_KINDS)
+    assert set(UPDATES) < set(get_args(UpdateKind))
     updates = load_rules().updates_by_kind
     assert {"attention", "mla", "linear"} <= set(updates)
     assert set(updates.values()) == {"inplace"}
