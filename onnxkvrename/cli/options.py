@@ -60,8 +60,7 @@ class RequestCommand(click.Command):
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing:
             if ctx.params.get("models") == ():
-                several = " or a directory" if (self.options["models"].metavar or "")[5:] else ""
-                raise click.UsageError(f"no MODEL given: pass an .onnx file{several}")
+                raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
             self._check_combinations(ctx)
         return rest
 
@@ -143,7 +142,7 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
     value_type = _choose_type(kind, option)
     if not option.flags:
         count = -1 if origin is tuple else 1
-        is_required = origin is not tuple  # without a model, the command has a better message
+        is_required = count == 1 or option.is_required
         return click.Argument(
             [name], metavar=option.metavar, type=value_type, nargs=count, required=is_required
         )
@@ -229,9 +228,9 @@ class NonEmptyPath(click.Path):
 
     is_output = False
 
-    def __init__(self, path_type: type[Path] = Path) -> None:
+    def __init__(self) -> None:
         # Whoever opens it has the better message.
-        super().__init__(readable=False, path_type=path_type)
+        super().__init__(readable=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; an error for an empty one, for a URL, and for ``file/``."""
@@ -419,24 +418,3 @@ def parse_memory_size(option: str, text: str, limit: int) -> int:
             f"{option} {text!r}: add a unit: {size}G or {size}M, or {size}B for bytes"
         )
     return size
-
-
-def check_exclusive(option: str, is_given: object, other: str, other_is_given: object) -> None:
-    """Raise :class:`click.UsageError` if both options are given."""
-    if is_given and other_is_given:
-        raise click.UsageError(f"{option} and {other} cannot be used together")
-
-
-def add_format_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add ``--format`` to a command that is no :class:`RequestCommand`."""
-    formats = list_formats()
-    return click.option(
-        "--format",
-        "output_format",
-        cls=SingleOption,
-        metavar="FORMAT",
-        type=click.Choice(formats),
-        default="text",
-        show_default=True,
-        help=f"Output format: {', '.join(formats)}.",
-    )

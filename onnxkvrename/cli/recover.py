@@ -8,19 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
-import click
-
-from onnxkvrename.cli.options import (
-    CONTEXT_SETTINGS,
-    NonEmptyPath,
-    add_format_option,
-    check_exclusive,
-)
+from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, format_count, quote_path
+from onnxkvrename.options import Format, Option
 from onnxkvrename.report.documents.recover_json import Recovery, describe_recovery
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen
 from onnxkvrename.report.formats.text import build_error_line, format_files
@@ -41,24 +35,23 @@ _MAX_LISTED_FILES = 4
 """Files in the same state that each have a line."""
 
 
-@click.command(
+class RecoverArguments(NamedTuple):
+    """What a user asks for with ``recover``."""
+
+    paths: Annotated[tuple[Path, ...], Option("", metavar="PATH...", is_required=True)] = ()
+    undo: Annotated[bool, Option("--undo", "Restore the old files.", excludes=("finish",))] = False
+    finish: Annotated[bool, Option("--finish", "Put the new files in place.")] = False
+    output_format: Format = "text"
+
+
+@declare_command(
     "recover",
-    context_settings=CONTEXT_SETTINGS,
-    epilog="The command that was stopped finishes its work as well. Exit codes: 0 done or nothing "
-    "to do; 1 there is a run to undo or to finish, a file has changed since the run stopped, or a "
-    "record was skipped; 2 the job could not be done; 130 interrupted.",
+    RecoverArguments,
+    "The command that was stopped finishes its work as well. Exit codes: 0 done or nothing to do; "
+    "1 there is a run to undo or to finish, a file has changed since the run stopped, or a record "
+    "was skipped; 2 the job could not be done; 130 interrupted.",
 )
-@click.argument(
-    "paths",
-    nargs=-1,
-    metavar="PATH...",
-    type=NonEmptyPath(path_type=Path),
-    required=True,
-)
-@click.option("--undo", is_flag=True, help="Restore the old files.")
-@click.option("--finish", is_flag=True, help="Put the new files in place.")
-@add_format_option()
-def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: str) -> int:
+def command(arguments: RecoverArguments) -> int:
     """List the files of a run that stopped half way, restore the old or place the new ones.
 
     A run that is killed, or whose disk fails, may leave some files new and others
@@ -66,7 +59,7 @@ def command(paths: tuple[Path, ...], undo: bool, finish: bool, output_format: st
     beside them. PATH is a directory, which is searched with all below it, or a
     file in one.
     """
-    check_exclusive("--undo", undo, "--finish", finish)
+    paths, undo, finish, output_format = arguments
     try:
         skipped = list[ModelError]()
         runs = [

@@ -167,6 +167,10 @@ def _settle(record: Record, kept: Collection[str]) -> bool:
             return False
         play_back(record, undo=True)
         states = {"old"}
+    places = record.list_directories()
+    is_unknown = "changed" in states and "new" not in states
+    if is_unknown and any(_has_only_copy(place, record.key) for place in places):
+        return True  # a tree that was copied: it is not known which of its files are old
     remove_record(record, kept)
     if "new" not in states:
         remove_made_directories(record.made)
@@ -181,12 +185,20 @@ def _remove_useless_record(path: Path, kept: Collection[str]) -> None:
     """
     match = TEMP_NAME.fullmatch(path.name)
     with suppress(OSError):
-        paths = list_temp_paths(path.parent, match and match["key"])
-        old = (path for path in paths if path.name.endswith("-old"))
-        if all(os.lstat(path).st_nlink > 1 for path in old):
-            remove_temp_files(path.parent, match and match["key"], kept)
+        if match is not None and not _has_only_copy(path.parent, match["key"]):
+            remove_temp_files(path.parent, match["key"], kept)
             if path.name not in kept:
                 remove_file_of_run(path)
+
+
+def _has_only_copy(directory: Path, key: str) -> bool:
+    """Return whether a run has left an old file that has no other name.
+
+    Raises:
+        OSError: This cannot be determined.
+    """
+    old = (path for path in list_temp_paths(directory, key) if path.name.endswith("-old"))
+    return any(os.lstat(path).st_nlink == 1 for path in old)
 
 
 def _is_second_name(path: Path) -> bool:

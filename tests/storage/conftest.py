@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -12,6 +13,7 @@ from onnxkvrename.storage.record import Record, build_record, rename_directory, 
 from onnxkvrename.storage.temp_file import ReadyFile, TempFile, build_key, build_temp_name
 
 StopRun = Callable[..., Record]
+FindKept = Callable[[Record, int, Literal["new", "old"]], Path]
 
 
 @pytest.fixture(autouse=True)
@@ -20,11 +22,22 @@ def _no_syncing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-def make_ready_file(target: Path, key: str, index: int = 0, *, replace: bool = True) -> ReadyFile:
+def make_ready_file(target: Path, key: str, *, replace: bool = True) -> ReadyFile:
     """Return a file that a run with a key has written: ``new NAME``."""
-    with TempFile(target, temp_name=build_temp_name(key, index, "new")) as temp_file:
+    with TempFile(target, key=key) as temp_file:
         temp_file.write(b"new " + os.fsencode(target.name))
         return temp_file.finish(replace=replace)
+
+
+@pytest.fixture
+def find_kept() -> FindKept:
+    """Return what a run keeps of its Nth file: ``new`` or ``old``."""
+
+    def find(record: Record, number: int, kind: Literal["new", "old"]) -> Path:
+        change = record.files[number]
+        return change.target.with_name(build_temp_name(record.key, change.key, kind))
+
+    return find
 
 
 @pytest.fixture
@@ -39,8 +52,7 @@ def stop_run() -> StopRun:
     ) -> Record:
         key = build_key()
         files = [
-            make_ready_file(target, key, index, replace=os.path.lexists(target))
-            for index, target in enumerate(targets)
+            make_ready_file(target, key, replace=os.path.lexists(target)) for target in targets
         ]
         record = build_record(key, files, moves or {}, made)
         write_record(record)

@@ -271,12 +271,15 @@ def copy_kept(kept: Path) -> None:
 
 @pytest.mark.parametrize("damage", [unlink_kept, copy_kept])
 def test_without_its_link_what_is_at_a_target_is_somebody_elses(
-    damage: Callable[[Path], None], tmp_path: Path, stop_run: StopRun
+    damage: Callable[[Path], None],
+    find_kept: Callable[..., Path],
+    tmp_path: Path,
+    stop_run: StopRun,
 ) -> None:
     """An inode, a size and a time may be known to whoever plants a record."""
     record = stop_run(make_files(tmp_path, "a", "b", "made", "made_too"), 1)
-    damage(tmp_path / f".onnxkvrename-{record.key}-0-new")
-    damage(tmp_path / f".onnxkvrename-{record.key}-1-old")
+    damage(find_kept(record, 0, "new"))
+    damage(find_kept(record, 1, "old"))
     assert [target.state for target in record.list_targets()] == [
         "changed",
         "changed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -22,7 +23,12 @@ from onnxkvrename.storage.recover import (
     find_leftovers,
     settle_stopped_runs,
 )
-from onnxkvrename.storage.temp_file import build_key, build_temp_name, remove_temp_files
+from onnxkvrename.storage.temp_file import (
+    build_file_key,
+    build_key,
+    build_temp_name,
+    remove_temp_files,
+)
 
 StopRun = Callable[..., Record]
 
@@ -165,23 +171,24 @@ def swap_for_link(path: Path) -> None:
 
 @pytest.mark.parametrize("swap", [Path.unlink, swap_for_content, swap_for_link])
 @pytest.mark.parametrize(
-    ("undo", "kept", "fault"),
+    ("undo", "number", "kind", "fault"),
     [
-        (True, "0-old", "has no copy of its old content"),
-        (False, "3-new", "has lost its new content"),
+        (True, 0, "old", "has no copy of its old content"),
+        (False, 3, "new", "has lost its new content"),
     ],
 )
 def test_what_is_not_the_file_of_the_run_is_not_put_in_place(
     undo: bool,
-    kept: str,
+    number: int,
+    kind: str,
     fault: str,
     swap: Callable[[Path], None],
     half_done: Record,
+    find_kept: Callable[..., Path],
     targets: list[Path],
     tmp_path: Path,
 ) -> None:
-    number = int(kept[0])
-    swap(targets[number].with_name(f".onnxkvrename-{half_done.key}-{kept}"))
+    swap(find_kept(half_done, number, kind))
     before = read_state(tmp_path)
     (run,) = find_half_done_runs([tmp_path])
     with pytest.raises(WriteError, match=fault) as caught:
@@ -279,10 +286,14 @@ def test_a_run_settles_the_one_before(
 
 @pytest.mark.parametrize("change", ["in/b", "kept"])
 def test_a_run_that_cannot_be_undone_keeps_its_record_until_its_work_is_done(
-    change: str, half_done: Record, targets: list[Path], tmp_path: Path
+    change: str,
+    half_done: Record,
+    find_kept: Callable[..., Path],
+    targets: list[Path],
+    tmp_path: Path,
 ) -> None:
     if change == "kept":
-        change = f"in/.onnxkvrename-{half_done.key}-0-old"
+        change = f"in/{find_kept(half_done, 0, 'old').name}"
     (tmp_path / change).write_text("theirs")
     before = read_state(tmp_path)
     assert settle_stopped_runs([tmp_path / "in"])
@@ -295,6 +306,16 @@ def test_a_run_that_cannot_be_undone_keeps_its_record_until_its_work_is_done(
     assert read_state(tmp_path) == NEW
 
 
+def test_in_a_copy_of_the_tree_a_half_done_run_keeps_the_only_old_files(
+    half_done: Record, tmp_path: Path
+) -> None:
+    shutil.copytree(tmp_path, tmp_path / "copy", ignore=lambda *found: ["copy"])
+    before = read_state(tmp_path / "copy")
+    assert not settle_stopped_runs([tmp_path / "copy" / "in"])
+    remove_temp_files(tmp_path / "copy" / "in")
+    assert read_state(tmp_path / "copy") == before
+
+
 @pytest.mark.parametrize("has_old", [False, True])
 @pytest.mark.parametrize("plant", [plant_garbage, plant_copy])
 def test_a_record_that_is_none_goes_unless_it_may_keep_the_only_copy(
@@ -304,9 +325,9 @@ def test_a_record_that_is_none_goes_unless_it_may_keep_the_only_copy(
     other.mkdir()
     key = half_done.key if plant is plant_copy else build_key()
     plant(build_record_path(other, key))
-    (other / build_temp_name(key, 0, "new")).write_text("new")
+    (other / build_temp_name(key, build_file_key(), "new")).write_text("new")
     if has_old:
-        (other / build_temp_name(key, 0, "old")).write_text("old")
+        (other / build_temp_name(key, build_file_key(), "old")).write_text("old")
     assert not settle_stopped_runs([other])
     assert len(os.listdir(other)) == (3 if has_old else 0)
     remove_temp_files(other)
@@ -383,7 +404,9 @@ def test_a_run_that_is_at_work_is_not_settled(
 
 def test_before_all_inputs_are_known_only_second_names_go(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_text("model")
-    second, other, read = (tmp_path / build_temp_name(build_key(), 0, "new") for _ in range(3))
+    second, other, read = (
+        tmp_path / build_temp_name(build_key(), build_file_key(), "new") for _ in range(3)
+    )
     for path in (second, read):
         os.link(tmp_path / "m.onnx", path)
     other.write_text("perhaps weights")
@@ -429,7 +452,7 @@ def make_file_of_another(path: Path) -> None:
 def test_what_no_run_of_this_user_makes_is_not_removed(
     make: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    path = tmp_path / build_temp_name(build_key(), 0, "new")
+    path = tmp_path / build_temp_name(build_key(), build_file_key(), "new")
     make(path)
     settle_stopped_runs([tmp_path])
     remove_temp_files(tmp_path)
@@ -440,7 +463,7 @@ def test_what_no_run_of_this_user_makes_is_not_removed(
 def test_for_root_what_the_owner_of_the_directory_left_is_as_good_as_its_own(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / build_temp_name(build_key(), 0, "new")
+    path = tmp_path / build_temp_name(build_key(), build_file_key(), "new")
     path.touch()
     for owned in (path, tmp_path):
         os.chown(owned, 12346, -1)

@@ -19,6 +19,7 @@ from onnxkvrename.storage.temp_file import (
     TEMP_NAME,
     ReadyFile,
     TempFile,
+    build_file_key,
     build_key,
     build_temp_name,
     check_free_space,
@@ -201,7 +202,9 @@ def test_where_a_file_must_have_a_name_it_has_one_that_no_exporter_takes(
 
 
 def test_a_temporary_name_is_short_and_has_the_key_of_its_run() -> None:
-    names = [build_temp_name(build_key(), 99_999_999, kind) for kind in ("new", "old", "probe")]
+    names = [
+        build_temp_name(build_key(), build_file_key(), kind) for kind in ("new", "old", "probe")
+    ]
     for name in names:
         match = TEMP_NAME.fullmatch(name)
         assert match

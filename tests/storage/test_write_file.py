@@ -9,7 +9,7 @@ import pytest
 from onnxkvrename import KvRenameError, ModelError, WriteError
 from onnxkvrename.storage import lock
 from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.temp_file import build_key, build_temp_name
+from onnxkvrename.storage.temp_file import build_file_key, build_key, build_temp_name
 from onnxkvrename.storage.write_file import check_replaceable, needs_write, write_files
 
 needs_modes = pytest.mark.skipif(not hasattr(os, "fchmod"), reason="a system without fchmod")
@@ -126,7 +126,7 @@ def test_what_a_killed_run_left_is_removed_but_nothing_that_is_read(
     content: bytes, here: Path
 ) -> None:
     Path("file").write_bytes(content)
-    left, read = (Path(build_temp_name(build_key(), 0, "new")) for _ in range(2))
+    left, read = (Path(build_temp_name(build_key(), build_file_key(), "new")) for _ in range(2))
     for path in (left, read):
         path.write_bytes(b"half")
     write_files({Path("file"): b"content"}, force=True, inputs=[read])
@@ -139,7 +139,7 @@ def test_another_run_at_work_there_keeps_its_files(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "_MAX_WAIT", 0)
-    left = Path(build_temp_name(build_key(), 0, "new"))
+    left = Path(build_temp_name(build_key(), build_file_key(), "new"))
     left.touch()
     with hold_locks([here]), pytest.raises(WriteError, match="is being processed"):
         write_files({Path("file"): b"content"}, force=True)
