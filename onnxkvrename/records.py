@@ -5,11 +5,9 @@ What the docstring of a record says of its fields is what the schema says of the
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from hashlib import sha256
 from inspect import cleandoc
 from pathlib import Path
 from types import UnionType
@@ -112,6 +110,8 @@ class Document(NamedTuple):
             code: The exit code of the command.
             error: Why the job could not be done; `None` if it was done.
         """
+        import json  # a dry run loads this module, and writes none
+
         head, tail = Head(self.schema, __version__, self.command), Tail(error, cast(Any, code))
         values = {**serialize(head), **serialize(content), **serialize(tail)}
         if self.is_sealed:
@@ -134,6 +134,9 @@ def compute_document_digest(values: Mapping[str, Any]) -> str:
         SHA-256, in hexadecimal, of the document without its ``sha256``, as JSON with the keys
         of each object sorted, without blanks and in ASCII.
     """
+    import json
+    from hashlib import sha256  # only for manifests
+
     content = {key: value for key, value in values.items() if key != "sha256"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode("ascii")).hexdigest()
