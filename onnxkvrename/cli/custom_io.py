@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.cli.files import collect_inputs, require_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_choice, print_lines
@@ -63,7 +63,6 @@ class CustomIoArguments(NamedTuple):
     force: Annotated[bool, Option("--force", "Replace a file that is there.")]
     profile: Profile
     rules: RulesFile
-    pairs: None = None
 
 
 @declare_command(
@@ -75,7 +74,7 @@ def command(arguments: CustomIoArguments) -> int:
     """Write a fresh custom_io.yaml: the precision of every KV input and output of MODEL."""
     precision = arguments.precision
     path = require_one_model(arguments.models, "custom-io")
-    rules = choose_rules(arguments, (path,))
+    rules = find_rules(arguments.profile, arguments.rules, (path,))
     print_choice(rules.choice, is_wanted=True)
     model = read_kv_model(path, rules, check_data=False)
     names = _list_kv_names(model)

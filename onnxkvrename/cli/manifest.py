@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.files import collect_inputs
 from onnxkvrename.cli.options import declare_command, parse_memory_size
@@ -226,7 +226,9 @@ def command(arguments: ManifestArguments) -> int:
         arguments.custom_io,
         group_windows=arguments.group_windows,
     )
-    rules = choose_rules(arguments, arguments.models, arguments.token)
+    rules = find_rules(
+        arguments.profile, arguments.rules, arguments.models, arguments.pairs, arguments.token
+    )
     is_wanted = arguments.output_format == "text" and not arguments.quiet
     print_choice(rules.choice, is_wanted=is_wanted)
     if arguments.stamp:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
@@ -56,7 +56,7 @@ def _verify_models(request: VerifyRequest) -> tuple[tuple[VerifiedModel, ...], P
     sources = _find_sources(paths, request)
     if request.reference is not None:
         check_one_model("--reference is for one model", [str(path) for path in paths])
-    rules = choose_rules(request, paths, request.token)
+    rules = find_rules(request.profile, request.rules, paths, request.pairs, request.token)
     is_wanted = request.output_format == "text" and not request.quiet
     print_choice(rules.choice, is_wanted=is_wanted)
     verify = partial(_verify_with_source, rules=rules, request=request)
