@@ -26,6 +26,10 @@ def run() -> None:
             sys.stderr.write(
                 "error: interrupted: no file was left half written (run the same command again)\n"
             )
+    except (ImportError, OSError) as error:  # the system opens no file, not even a module
+        code = 2
+        with suppress(AttributeError, OSError):
+            sys.stderr.write(f"error: onnxkvrename cannot be loaded: {error}\n")
     sys.exit(code)
 
 

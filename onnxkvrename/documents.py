@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from onnxkvrename.limits import MAX_DEPTH, MAX_INT64, shorten_text
@@ -12,8 +12,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-_NULL = type(None)
 
 
 class UnreadableTextError(ValueError):
@@ -52,7 +50,6 @@ def parse_json(text: str) -> Any:
         value = json.loads(
             text,
             object_pairs_hook=_build_object,
-            parse_int=_parse_integer,
             parse_float=_parse_float,
             parse_constant=_reject_constant,
         )
@@ -87,8 +84,7 @@ class ObjectReader:
 
     Every method that reads raises `UnreadableTextError` with the full path of the key, for
     example ``buffers[3].layer must be an integer``, where the key is missing and has no default,
-    or its value has another type. A truth value is not an integer, nor is one that does not fit
-    into 64 bits: TOML has no others, and nothing here counts that far.
+    or its value has another type. A truth value is not an integer.
 
     Args:
         values: An object of JSON, or a table of TOML.
@@ -110,16 +106,13 @@ class ObjectReader:
         text: str = self._read(key, "text", str, default=default)
         return text
 
-    def read_string_or_null(self, key: str) -> str | None:
-        """Return a text, or ``None`` for null."""
-        text: str | None = self._read(key, "text or null", str, _NULL)
-        return text
-
-    def read_integer(self, key: str, minimum: int | None = None) -> int:
-        """Return an integer that is not less than `minimum`."""
+    def read_integer(self, key: str, minimum: int) -> int:
+        """Return an integer of 64 bits that is not less than `minimum`."""
         number: int = self._read(key, "an integer", int)
-        if minimum is not None and number < minimum:
+        if number < minimum:
             raise self.build_error(key, f"is less than {minimum}")
+        if number > MAX_INT64:
+            raise self.build_error(key, "has a number that does not fit into 64 bits")
         return number
 
     def read_boolean(self, key: str, *, default: bool) -> bool:
@@ -127,26 +120,9 @@ class ObjectReader:
         value: bool = self._read(key, "true or false", bool, default=default)
         return value
 
-    def read_choice(self, key: str, choices: Iterable[str]) -> Any:
-        """Return a text that is one of `choices`."""
-        text, allowed = self.read_string(key), tuple(choices)
-        if text not in allowed:
-            raise self.build_error(key, f"is not one of {', '.join(allowed)}")
-        return text
-
     def read_strings(self, key: str, default: list[str] | None = None) -> list[str]:
         """Return a list of text."""
-        return self.read_list(key, "a list of text", str, default=default)
-
-    def read_list(
-        self, key: str, description: str, *types: type, default: list[Any] | None = None
-    ) -> list[Any]:
-        """Return a list whose items have one of `types`; `description` is for the error."""
-        items: list[Any] = self._read(key, description, list, default=default)
-        if any(type(item) not in types for item in items):
-            raise self.build_error(key, f"must be {description}")
-        self._check_integers(key, items)
-        return items
+        return self._read_list(key, "a list of text", str, default)
 
     def is_null(self, key: str) -> bool:
         """Return whether a key is absent or null."""
@@ -168,7 +144,7 @@ class ObjectReader:
         """Return a reader of each object in a list; `description` is for the error."""
         return [
             ObjectReader(values, f"{self._path}{key}[{index}].", self._separator)
-            for index, values in enumerate(self.read_list(key, description, dict, default=default))
+            for index, values in enumerate(self._read_list(key, description, dict, default))
         ]
 
     def reject_unread_keys(self) -> None:
@@ -181,23 +157,21 @@ class ObjectReader:
         """Return the error for the value of a key; `problem` completes the sentence."""
         return UnreadableTextError(f"{self._path}{shorten_text(key)}{self._separator}{problem}")
 
-    def _read(self, key: str, description: str, *types: type, default: Any = None) -> Any:
+    def _read(self, key: str, description: str, kind: type, default: Any = None) -> Any:
         self._read_keys.add(key)
         if key not in self.values:
             if default is None:
                 raise self.build_error(key, "is missing")
             return default
-        value = self.values[key]
-        if type(value) not in types:
+        if type(self.values[key]) is not kind:
             raise self.build_error(key, f"must be {description}")
-        self._check_integers(key, (value,))
-        return value
+        return self.values[key]
 
-    def _check_integers(self, key: str, values: Iterable[Any]) -> None:
-        if any(
-            isinstance(value, int) and not -MAX_INT64 - 1 <= value <= MAX_INT64 for value in values
-        ):
-            raise self.build_error(key, "has a number that does not fit into 64 bits")
+    def _read_list(self, key: str, description: str, kind: type, default: Any) -> list[Any]:
+        items: list[Any] = self._read(key, description, list, default)
+        if any(type(item) is not kind for item in items):
+            raise self.build_error(key, f"must be {description}")
+        return items
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -207,13 +181,6 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise UnreadableTextError(f"has the key {shorten_text(key)!r} twice")
         values[key] = value
     return values
-
-
-def _parse_integer(text: str) -> int:
-    value = int(text)
-    if abs(value) >> 64:
-        raise UnreadableTextError("has a number that does not fit into 64 bits")
-    return value
 
 
 def _parse_float(text: str) -> float:

@@ -29,6 +29,7 @@ from typing import (
 from onnxkvrename import __version__
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.limits import MAX_INT64
 
 _Record = TypeVar("_Record")
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
@@ -176,7 +177,8 @@ def read_record(record: type[_Record], values: object) -> _Record:
 
     Raises:
         UnreadableTextError: A member is missing, or has another type; the message begins with
-            its path, as in ``buffers[3].layer: expected int, got str``.
+            its path, as in ``buffers[3].layer: expected int, got str``. Or a number does not fit
+            into 64 bits: others could not be printed once they are multiplied.
     """
     import msgspec
 
@@ -197,6 +199,8 @@ def _restore(value: Any) -> Any:
         return record(*(_restore(getattr(value, name)) for name in record._fields))
     if isinstance(value, dict):
         return {key: _restore(item) for key, item in value.items()}
+    if isinstance(value, int) and abs(value) > MAX_INT64:
+        raise UnreadableTextError("has a number that does not fit into 64 bits")
     return tuple(map(_restore, value)) if isinstance(value, tuple) else value
 
 

@@ -28,7 +28,6 @@ def test_json_is_read_in_the_order_of_its_keys() -> None:
     assert value == {"b": [1, 2.5, None], "a": {"": True}}
     assert list(value) == ["b", "a"]
     assert parse_json(nested(MAX_DEPTH)) is not None
-    assert parse_json(f"[{(1 << 64) - 1}]") == [(1 << 64) - 1]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,6 @@ def test_json_is_read_in_the_order_of_its_keys() -> None:
         ("[-Infinity]", "has -Infinity, which is not JSON"),
         ("1e999", "has the number 1e999, which is too large"),
         ("9" * 5000, "has a number of too many digits"),
-        (f"[{1 << 64}]", "has a number that does not fit into 64 bits"),
         (nested(MAX_DEPTH + 1), "is nested more than 100 levels deep"),
         (nested(100_000), "is nested more than 100 levels deep"),
     ],
@@ -71,24 +69,17 @@ def test_text_that_is_not_toml_is_refused(text: str) -> None:
         parse_toml(text)
 
 
-def test_numbers_that_no_other_reader_could_hold_are_refused() -> None:
-    """Python reads them, but could not print them, or what they are multiplied to."""
-    table = parse_toml(f"hexadecimal = 0x{'f' * 5000}\nlist = [1, {2**63}]\nlast = -{2**63}")
-    reader = ObjectReader(table)
+def test_a_number_that_no_other_reader_could_hold_is_refused() -> None:
+    """Python reads it, but could not print it."""
+    reader = ObjectReader(parse_toml(f"hexadecimal = 0x{'f' * 5000}\nlast = {2**63 - 1}"))
     with pytest.raises(UnreadableTextError, match=r"^hexadecimal has a number that does not fit"):
-        reader.read_integer("hexadecimal")
-    with pytest.raises(UnreadableTextError, match=r"^list has a number that does not fit"):
-        reader.read_list("list", "numbers", int)
-    assert reader.read_integer("last") == -(2**63)
+        reader.read_integer("hexadecimal", 0)
+    assert reader.read_integer("last", 0) == 2**63 - 1
 
 
 def test_values_are_read_by_their_type() -> None:
-    assert DOCUMENT.read_string("text") == DOCUMENT.read_string_or_null("text") == "a"
-    assert DOCUMENT.read_integer("number") == 3
-    assert DOCUMENT.read_integer("number", minimum=3) == 3
-    assert DOCUMENT.read_string_or_null("null") is None
-    assert DOCUMENT.read_choice("text", ("a", "b")) == "a"
-    assert DOCUMENT.read_list("items", "texts and numbers", str, int) == ["a", 1]
+    assert DOCUMENT.read_string("text") == "a"
+    assert DOCUMENT.read_integer("number", 3) == 3
     assert DOCUMENT.read_object("object").read_strings("a") == []
     assert DOCUMENT.is_null("null")
     assert DOCUMENT.is_null("absent")
@@ -101,10 +92,8 @@ def test_values_are_read_by_their_type() -> None:
         (lambda document: document.read_string("absent"), "absent is missing"),
         (lambda document: document.read_string("number"), "number must be text"),
         (lambda document: document.read_string("null"), "null must be text"),
-        (lambda document: document.read_string_or_null("number"), "number must be text or null"),
-        (lambda document: document.read_integer("truth"), "truth must be an integer"),
-        (lambda document: document.read_integer("number", minimum=4), "number is less than 4"),
-        (lambda document: document.read_choice("text", ("b", "c")), "text is not one of b, c"),
+        (lambda document: document.read_integer("truth", 0), "truth must be an integer"),
+        (lambda document: document.read_integer("number", 4), "number is less than 4"),
         (lambda document: document.read_strings("text"), "text must be a list of text"),
         (lambda document: document.read_strings("items"), "items must be a list of text"),
         (lambda document: document.read_objects("items"), "items must be a list of objects"),
@@ -124,9 +113,9 @@ def test_another_type_is_refused_with_the_path_of_the_key(
 def test_an_object_in_a_list_is_named_by_its_index() -> None:
     document = ObjectReader({"buffers": [{"layer": 0}, {"layer": "1"}]})
     first, second = document.read_objects("buffers")
-    assert first.read_integer("layer") == 0
+    assert first.read_integer("layer", 0) == 0
     with pytest.raises(UnreadableTextError, match=r"^buffers\[1\]\.layer must be an integer$"):
-        second.read_integer("layer")
+        second.read_integer("layer", 0)
 
 
 def test_a_default_stands_for_a_missing_key_only() -> None:

@@ -100,6 +100,13 @@ def test_another_type_is_refused_with_the_path_of_the_member(
     assert "`" not in str(refused.value)
 
 
+def test_a_number_that_nothing_counts_to_is_refused() -> None:
+    side = {"name": "", "shape": [2**63 - 1]}
+    assert read_record(Side, side).shape == (2**63 - 1,)
+    with pytest.raises(UnreadableTextError, match="64 bits"):
+        read_record(Side, {**side, "shape": [2**63]})
+
+
 def test_a_document_that_is_no_object_is_refused() -> None:
     with pytest.raises(UnreadableTextError, match=r"^expected object, got array$"):
         read_record(Content, [])

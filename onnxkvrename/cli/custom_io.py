@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
-from onnxkvrename.cli.files import collect_inputs, require_one_model
+from onnxkvrename.cli.files import collect_inputs
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_choice, print_lines
-from onnxkvrename.errors import ModelError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, format_list, quote_path
 from onnxkvrename.options import (
     Option,
@@ -17,9 +17,11 @@ from onnxkvrename.options import (
     RulesFile,
 )
 from onnxkvrename.report.formats import Line
+from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import KvModel, read_kv_model
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.sidecars.custom_io import PRECISIONS, render_custom_io
+from onnxkvrename.storage.read import is_directory
 from onnxkvrename.storage.write_file import write_files
 
 DEFAULT_FILE_NAME = "custom_io.yaml"
@@ -40,7 +42,7 @@ class CustomIoArguments(NamedTuple):
             is_required=True,
         ),
     ]
-    models: Annotated[tuple[Path, ...], Option("", metavar="MODEL")]
+    model: Annotated[Path, Option("", metavar="MODEL", is_required=True)]
     vision: Annotated[
         str | None,
         Option(
@@ -73,7 +75,10 @@ class CustomIoArguments(NamedTuple):
 def command(arguments: CustomIoArguments) -> int:
     """Write a fresh custom_io.yaml: the precision of every KV input and output of MODEL."""
     precision = arguments.precision
-    path = require_one_model(arguments.models, "custom-io")
+    path = arguments.model
+    if is_directory(path):
+        hint = f"pass a model in it, such as {quote_path(str(find_jobs([path])[0].model))}"
+        raise KvRenameError("is a directory, not a model", path=str(path), hint=hint)
     rules = find_rules(arguments.profile, arguments.rules, (path,))
     print_choice(rules.choice, is_wanted=True)
     model = read_kv_model(path, rules, check_data=False)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError, UndoError, WriteError
 from onnxkvrename.findings import format_list, quote_path
-from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.storage.read import is_directory
 from onnxkvrename.storage.run_files import RunFiles
 from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
 
@@ -61,27 +59,6 @@ def write_page(path: Path, page: str, inputs: Sequence[Path]) -> None:
     except WriteError as error:
         hint = "no page was written; choose a different path"
         raise WriteError(error.message, path=error.path, hint=hint) from None
-
-
-def require_one_model(paths: Sequence[Path], command: str) -> Path:
-    """Return the one model that a command works on.
-
-    Args:
-        paths: What the user passed.
-        command: The command.
-
-    Raises:
-        KvRenameError: There are several, or it is a directory.
-        ModelError: A path does not exist or cannot be listed.
-    """
-    if len(paths) == 1 and not is_directory(paths[0]):
-        return paths[0]
-    models = [str(job.model) for job in find_jobs(paths)]
-    check_one_model(f"{command} requires one model", models)
-    if not is_directory(paths[0]):
-        return paths[0]  # the same model twice
-    hint = f"pass a model in it, such as {quote_path(models[0])}"
-    raise KvRenameError("is a directory, not a model", path=str(paths[0]), hint=hint)
 
 
 def check_one_model(requirement: str, models: Sequence[str]) -> None:

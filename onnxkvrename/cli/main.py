@@ -170,6 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"interrupted: no file was left half written{done}", hint="run the same command again"
         )
         return _report_failure(name, args, failure, decide_exit_code(interrupted=True))
+    except (ImportError, OSError) as error:  # of a module that only now is needed
+        failure = KvRenameError(f"a part of onnxkvrename cannot be loaded: {error}")
     except Exception as error:
         failure = _build_bug_failure(error, is_verbose=any(map(_VERBOSE.fullmatch, args)))
     return _report_failure(name, args, failure, decide_exit_code(not_done=True))
@@ -283,7 +285,10 @@ def _split_option(word: str) -> str:
 
 
 def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: int) -> int:
-    """Answer in the requested format that the job could not be done, and say so on stderr."""
+    """Answer in the requested format that the job could not be done, and say so on stderr.
+
+    If the system refuses to open even the modules for that, the message alone is printed.
+    """
     try:
         output_format = _find_requested_format(args)
         if output_format is not None and _find_loaded_command(name) is not None:
@@ -291,9 +296,13 @@ def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: 
 
             if name in MODULES:
                 print_answer(Answer(name, code, error=error), output_format)
-    except KvRenameError:
+    except (KvRenameError, ImportError, OSError):
         pass  # what kept the job from being done says more than that this could not be printed
-    print_lines([build_error_line(error)])
+    try:
+        print_lines([build_error_line(error)])
+    except (ImportError, OSError):
+        text = "".join(char if char.isprintable() else "?" for char in f"error: {error}")
+        os.write(2, text.encode("utf-8", "backslashreplace") + b"\n")
     return code
 
 

@@ -60,8 +60,7 @@ class RequestCommand(click.Command):
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing:
             if ctx.params.get("models") == ():
-                several = " or a directory" if (self.options["models"].metavar or "")[5:] else ""
-                raise click.UsageError(f"no MODEL given: pass an .onnx file{several}")
+                raise click.UsageError("no MODEL given: pass an .onnx file or a directory")
             self._check_combinations(ctx)
         return rest
 

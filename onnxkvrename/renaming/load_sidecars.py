@@ -1,35 +1,38 @@
-"""Find the sidecars of a run, detect their formats, and decide where their results go."""
+"""Find the sidecars of a run, and decide what becomes of each and where its result goes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.findings import build_finding, quote_path
-from onnxkvrename.renaming.found_sidecars import rewrite_found_sidecar
-from onnxkvrename.renaming.prepare_sidecars import Sidecar
+from onnxkvrename.findings import CODES, Finding, build_finding, quote_path
+from onnxkvrename.limits import shorten_text
+from onnxkvrename.renaming.prepare import PreparedModel
+from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar
 from onnxkvrename.renaming.request import Request
-from onnxkvrename.rules.find_models import (
-    COMPILE_DIRECTORY,
-    find_possible_sidecars,
-    identify_path,
-)
+from onnxkvrename.rules.find_models import COMPILE_DIRECTORY, find_possible_sidecars, identify_path
+from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob
 from onnxkvrename.sidecars.bindings import BoundModels
-from onnxkvrename.sidecars.formats import SidecarFormat, load_sidecar_formats
+from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat, load_sidecar_formats
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
 from onnxkvrename.sidecars.search import (
+    LEAVE_HINT,
     FoundSidecar,
+    Neighbours,
     detect_sidecars,
+    read_neighbours,
     read_sidecar_head,
     read_value_names,
 )
+from onnxkvrename.sidecars.stale import build_unknown_finding, find_stale_sidecars
 from onnxkvrename.storage.read import resolve_path
 
 
@@ -82,14 +85,12 @@ def load_sidecars(
                 path=str(path),
                 hint=formats.describe_formats(),
             )
-        distinct.setdefault(identify_path(path), _build_named_sidecar(path, detected, run))
+        named = FoundSidecar(path, path.parent, detected, has_known_name=True)
+        distinct.setdefault(identify_path(path), _build_sidecar(named, run, is_named=True))
     # Those that stay may be anything.
     with suppress(ModelError) if policy == "leave" else nullcontext():
         for item in detect_sidecars(candidates, formats, strict=is_strict):
-            if is_strict:
-                sidecar = _build_named_sidecar(item.path, item.format, run, item.directory)
-            else:
-                sidecar = _build_found_sidecar(item, run)
+            sidecar = _build_sidecar(item, run, is_named=is_strict)
             distinct.setdefault(identify_path(item.path), sidecar)
     sidecars = tuple(distinct.values())
     if policy == "leave":
@@ -117,81 +118,53 @@ def _is_readable(path: Path) -> bool:
     return False
 
 
-def _build_named_sidecar(
-    path: Path, sidecar_format: SidecarFormat, run: _Run, directory: Path | None = None
-) -> Sidecar:
-    """Return a sidecar that must fit the models, because the user asked for it."""
-    directory = directory or path.parent
-    jobs_beside = _list_jobs_beside(directory, run.jobs)
-    own_paths = {str(job.model) for job in jobs_beside or run.jobs}
-    read_names = _prepare_names(own_paths, run)
+def _build_sidecar(found: FoundSidecar, run: _Run, *, is_named: bool) -> Sidecar:
+    """Return a sidecar that follows the models as far as it is theirs.
 
-    def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
-        if _has_unread_model(models, own_paths, directory):
-            return RewrittenSidecar(data, stays=True)
-        bound, places = _bind_models(path.parent, models, run)
-        result = rewrite_sidecar(data, str(path), sidecar_format, read_names(models), bound)
-        return _add_place_findings(result, path, output, places, run.jobs, is_found=False)
-
-    job = (jobs_beside or run.jobs)[0]
-    if jobs_beside and job.same_directory and not job.in_place:
+    One that the user asked for must fit them; it is of all models if none is beside it.
+    """
+    path, directory = found.path, found.directory
+    beside = _list_jobs_beside(directory, run.jobs)
+    below = [] if is_named else _list_jobs_below(directory, run.jobs)
+    own_jobs = beside or below or list(run.jobs)
+    own_paths = {str(job.model) for job in own_jobs}
+    is_left = not is_named and run.request.sidecar_policy == "leave"
+    job = own_jobs[0]
+    if is_named and beside and job.same_directory and not job.in_place:
         raise ModelError(
             f"is beside both {job.model} and {job.output}, and can match only one of them",
             path=str(path),
             hint="write the model into another directory",
         )
-    if job.in_place:
+    if job.in_place or (not is_named and job.same_directory):
         output = path
+    elif is_named and not beside:
+        output = job.output.parent / path.name
     else:
-        output = _resolve_output(path, job) if jobs_beside else job.output.parent / path.name
-    is_package = run.request.takes_folders and sidecar_format.is_package
-    root = _find_root(output, job)
-    return Sidecar(path, output, rewrite, directory, False, root, is_package)
-
-
-def _build_found_sidecar(found: FoundSidecar, run: _Run) -> Sidecar:
-    """Return a sidecar that follows the models as far as it is theirs."""
-    own_jobs = _list_jobs_beside(found.directory, run.jobs)
-    own_jobs = own_jobs or _list_jobs_below(found.directory, run.jobs) or list(run.jobs)
-    own_paths = {str(job.model) for job in own_jobs}
-    read_names = _prepare_names(own_paths, run)
-    is_left = run.request.sidecar_policy == "leave"
+        output = _resolve_output(path, job)
 
     def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
-        if _has_unread_model(models, own_paths, found.directory):
+        if _has_unread_model(models, own_paths, directory):
             return RewrittenSidecar(data, stays=True)
-        bound, places = _bind_models(found.path.parent, models, run)
-        names = read_names(models)
-        result = rewrite_found_sidecar(data, found, names, bound, own_jobs, is_left=is_left)
-        path = found.path
-        return _add_place_findings(result, path, output, places, run.jobs, is_found=True)
+        bound, places = _bind_models(path.parent, models, run)
+        own_models = [_describe_model(report) for report in models if report.path in own_paths]
+        names = ModelNames.from_models(own_models, run.request.change, run.rules)
+        if is_named:
+            result = rewrite_sidecar(data, str(path), found.format, names, bound)
+        else:
+            result = _rewrite_found(data, found, names, bound, own_jobs, is_left=is_left)
+        return _add_place_findings(result, path, output, places, run.jobs, is_found=not is_named)
 
-    job = own_jobs[0]
-    output = found.path if job.same_directory else _resolve_output(found.path, job)
-    root = _find_root(output, job)
-    is_package = run.request.takes_folders and found.format.is_package
     return Sidecar(
-        found.path,
+        path,
         output,
         rewrite,
-        found.directory,
-        is_found=True,
-        root=root,
-        is_package=is_package,
+        directory,
+        is_found=not is_named,
+        root=_find_root(output, job),
+        is_package=run.request.takes_folders and found.format.is_package,
         is_left=is_left,
     )
-
-
-def _prepare_names(
-    paths: Collection[str], run: _Run
-) -> Callable[[Sequence[ModelReport]], ModelNames]:
-    """Return a function that collects the names of these models from the reports of all."""
-
-    def read_names(models: Sequence[ModelReport]) -> ModelNames:
-        own_models = [_describe_model(report) for report in models if report.path in paths]
-        return ModelNames.from_models(own_models, run.request.change, run.rules)
-
-    return read_names
 
 
 def _has_unread_model(
@@ -312,9 +285,196 @@ def _resolve_output(path: Path, job: RenameJob) -> Path:
     """
     directory, model_directory = resolve_path(path.parent), resolve_path(job.model.parent)
     steps = Path(os.path.relpath(directory, model_directory)).parts
-    if len(steps) == 1 and COMPILE_DIRECTORY.fullmatch(steps[0]):
+    if len(steps) == 1 and re.fullmatch(COMPILE_DIRECTORY, steps[0]):
         return job.output.parent / steps[0] / path.name
     below = Path(model_directory).parts[-len(steps) :] if set(steps) == {os.pardir} else ()
     if below and job.output.parent.parts[-len(below) :] == below:
         return job.output.parent.parents[len(below) - 1] / path.name
     return job.output.parent / path.name
+
+
+def _rewrite_found(
+    data: bytes,
+    found: FoundSidecar,
+    names: ModelNames,
+    models: BoundModels,
+    jobs: Sequence[RenameJob],
+    *,
+    is_left: bool,
+) -> RewrittenSidecar:
+    """Return a found sidecar with the new names, or as it is if it cannot follow its models.
+
+    It stays as it is if the user wants that, if a model beside it keeps the old names, or if it
+    has no name of the models. KV406 says so where it then has the old names.
+    """
+    path = str(found.path)
+    try:
+        result = rewrite_sidecar(data, path, found.format, names, models)
+    except ModelError:
+        if found.has_known_name and not is_left and names.kv_names:
+            raise
+        return RewrittenSidecar(data, stays=True)
+    neighbours = Neighbours({})
+    if result.shared_names or result.findings:
+        known = {path for job in jobs for path in (job.model, job.output)}
+        neighbours = read_neighbours(found.directory, known)
+        names_model = found.format.is_binding and MODEL_SUFFIX.encode() in data
+        if neighbours.values and not names_model:
+            names = names._replace(neighbour_names=neighbours.names)
+            models = models.with_neighbours(neighbours.names)
+            result = rewrite_sidecar(data, path, found.format, names, models)
+        if neighbours.unread and not names_model:
+            result = _drop_unproved_findings(result, path, neighbours.unread[0])
+    is_refused = any(finding.code == STALE_CODE for finding in result.findings)
+    if jobs[0].same_directory and (result.renamed or is_refused) and not result.has_other_token:
+        holders = neighbours.find_holders(result.shared_names)
+        explanation = _explain_stay(found, result, names, jobs[0], holders, is_left=is_left)
+        if explanation is not None:
+            return _leave(data, path, result, found.format.effect, explanation)
+    is_copy = jobs[0].same_directory and not jobs[0].in_place
+    findings = tuple(_adapt_finding(each, found, is_copy=is_copy) for each in result.findings)
+    stays = is_left or not result.matched_names
+    is_strange = found.format.is_binding and stays and not is_refused
+    return result._replace(findings=() if is_left or is_strange else findings, stays=stays)
+
+
+def _drop_unproved_findings(result: RewrittenSidecar, path: str, unread: Path) -> RewrittenSidecar:
+    """Return the result without findings about names that a model that cannot be read may have."""
+    kept = tuple(finding for finding in result.findings if finding.code == "KV405")
+    if kept == result.findings:
+        return result
+    findings = (*kept, build_unknown_finding(path, unread))
+    return result._replace(findings=findings, has_other_token=False)
+
+
+def check_sidecars_there(
+    models: Sequence[PreparedModel],
+    sidecars: Sequence[PreparedSidecar],
+    rules: Rules,
+) -> tuple[PreparedModel, ...]:
+    """Return the models with KV406 for sidecars beside the results that have the old names.
+
+    It is an error, as in verify, for one beside models that all stay as they are: the run would
+    leave it so, and nothing else shows it. Otherwise it is a warning.
+
+    Args:
+        models: The models in the order of the command.
+        sidecars: Those of the run. What is written, or has KV406 already, does not matter.
+        rules: The rules that recognise KV names.
+
+    Raises:
+        ModelError: A directory cannot be listed.
+    """
+    pairs: dict[Path, list[KvPair]] = {}
+    first: dict[Path, int] = {}
+    changed: set[Path] = set()
+    for index, model in enumerate(models):
+        job = model.job
+        is_second = job.same_directory and not job.in_place
+        if model.splice_plan is None or is_second or (job.in_place and model.report.failed):
+            continue
+        directory = job.output.parent
+        if model.report.name_map or not job.in_place:
+            changed.add(directory)
+        plan = build_minimal_plan(model.splice_plan.expected_signature, rules)
+        pairs.setdefault(directory, []).extend(plan.pairs)
+        first.setdefault(directory, index)
+    replaced = {os.path.abspath(each.sidecar.output) for each in sidecars if each.plan is not None}
+    replaced.update(
+        os.path.abspath(finding.name)
+        for each in sidecars
+        for finding in each.findings
+        if finding.code == STALE_CODE
+    )
+    is_left = any(each.sidecar.is_left for each in sidecars)
+    checked = list(models)
+    for directory, index in first.items():
+        model = models[index]
+        others = [other.job.output for other in models if other.job.output.parent == directory]
+        findings = tuple(
+            find_stale_sidecars(
+                model.job.output,
+                pairs[directory],
+                rules,
+                is_error=directory not in changed and not is_left,
+                replaced_paths=replaced,
+                others=others,
+                is_left=is_left,
+            )
+        )
+        stale = {finding.name for finding in findings}
+        known = [f for f in model.report.findings if f.code != "KV404" or f.name not in stale]
+        checked[index] = model._replace(report=model.report._replace(findings=(*known, *findings)))
+    return tuple(checked)
+
+
+def _leave(
+    data: bytes, path: str, result: RewrittenSidecar, effect: str, explanation: tuple[str, str]
+) -> RewrittenSidecar:
+    """Return an unchanged sidecar with KV406; the explanation is a clause and the hint."""
+    clause, hint = explanation
+    names = "its names"
+    if result.renamed:
+        old, new = result.renamed[0]
+        names = (
+            f"{len(result.renamed)} old names (first: {shorten_text(old)}, "
+            f"now {shorten_text(new)} in the result)"
+        )
+    finding = build_finding(
+        STALE_CODE, path, f"keeps {names}{clause}; with the result, {effect}", hint
+    )
+    return RewrittenSidecar(data, findings=(finding,), stays=True)
+
+
+def _explain_stay(
+    found: FoundSidecar,
+    result: RewrittenSidecar,
+    names: ModelNames,
+    job: RenameJob,
+    holders: Sequence[Path],
+    *,
+    is_left: bool,
+) -> tuple[str, str] | None:
+    """Return why a sidecar beside the result stays as it is, and a hint; ``None`` if it changes."""
+    path = str(found.path)
+    if not job.in_place:
+        has_names = all(names.may_be_current(old) for old, _ in result.renamed)
+        reason = f" because {job.model} keeps them" if has_names else ""
+        return reason, _hint_at_copy(found.format)
+    if is_left:
+        refusals = [finding for finding in result.findings if finding.code == STALE_CODE]
+        if refusals:
+            return "", refusals[0].hint
+        return "", f"`--sidecar {quote_path(path)}` renames them"
+    return _explain_shared(path, holders[0]) if holders else None
+
+
+def _hint_at_copy(sidecar_format: SidecarFormat) -> str:
+    hint = "`-d renamed` takes both along"
+    if sidecar_format.requires_pairs:
+        hint += "; `onnxkvrename custom-io --help` shows how to write another one"
+    return hint
+
+
+def _explain_shared(path: str, holder: Path) -> tuple[str, str]:
+    hint = (
+        f"rename both models together, or `--sidecar {quote_path(path)}` renames them here anyway"
+    )
+    return f" because {holder} also has them", hint
+
+
+def _adapt_finding(finding: Finding, found: FoundSidecar, *, is_copy: bool) -> Finding:
+    """Return the finding as a warning: the file of another model may be beside this one.
+
+    One that cannot follow its own model stays an error, unless it is of an earlier compile, or
+    the result is a copy beside the model.
+    """
+    severity = CODES[finding.code][0]
+    if finding.code != STALE_CODE:
+        return finding._replace(severity=severity)
+    if is_copy:
+        hint = "`-d renamed --replace` takes both along"
+        return finding._replace(severity=severity, hint=hint)
+    hint = f"{finding.hint}; {LEAVE_HINT}"
+    is_beside = found.directory == found.path.parent
+    return finding._replace(severity=finding.severity if is_beside else severity, hint=hint)

@@ -134,7 +134,7 @@ def _check_places(
     if directories:
         with suppress(ModelError):  # a directory that takes files, but cannot be listed
             if find_candidates(directories, rules):
-                from onnxkvrename.renaming.found_sidecars import check_sidecars_there
+                from onnxkvrename.renaming.load_sidecars import check_sidecars_there
 
                 models = check_sidecars_there(models, sidecars, rules)
     if sidecars or directory_map or len(models) > 1 or not all(job.in_place for job in jobs):

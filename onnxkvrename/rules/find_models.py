@@ -23,18 +23,13 @@ from onnxkvrename.storage.read import (
 )
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
-COMPILE_DIRECTORY = re.compile(r"qpc-[0-9A-Za-z]+")
+COMPILE_DIRECTORY = "qpc-[0-9A-Za-z]+"
 """The names of directories below an export in which QEfficient keeps a compile of it."""
-_SIDECAR_NAMES = re.compile(
-    r"[^.].*\.ya?ml|hashed_compile_params\.json|aic_batch_io.*\.json"
-    r"|genai_config\.json|metadata\.json"
-)
-"""The names that files of the built-in formats of sidecars can have."""
+_SIDECAR_NAMES = ("hashed_compile_params.json", "genai_config.json", "metadata.json")
+"""The names that files of the built-in formats of sidecars can have, beside families of them."""
 _PACKAGE_NAMES = ("genai_config.json", "inference_metadata.yaml")
 """The files of those formats that may be in the directory above that of a model."""
-_URL = re.compile(
-    r"[a-z][a-z0-9+.-]+://|(?:s3|gs|gcs|az|abfss?|wasbs?|hdfs|https?|ftp|file|hf):/", re.IGNORECASE
-)
+_URL = r"(?i)[a-z][a-z0-9+.-]+://|(?:s3|gs|gcs|az|abfss?|wasbs?|hdfs|https?|ftp|file|hf):/"
 """The start of a URL, also as it is left in a `Path`, which makes one slash of two."""
 
 
@@ -50,7 +45,7 @@ def check_is_local(path: str, *, is_output: bool = False) -> None:
         ModelError: It is a URL, and to be read.
         WriteError: It is a URL, and to be written.
     """
-    if _URL.match(path) is None:
+    if ":/" not in path or re.match(_URL, path) is None:
         return
     message = "is a URL, but only local files can be read"
     hint = "download the file first, then pass its local path"
@@ -167,7 +162,10 @@ def identify_path(path: str | Path) -> str:
 
 def may_be_sidecar(file_name: str) -> bool:
     """Return whether a file of this name may be a sidecar of a built-in format."""
-    return _SIDECAR_NAMES.fullmatch(file_name) is not None
+    if file_name.endswith((".yaml", ".yml")):
+        return not file_name.startswith(".")
+    is_batch = file_name.startswith("aic_batch_io") and file_name.endswith(".json")
+    return is_batch or file_name in _SIDECAR_NAMES
 
 
 def find_possible_sidecars(
@@ -383,9 +381,8 @@ def _list_candidates(
 
 
 def _is_compile(entry: os.DirEntry[str]) -> bool:
-    return COMPILE_DIRECTORY.fullmatch(entry.name) is not None and entry.is_dir(
-        follow_symlinks=False
-    )
+    is_named = entry.name.startswith("qpc-") and re.fullmatch(COMPILE_DIRECTORY, entry.name)
+    return bool(is_named) and entry.is_dir(follow_symlinks=False)
 
 
 def _build_sort_key(path: Path) -> list[tuple[bool, int, str]]:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.rules.patterns import Pattern
 
-_LAYER_PATTERN = re.compile("[0-9]{1,9}")
 _NOTHING: Mapping[str, Any] = {}  # rules travel between processes, which a mapping proxy cannot
 SIDES = ("input", "output")
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}|([{}\[\]])")
@@ -133,14 +132,15 @@ class KvRule(NamedTuple):
         buffer = parts["buffer"] if "buffer" in parts else next(iter(self.kinds_by_buffer))
         token = parts.get("token", "")
         kind = self.kinds_by_buffer.get(buffer)
-        if (
-            kind is None
-            or (token and find_token_error(token))
-            or not _LAYER_PATTERN.fullmatch(parts["layer"])
-        ):
+        if kind is None or (token and find_token_error(token)) or not _is_layer(parts["layer"]):
             return None
         layer, scope = int(parts["layer"]), parts.get("scope", "")
         return NameMatch(side, self, kind, scope, buffer, layer, token, parts)
+
+
+def _is_layer(text: str) -> bool:
+    """Return whether a text is a number that a layer can have."""
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 class KeepRule(NamedTuple):
@@ -221,7 +221,7 @@ class PartRule(NamedTuple):
         """Split the name of a file, or return ``None`` if it does not match."""
         parts = self.file_pattern.match_groups(file) or {"first": ""}
         first, end = parts["first"], parts.get("end", "")
-        if not all(_LAYER_PATTERN.fullmatch(layer) for layer in (first, end or first)):
+        if not all(_is_layer(layer) for layer in (first, end or first)):
             return None
         return PartName(self.stage, parts.get("model", ""), int(first), int(end) if end else None)
 

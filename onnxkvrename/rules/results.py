@@ -194,21 +194,26 @@ class PlacedInterrupt(KeyboardInterrupt):
 
 @contextmanager
 def report_placed(results: Sequence[Report]) -> Iterator[None]:
-    """Context manager that makes an interrupt say which results are in place.
+    """Context manager that makes what ends a run say which results are in place.
 
     Args:
         results: The report on the run, once there is one.
 
     Raises:
         PlacedInterrupt: The interrupt came after a result was put in place.
+        KvRenameError: The answer cannot be printed, though a result was put in place.
     """
     try:
         yield
     except PlacedInterrupt:
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ImportError, OSError) as stop:
         for report in results:
             statuses = {model.status for model in report.models}
             if "renamed" in statuses.union(sidecar.status for sidecar in report.sidecars):
-                raise PlacedInterrupt(report) from None
+                if isinstance(stop, KeyboardInterrupt):
+                    raise PlacedInterrupt(report) from None
+                raise KvRenameError(
+                    f"the results are in place, but the answer cannot be printed: {stop}"
+                ) from None
         raise

@@ -62,11 +62,13 @@ def _hold_lock(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if descriptor is not None and fcntl is None:  # Windows removes no open file
-            close_quietly(descriptor)
-        _remove_lock_file(lock_file)  # where none is needed, that of a killed run
-        if descriptor is not None and fcntl is not None:
-            close_quietly(descriptor)
+        try:
+            if descriptor is not None and fcntl is None:  # Windows removes no open file
+                close_quietly(descriptor)
+            _remove_lock_file(lock_file)  # where none is needed, that of a killed run
+        finally:
+            if descriptor is not None and fcntl is not None:
+                close_quietly(descriptor)
 
 
 def _lock_directory(directory: Path) -> int | None:

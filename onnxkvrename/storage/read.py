@@ -328,14 +328,15 @@ def _resolve_path(path: str) -> str:
         return os.path.realpath(path, strict=True)
     except (FileNotFoundError, NotADirectoryError):
         head, name = os.path.split(path)
-        if not path or head == path:
+        if path in ("", os.curdir) or head == path:
             raise
-    if is_link(path):
-        return _resolve_path(os.path.join(head, os.readlink(path)))
     directory = _resolve_path(head or os.curdir)
     if name == os.pardir:
         return os.path.dirname(directory)
-    return directory if name in ("", os.curdir) else os.path.join(directory, name)
+    resolved = directory if name in ("", os.curdir) else os.path.join(directory, name)
+    if is_link(resolved):
+        return _resolve_path(os.path.join(directory, os.readlink(resolved)))
+    return resolved
 
 
 def find_repository(path: Path, parts: Collection[str] = ("snapshots",)) -> Path | None:

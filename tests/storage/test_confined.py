@@ -475,3 +475,14 @@ def test_the_default_list_of_a_directory_opens_no_directory_that_was_closed(
         pytest.skip("this file system has no default lists")
     make(tmp_path / "out" / "m.onnx", tmp_path / "export", None)
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
+
+
+def test_what_stands_for_a_directory_with_a_list_is_for_its_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "export").mkdir()
+    entries = acl((1, 7, 0), (2, 0, 1234), (4, 7, 0), (0x10, 7, 0), (0x20, 5, 0))
+    try:
+        os.setxattr(tmp_path / "export", "system.posix_acl_access", entries)
+    except OSError:
+        pytest.skip("this file system has no lists")
+    make(tmp_path / "out" / "m.onnx", tmp_path / "export", None)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700

@@ -259,18 +259,19 @@ def test_what_someone_else_has_changed_is_not_replaced(
     assert read_state(three[0].parent) == expected
 
 
-@pytest.mark.parametrize("count_files", [1, 3])
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("number", "name", "nth"),
+    [(1, "replace", 1), (3, "replace", 1), (3, "replace", 2), (3, "link", 4), (3, "unlink", 1)],
+)
 def test_a_change_that_is_made_and_reported_as_failed_is_made(
-    nth: int, count_files: int, three: list[Path], monkeypatch: pytest.MonkeyPatch
+    number: int, name: str, nth: int, three: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As NFS does, if an answer gets lost."""
-    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    run(
-        three[:count_files],
-        before=partial(Fault("replace", nth, error, late=True).arm, monkeypatch),
-    )
-    assert read_state(three[0].parent).items() >= dict([*NEW.items()][:1]).items()
+    """As NFS does, if an answer gets lost. The fourth link is the name of the new file."""
+    error = OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+    fault = Fault(name, nth, error, late=True)
+    run(three[:number], before=partial(fault.arm, monkeypatch))
+    assert fault.is_met
+    assert read_state(three[0].parent) == (NEW if number == 3 else {**OLD, "a": "new a"})
 
 
 # Where it cannot be undone.

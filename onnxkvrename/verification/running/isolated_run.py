@@ -20,14 +20,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
+from onnxkvrename.documents import UnreadableTextError, parse_json
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding
 from onnxkvrename.limits import MAX_MATCHED_CHARS, MAX_REASON_CHARS, MAX_TEXT_BYTES
+from onnxkvrename.records import fill_record, read_record
 from onnxkvrename.verification.running.dim_sizes import read_specialized_sizes
-from onnxkvrename.verification.running.ort_session import OutputResult
 from onnxkvrename.verification.running.retention_loop import (
     DEFAULT_STEPS,
     RetentionRun,
@@ -36,6 +36,7 @@ from onnxkvrename.verification.running.retention_loop import (
     build_feedback_finding,
     compare_runs,
 )
+from onnxkvrename.verification.running.run_process import Reply, SentRun
 
 TIME_VARIABLE, MEMORY_VARIABLE = "ONNXKVRENAME_RUN_TIMEOUT", "ONNXKVRENAME_RUN_MEMORY"
 """What the environment may say instead: seconds, and MiB."""
@@ -176,15 +177,12 @@ def run_isolated(
 
 def _read_reply(line: bytes, model: RunnableModel, limits: RunLimits) -> RetentionRun:
     """Return the run of a reply, or raise its error."""
-    document = parse_json(line.decode("ascii"))
-    if type(document) is not dict:
-        raise UnreadableTextError("is not an object")
-    reply = ObjectReader(document)
-    if not reply.is_null("run"):
-        return decode_run(reply.read_object("run"))
-    error = reply.read_object("error")
-    kind = error.read_choice("kind", ("model", "memory", "other"))
-    message, hint = error.read_string("message"), error.read_string_or_null("hint")
+    reply = read_record(Reply, parse_json(line.decode("ascii")))
+    if reply.run is not None:
+        return decode_run(reply.run)
+    if reply.error is None:
+        raise UnreadableTextError("has neither run nor error")
+    kind, message, hint = reply.error
     if kind == "memory":
         raise _build_memory_error(model, limits)
     if kind == "model":
@@ -192,49 +190,21 @@ def _read_reply(line: bytes, model: RunnableModel, limits: RunLimits) -> Retenti
     raise KvRenameError(message, hint=hint)
 
 
-def decode_run(reply: ObjectReader) -> RetentionRun:
-    """Return the run that `run_process.encode_run` has made an object of.
+def decode_run(sent: SentRun) -> RetentionRun:
+    """Return the run that `run_process.encode_run` has prepared for JSON.
 
     Raises:
-        UnreadableTextError: A value has another type than it should have.
+        UnreadableTextError: An output has no name, or a step has no result of it.
     """
-    dims = reply.read_object("dims")
-    retained_inputs = reply.read_object("retained_inputs")
-    outputs = [_read_texts(item, "outputs", 2) for item in _read_lists(reply, "outputs")]
-    keys = [tuple(key) for _, *key in outputs]
-    step_results = []
-    for step in _read_lists(reply, "steps"):
-        if len(step) != len(keys):
-            raise reply.build_error("steps", "must have a result of each output")
-        step_results.append(dict(zip(keys, map(_read_result, step), strict=True)))
-    findings = [_read_texts(item, "findings", 2) for item in _read_lists(reply, "findings")]
-    return RetentionRun(
-        {symbol: dims.read_integer(symbol) for symbol in dims.values},
-        {name: retained_inputs.read_string(name) for name in retained_inputs.values},
-        dict(zip(keys, (name for name, *_ in outputs), strict=True)),
-        tuple(step_results),
-        tuple(reply.read_strings("unchanged_outputs")),
-        tuple(build_feedback_finding(name, message) for name, message, *_ in findings),
+    if {len(sent.names), *map(len, sent.steps)} != {len(sent.keys)}:
+        raise UnreadableTextError("run.steps must have a result of each output")
+    return fill_record(
+        RetentionRun,
+        sent,
+        output_names=dict(zip(sent.keys, sent.names, strict=True)),
+        step_results=tuple(dict(zip(sent.keys, step, strict=True)) for step in sent.steps),
+        findings=tuple(build_feedback_finding(*each) for each in sent.findings),
     )
-
-
-def _read_lists(reply: ObjectReader, key: str) -> list[list[Any]]:
-    return reply.read_list(key, "a list of lists", list)
-
-
-def _read_texts(item: list[Any], key: str, minimum: int) -> list[str]:
-    if len(item) < minimum or any(type(text) is not str for text in item):
-        raise UnreadableTextError(f"{key} must be lists of at least {minimum} texts")
-    return item
-
-
-def _read_result(item: object) -> OutputResult:
-    if type(item) is list and len(item) >= 2:
-        dtype, digest, *shape = item
-        texts_fit = type(dtype) is str and type(digest) is str
-        if texts_fit and all(type(size) is int and size >= 0 for size in shape):
-            return OutputResult(dtype, tuple(shape), digest)
-    raise UnreadableTextError("steps must be lists of dtype, digest and sizes")
 
 
 class _EndedProcess(NamedTuple):

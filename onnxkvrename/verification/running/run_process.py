@@ -16,10 +16,16 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.verification.running.ort_session import MemoryLimitError, load_onnxruntime
+from onnxkvrename.records import fill_record, serialize
+from onnxkvrename.verification.running.ort_session import (
+    MemoryLimitError,
+    OutputResult,
+    ValueKey,
+    load_onnxruntime,
+)
 from onnxkvrename.verification.running.retention_loop import (
     RetentionRun,
     RunnableModel,
@@ -34,6 +40,36 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 
+ErrorKind = Literal["model", "memory", "other"]
+
+
+class SentRun(NamedTuple):
+    """A `RetentionRun` for JSON: what belongs to outputs is in the order of their keys."""
+
+    dims: Mapping[str, int]
+    retained_inputs: Mapping[str, str]
+    keys: tuple[ValueKey, ...]
+    names: tuple[str, ...]
+    steps: tuple[tuple[OutputResult, ...], ...]
+    unchanged_outputs: tuple[str, ...]
+    findings: tuple[tuple[str, str], ...]
+
+
+class SentError(NamedTuple):
+    """Why there is no run."""
+
+    kind: ErrorKind
+    message: str = ""
+    hint: str | None = None
+
+
+class Reply(NamedTuple):
+    """What the process answers: a run, or an error."""
+
+    run: SentRun | None = None
+    error: SentError | None = None
+
+
 def serve_request(request: Mapping[str, Any]) -> None:
     """Run what a request asks for, and print the reply: one line of JSON, the last one.
 
@@ -45,13 +81,13 @@ def serve_request(request: Mapping[str, Any]) -> None:
     try:
         load_onnxruntime()
         limit_memory(request["memory_bytes"])
-        reply = {"run": encode_run(_run_loop(request))}
+        reply = Reply(encode_run(_run_loop(request)))
     except (MemoryError, MemoryLimitError):
-        reply = {"error": {"kind": "memory", "message": "", "hint": None}}
+        reply = Reply(error=SentError("memory"))
     except KvRenameError as error:
-        kind = "model" if isinstance(error, ModelError) else "other"
-        reply = {"error": {"kind": kind, "message": error.message, "hint": error.hint}}
-    stream.write(b"\n%s\n" % json.dumps(reply).encode())
+        kind: ErrorKind = "model" if isinstance(error, ModelError) else "other"
+        reply = Reply(error=SentError(kind, error.message, error.hint))
+    stream.write(b"\n%s\n" % json.dumps(serialize(reply)).encode())
     stream.flush()
 
 
@@ -68,19 +104,17 @@ def _run_loop(request: Mapping[str, Any]) -> RetentionRun:
     )
 
 
-def encode_run(run: RetentionRun) -> dict[str, Any]:
-    """Return a run as the JSON object that `isolated_run.decode_run` reads."""
-    return {
-        "dims": dict(run.dims),
-        "retained_inputs": dict(run.retained_inputs),
-        "outputs": [[name, *key] for key, name in run.output_names.items()],
-        "steps": [
-            [[step[key].dtype, step[key].digest, *step[key].shape] for key in run.output_names]
-            for step in run.step_results
-        ],
-        "unchanged_outputs": list(run.unchanged_outputs),
-        "findings": [[finding.name, finding.message] for finding in run.findings],
-    }
+def encode_run(run: RetentionRun) -> SentRun:
+    """Return a run as `isolated_run.decode_run` takes it."""
+    keys = tuple(run.output_names)
+    return fill_record(
+        SentRun,
+        run,
+        keys=keys,
+        names=tuple(run.output_names.values()),
+        steps=tuple(tuple(step[key] for key in keys) for step in run.step_results),
+        findings=tuple((finding.name, finding.message) for finding in run.findings),
+    )
 
 
 def limit_process(parent: int, seconds: int) -> None:

@@ -20,7 +20,8 @@ from onnx import ModelProto, TensorProto
 from tiers import thin
 
 from onnxkvrename import KvRenameError, ModelError, load_rules
-from onnxkvrename.documents import ObjectReader, UnreadableTextError
+from onnxkvrename.documents import UnreadableTextError
+from onnxkvrename.records import read_record, serialize
 from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.verification.running import isolated_run
 from onnxkvrename.verification.running.isolated_run import (
@@ -38,7 +39,7 @@ from onnxkvrename.verification.running.retention_loop import (
     RunnableModel,
     run_retention_loop,
 )
-from onnxkvrename.verification.running.run_process import encode_run
+from onnxkvrename.verification.running.run_process import SentRun, encode_run
 from onnxkvrename.verification.verify import build_runnable_model
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
@@ -207,11 +208,12 @@ def test_a_process_that_was_ended_by_a_limit_says_so(
         run_code(code, monkeypatch)
 
 
-RUN = {
+RUN: dict[str, Any] = {
     "dims": {"ctx_len": 4},
     "retained_inputs": {"out": "in"},
-    "outputs": [["out", "", "past_key", "0"]],
-    "steps": [[["tensor(float)", "ab", 1, 2]]],
+    "keys": [["", "past_key", "0"]],
+    "names": ["out"],
+    "steps": [[{"dtype": "tensor(float)", "shape": [1, 2], "digest": "ab"}]],
     "unchanged_outputs": ["out"],
     "findings": [["out", "does not fit"]],
 }
@@ -223,13 +225,13 @@ RUN = {
         {"dims": {"ctx_len": "4"}},
         {"dims": []},
         {"retained_inputs": {"out": 1}},
-        {"outputs": [["out"]]},
-        {"outputs": [["out", 5]]},
-        {"outputs": ["out"]},
+        {"keys": []},
+        {"keys": [["", 5]]},
+        {"names": []},
+        {"names": [None]},
         {"steps": [[]]},
-        {"steps": [[["tensor(float)", 5]]]},
-        {"steps": [[["tensor(float)", "ab", -1]]]},
-        {"steps": [[["tensor(float)", "ab", True]]]},
+        {"steps": [[{**RUN["steps"][0][0], "digest": 5}]]},
+        {"steps": [[{**RUN["steps"][0][0], "shape": [True]}]]},
         {"steps": [[{}]]},
         {"steps": [{}]},
         {"unchanged_outputs": [None]},
@@ -241,19 +243,19 @@ RUN = {
 )
 def test_a_reply_is_read_as_what_it_must_be(change: dict[str, Any]) -> None:
     """The process may be in the hands of the graph by then."""
-    assert encode_run(decode_run(ObjectReader(RUN))) == RUN
+    assert serialize(encode_run(decode_run(read_record(SentRun, RUN)))) == RUN
     with pytest.raises(UnreadableTextError):
-        decode_run(ObjectReader({**RUN, **change}))
+        decode_run(read_record(SentRun, {**RUN, **change}))
 
 
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
         ("", "is not JSON"),
-        ("null", "is not an object"),
-        ("{}", "error is missing"),
-        ('{"run": {}}', "run.dims is missing"),
-        ('{"error": {"kind": "x"}}', "error.kind is not"),
+        ("null", "expected object"),
+        ("{}", "neither run nor error"),
+        ('{"run": {}}', "run: .* dims"),
+        ('{"error": {"kind": "x"}}', "error.kind: "),
         ("\u00e9", "'ascii' codec"),
         ('{"error": {"kind": "model", "message": "no", "hint": null}}', "^.*decoder.onnx: no$"),
         ('noise\\n{"error": {"kind": "other", "message": "no", "hint": "x"}}', r"^no \(x\)$"),
