@@ -91,8 +91,7 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     rules = find_rules(
         arguments.profile, arguments.rules, arguments.models, arguments.pairs, consumer.token
     )
-    is_wanted = arguments.output_format == "text" and not arguments.quiet
-    print_choice(rules.choice, is_wanted=is_wanted)
+    print_choice(rules.choice, arguments.output_format, arguments.quiet)
     compile_info = CompileInfo(
         arguments.dims,
         arguments.specializations,

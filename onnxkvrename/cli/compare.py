@@ -165,8 +165,7 @@ def command(arguments: CompareArguments) -> int:
     consumer = load_consumer(arguments.target)
     sides = (arguments.prefill, arguments.decode)
     rules = find_rules(arguments.profile, arguments.rules, sides, arguments.pairs, consumer.token)
-    is_wanted = arguments.output_format == "text" and not arguments.quiet
-    print_choice(rules.choice, is_wanted=is_wanted)
+    print_choice(rules.choice, arguments.output_format, arguments.quiet)
     ranks = _parse_ranks(arguments.tp)
     requests = _build_requests(arguments, ranks)
     prefill, decode, notes = _load_sides(arguments, rules)

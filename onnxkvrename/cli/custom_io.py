@@ -80,7 +80,7 @@ def command(arguments: CustomIoArguments) -> int:
         hint = f"pass a model in it, such as {quote_path(str(find_jobs([path])[0].model))}"
         raise KvRenameError("is a directory, not a model", path=str(path), hint=hint)
     rules = find_rules(arguments.profile, arguments.rules, (path,))
-    print_choice(rules.choice, is_wanted=True)
+    print_choice(rules.choice)
     model = read_kv_model(path, rules, check_data=False)
     names = _list_kv_names(model)
     vision_names = _list_vision_names(model, rules)

@@ -65,7 +65,7 @@ def command(arguments: InspectArguments) -> int:
     rules = find_rules(
         arguments.profile, arguments.rules, arguments.models, arguments.pairs, arguments.token
     )
-    print_choice(rules.choice, is_wanted=arguments.output_format == "text")
+    print_choice(rules.choice, arguments.output_format)
     summaries = inspect_models((job.model for job in jobs), rules, trace_buffer_updates)
     written = _write_page(summaries, arguments)
     answer = _build_answer(summaries, rules.profile_choice, written)

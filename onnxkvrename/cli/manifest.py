@@ -229,8 +229,7 @@ def command(arguments: ManifestArguments) -> int:
     rules = find_rules(
         arguments.profile, arguments.rules, arguments.models, arguments.pairs, arguments.token
     )
-    is_wanted = arguments.output_format == "text" and not arguments.quiet
-    print_choice(rules.choice, is_wanted=is_wanted)
+    print_choice(rules.choice, arguments.output_format, arguments.quiet)
     if arguments.stamp:
         jobs = find_jobs(arguments.models)
         settle_stopped_runs([job.target.parent for job in jobs], [job.model for job in jobs])

@@ -57,8 +57,7 @@ def _verify_models(request: VerifyRequest) -> tuple[tuple[VerifiedModel, ...], P
     if request.reference is not None:
         check_one_model("--reference is for one model", [str(path) for path in paths])
     rules = find_rules(request.profile, request.rules, paths, request.pairs, request.token)
-    is_wanted = request.output_format == "text" and not request.quiet
-    print_choice(rules.choice, is_wanted=is_wanted)
+    print_choice(rules.choice, request.output_format, request.quiet)
     verify = partial(_verify_with_source, rules=rules, request=request)
     with open_executor(None, request.jobs, len(paths)) as executor:
         models = tuple(map_ordered(verify, [*sources.items()], executor, is_read_only=True))
