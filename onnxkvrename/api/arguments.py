@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
 
 from onnxkvrename.rules.find_models import check_is_local, find_jobs
 from onnxkvrename.rules.load import AUTO_PROFILE, has_profile
@@ -41,7 +40,7 @@ def load_rules(rules: RulesLike = None) -> Rules:
         >>> onnxkvrename.inspect("model.onnx", rules=rules).buffers
         ()
     """
-    return choose_rules(RulesChoice(*split_rules(rules)))
+    return find_rules(*split_rules(rules))
 
 
 def load_rules_for(rules: RulesLike, paths: Sequence[Path]) -> Rules:
@@ -56,57 +55,39 @@ def load_rules_for(rules: RulesLike, paths: Sequence[Path]) -> Rules:
         ModelError: A path does not exist or cannot be listed.
         TypeError: The argument has the wrong type.
     """
-    return choose_rules(RulesChoice(*split_rules(rules)), paths)
+    return find_rules(*split_rules(rules), paths)
 
 
-class RulesRequest(Protocol):
-    """A request with the options that choose rules."""
-
-    @property
-    def profile(self) -> str | None:
-        """A profile; ``None`` for the default one, or another one that knows the names."""
-
-    @property
-    def rules(self) -> Path | Rules | None:
-        """Rules to use instead, or a file of them."""
-
-    @property
-    def pairs(self) -> str | None:
-        """Whether the pairs that the graphs show are the rules."""
-
-
-class RulesChoice(NamedTuple):
-    """A choice of rules alone."""
-
-    profile: str | None
-    rules: Path | Rules | None
-    pairs: str | None = None
-
-
-def choose_rules(
-    request: RulesRequest, paths: Sequence[Path] = (), token: str | None = None
+def find_rules(
+    profile: str | None,
+    rules: Path | Rules | None,
+    paths: Sequence[Path] = (),
+    pairs: str | None = None,
+    token: str | None = None,
 ) -> Rules:
     """Return the rules that a request asks for, or that know the names of the models.
 
     Args:
-        request: The request.
+        profile: A profile; ``None`` for the default one, or another one that knows the names.
+        rules: Rules to use instead, or a file of them.
         paths: The models, and directories of models; without any, the names do not count.
-        token: With pairs of the dataflow: the token that names may carry already.
+        pairs: Whether the pairs that the graphs show are the rules.
+        token: With `pairs`: the token that names may carry already.
 
     Raises:
         RulesError: They cannot be used, several profiles know the names equally well, or the
             graphs show no pairs.
         ModelError: A path does not exist, or a model cannot be read.
     """
-    if isinstance(request.rules, Rules):
-        return request.rules
-    if request.pairs is not None:
+    if isinstance(rules, Rules):
+        return rules
+    if pairs is not None:
         return _find_rules_by_dataflow(paths, token or "")
     if not paths:
-        return load(request.profile, request.rules)
+        return load(profile, rules)
     from onnxkvrename.rules.pick import pick_rules  # a rename needs it only where qeff fails
 
-    return pick_rules(paths, request.profile, request.rules)
+    return pick_rules(paths, profile, rules)
 
 
 def _find_rules_by_dataflow(paths: Sequence[Path], token: str) -> Rules:

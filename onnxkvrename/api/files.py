@@ -17,7 +17,7 @@ from onnxkvrename.api.arguments import (
     as_paths,
     check_executor,
     check_flags,
-    choose_rules,
+    find_rules,
     split_rules,
 )
 from onnxkvrename.errors import KvRenameError, ModelError
@@ -245,7 +245,7 @@ def run_rename(
         token = choose_token(request.target, request.token, strip=request.strip)
         request = request._replace(token=token)
     knows_rules = request.pairs is None and request.profile != AUTO_PROFILE
-    rules = choose_rules(request) if knows_rules else load_rules()
+    rules = find_rules(request.profile, request.rules) if knows_rules else load_rules()
     if request.seed_cache and request.writes:
         from onnxkvrename.qefficient.seed_cache import settle_stopped_moves  # most need none
 
@@ -276,7 +276,8 @@ def _pick_rules(request: Request, jobs: Sequence[RenameJob]) -> Rules:
             "--pairs needs --prefix or --target: no rule tells a token from a name",
             hint="for example `--prefix VLLM`",
         )
-    return choose_rules(request, [job.model for job in jobs], request.token)
+    models = [job.model for job in jobs]
+    return find_rules(request.profile, request.rules, models, request.pairs, request.token)
 
 
 def _add_target(rules: Rules, request: Request) -> Rules:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
-from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
@@ -88,9 +88,10 @@ def command(arguments: CheckConsumerArguments) -> int:
 
 def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     consumer = load_consumer(arguments.target)
-    rules = choose_rules(arguments, arguments.models, consumer.token)
-    is_wanted = arguments.output_format == "text" and not arguments.quiet
-    print_choice(rules.choice, is_wanted=is_wanted)
+    rules = find_rules(
+        arguments.profile, arguments.rules, arguments.models, arguments.pairs, consumer.token
+    )
+    print_choice(rules.choice, arguments.output_format, arguments.quiet)
     compile_info = CompileInfo(
         arguments.dims,
         arguments.specializations,

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import click
 
-from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.options import SIDES, SideValues, declare_command, parse_dim_sizes
@@ -81,8 +81,8 @@ from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 class CompareArguments(NamedTuple):
     """What a user asks for with ``compare``."""
 
-    prefill: Annotated[Path, Option("", metavar="PREFILL")]
-    decode: Annotated[Path, Option("", metavar="DECODE")]
+    prefill: Annotated[Path, Option("", metavar="PREFILL", is_required=True)]
+    decode: Annotated[Path, Option("", metavar="DECODE", is_required=True)]
     target: Annotated[str, TARGET] = DEFAULT_CONSUMER
     dims: Annotated[SideValues[str], DIM] = SideValues()
     specializations: Annotated[SideValues[Path], SPECIALIZATIONS] = SideValues()
@@ -164,9 +164,8 @@ def command(arguments: CompareArguments) -> int:
     """
     consumer = load_consumer(arguments.target)
     sides = (arguments.prefill, arguments.decode)
-    rules = choose_rules(arguments, sides, consumer.token)
-    is_wanted = arguments.output_format == "text" and not arguments.quiet
-    print_choice(rules.choice, is_wanted=is_wanted)
+    rules = find_rules(arguments.profile, arguments.rules, sides, arguments.pairs, consumer.token)
+    print_choice(rules.choice, arguments.output_format, arguments.quiet)
     ranks = _parse_ranks(arguments.tp)
     requests = _build_requests(arguments, ranks)
     prefill, decode, notes = _load_sides(arguments, rules)

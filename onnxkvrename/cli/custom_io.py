@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.cli.files import collect_inputs
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_choice, print_lines
@@ -42,7 +42,7 @@ class CustomIoArguments(NamedTuple):
             is_required=True,
         ),
     ]
-    model: Annotated[Path, Option("", metavar="MODEL")]
+    model: Annotated[Path, Option("", metavar="MODEL", is_required=True)]
     vision: Annotated[
         str | None,
         Option(
@@ -65,7 +65,6 @@ class CustomIoArguments(NamedTuple):
     force: Annotated[bool, Option("--force", "Replace a file that is there.")]
     profile: Profile
     rules: RulesFile
-    pairs: None = None
 
 
 @declare_command(
@@ -80,8 +79,8 @@ def command(arguments: CustomIoArguments) -> int:
     if is_directory(path):
         hint = f"pass a model in it, such as {quote_path(str(find_jobs([path])[0].model))}"
         raise KvRenameError("is a directory, not a model", path=str(path), hint=hint)
-    rules = choose_rules(arguments, (path,))
-    print_choice(rules.choice, is_wanted=True)
+    rules = find_rules(arguments.profile, arguments.rules, (path,))
+    print_choice(rules.choice)
     model = read_kv_model(path, rules, check_data=False)
     names = _list_kv_names(model)
     vision_names = _list_vision_names(model, rules)

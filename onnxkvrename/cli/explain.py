@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from shutil import get_terminal_size
+from typing import Annotated, NamedTuple
 
-import click
-
-from onnxkvrename.cli.options import CONTEXT_SETTINGS
+from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import detect_screen, print_lines
 from onnxkvrename.findings import CODES, decide_exit_code
+from onnxkvrename.options import Option
 from onnxkvrename.report.finding_pages import describe_examples, describe_finding, list_findings
 from onnxkvrename.report.formats import Line
 
 
-def complete_code(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the codes that a shell may complete."""
-    return [code for code in CODES if code.startswith(incomplete.upper())]
+class ExplainArguments(NamedTuple):
+    """What a user asks for with ``explain``."""
+
+    codes: Annotated[tuple[str, ...], Option("", metavar="[CODE]...", names=tuple(CODES))] = ()
 
 
-@click.command(
+@declare_command(
     "explain",
-    context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 done; 2 there is no such code; 130 interrupted.",
+    ExplainArguments,
+    "Exit codes: 0 done; 2 there is no such code; 130 interrupted.",
 )
-@click.argument("codes", nargs=-1, metavar="[CODE]...", shell_complete=complete_code)
-def command(codes: tuple[str, ...]) -> int:
+def command(arguments: ExplainArguments) -> int:
     """Explain findings: what they mean, why they matter, how to fix them.
 
     CODE is the code of a finding, such as KV402. Without one, all codes are listed.
     """
-    if not codes:
+    if not arguments.codes:
         width = get_terminal_size().columns if detect_screen().is_terminal else None
         lines = list_findings(width)
     else:
-        passages = [describe_finding(code) for code in codes]
+        passages = [describe_finding(code) for code in arguments.codes]
         lines = [line for passage in passages for line in (*passage, "")]
         lines += describe_examples()
     print_lines(Line(line) for line in lines)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
@@ -62,8 +62,10 @@ def command(arguments: InspectArguments) -> int:
     Weights are not read.
     """
     jobs = find_jobs(arguments.models)
-    rules = choose_rules(arguments, arguments.models, arguments.token)
-    print_choice(rules.choice, is_wanted=arguments.output_format == "text")
+    rules = find_rules(
+        arguments.profile, arguments.rules, arguments.models, arguments.pairs, arguments.token
+    )
+    print_choice(rules.choice, arguments.output_format)
     summaries = inspect_models((job.model for job in jobs), rules, trace_buffer_updates)
     written = _write_page(summaries, arguments)
     answer = _build_answer(summaries, rules.profile_choice, written)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.files import collect_inputs
 from onnxkvrename.cli.options import declare_command, parse_memory_size
@@ -226,9 +226,10 @@ def command(arguments: ManifestArguments) -> int:
         arguments.custom_io,
         group_windows=arguments.group_windows,
     )
-    rules = choose_rules(arguments, arguments.models, arguments.token)
-    is_wanted = arguments.output_format == "text" and not arguments.quiet
-    print_choice(rules.choice, is_wanted=is_wanted)
+    rules = find_rules(
+        arguments.profile, arguments.rules, arguments.models, arguments.pairs, arguments.token
+    )
+    print_choice(rules.choice, arguments.output_format, arguments.quiet)
     if arguments.stamp:
         jobs = find_jobs(arguments.models)
         settle_stopped_runs([job.target.parent for job in jobs], [job.model for job in jobs])

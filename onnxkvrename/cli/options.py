@@ -139,33 +139,29 @@ def declare_command(
 def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> click.Parameter:
     """Return the parameter of a field whose values are of some kind."""
     origin = get_origin(kind)
-    value_type = _choose_type(kind, option)
-    if not option.flags:
-        count = -1 if origin is tuple else 1
-        is_required = count == 1 or option.is_required
-        return click.Argument(
-            [name], metavar=option.metavar, type=value_type, nargs=count, required=is_required
-        )
     words = [name, *option.flags.split()]
     if kind is bool:
         callback = _negate if option.negates else None
         return click.Option(words, is_flag=True, callback=callback, help=option.help)
-    how: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
+    how: dict[str, Any] = {"metavar": option.metavar, "required": option.is_required}
+    value_type = _choose_type(kind, option)
+    if option.names:
+        how["shell_complete"] = partial(_complete_name, option.names)
+    if not option.flags:
+        return click.Argument(words, type=value_type, nargs=-1 if origin is tuple else 1, **how)
+    how["help"] = option.help
     if origin is SideValues:
         how["metavar"] = f"[SIDE:]{option.metavar}"
         is_single = Path in get_args(kind)  # one file, but several sizes
         return SideOption(words, value_type=value_type, is_single=is_single, **how)
-    how |= {"type": value_type, "required": option.is_required}
+    how["type"] = value_type
     if origin is tuple:
         return click.Option(words, multiple=True, **how)
     if origin is Mapping:
         return click.Option(words, multiple=True, callback=_parse_sizes, **how)
     if option.shows_default:
         how |= {"default": default, "show_default": True}
-    if option.names:
-        how["shell_complete"] = partial(_complete_name, option.names)
-        return NamesOption(words, **how)
-    return SingleOption(words, **how)
+    return (NamesOption if option.names else SingleOption)(words, **how)
 
 
 def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
@@ -217,10 +213,7 @@ def _complete_name(
     names: str | Sequence[str], ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[str]:
     known = NAMES[names]() if isinstance(names, str) else names
-    return [name for name in known if name.startswith(incomplete)]
-
-
-complete_profile = partial(_complete_name, "profiles")
+    return [name for name in known if name.lower().startswith(incomplete.lower())]
 
 
 class NonEmptyPath(click.Path):

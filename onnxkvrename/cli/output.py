@@ -33,9 +33,11 @@ def print_answer(answer: Answer, output_format: str) -> int:
     return answer.exit_code
 
 
-def print_choice(choice: ProfileChoice | None, *, is_wanted: bool) -> None:
-    """Name a profile on stderr, if it was picked by the names of the models."""
-    if is_wanted and choice is not None and choice.picked:
+def print_choice(
+    choice: ProfileChoice | None, output_format: str = "text", quiet: bool = False
+) -> None:
+    """Name a profile that was picked by the names of the models, for people on stderr."""
+    if choice is not None and choice.picked and output_format == "text" and not quiet:
         print_lines([Line(choice.describe(), err=True)])
 
 

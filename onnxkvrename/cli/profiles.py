@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated, NamedTuple
 
-import click
-
-from onnxkvrename.cli.options import CONTEXT_SETTINGS, complete_profile
+from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.documents import parse_toml
 from onnxkvrename.errors import RulesError
 from onnxkvrename.findings import decide_exit_code
+from onnxkvrename.options import Option
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.load import list_profiles, read_profile
 
 
-@click.command(
+class ProfilesArguments(NamedTuple):
+    """What a user asks for with ``profiles``."""
+
+    name: Annotated[str | None, Option("", metavar="[NAME]", names="profiles")] = None
+
+
+@declare_command(
     "profiles",
-    context_settings=CONTEXT_SETTINGS,
-    epilog="Exit codes: 0 done; 2 there is no such profile; 130 interrupted.",
+    ProfilesArguments,
+    "Exit codes: 0 done; 2 there is no such profile; 130 interrupted.",
 )
-@click.argument("name", required=False, metavar="[NAME]", shell_complete=complete_profile)
-def command(name: str | None) -> int:
+def command(arguments: ProfilesArguments) -> int:
     """List the rules for --profile and --to, or print some as a start for a file of your own.
 
     NAME is a profile. Its rules are printed as TOML, which --rules reads.
     """
+    name = arguments.name
     lines = _list_descriptions() if name is None else read_profile(name).splitlines()
     print_lines(Line(line) for line in lines)
     return decide_exit_code()

@@ -30,7 +30,7 @@ def command(request: Request) -> int:
     is_watched = request.output_format == "text" and not request.quiet
     report = run_rename(request, open_bars=partial(show_progress, is_wanted=is_watched))
     with report_placed([report]):
-        print_choice(report.profile, is_wanted=is_watched)
+        print_choice(report.profile, request.output_format, request.quiet)
         answer = build_rename_answer(report, request)
         if not request.writes:
             from onnxkvrename.cli.recover import mention_unfinished_runs  # nothing is written

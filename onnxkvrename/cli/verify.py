@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from onnxkvrename.api.arguments import choose_rules
+from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
@@ -56,9 +56,8 @@ def _verify_models(request: VerifyRequest) -> tuple[tuple[VerifiedModel, ...], P
     sources = _find_sources(paths, request)
     if request.reference is not None:
         check_one_model("--reference is for one model", [str(path) for path in paths])
-    rules = choose_rules(request, paths, request.token)
-    is_wanted = request.output_format == "text" and not request.quiet
-    print_choice(rules.choice, is_wanted=is_wanted)
+    rules = find_rules(request.profile, request.rules, paths, request.pairs, request.token)
+    print_choice(rules.choice, request.output_format, request.quiet)
     verify = partial(_verify_with_source, rules=rules, request=request)
     with open_executor(None, request.jobs, len(paths)) as executor:
         models = tuple(map_ordered(verify, [*sources.items()], executor, is_read_only=True))
