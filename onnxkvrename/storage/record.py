@@ -196,6 +196,18 @@ class Record(NamedTuple):
         """
         return {"new", "old"} <= self.find_states()
 
+    def has_result(self) -> bool:
+        """Return whether a target has the file of the run, with or without the link to it.
+
+        Raises:
+            OSError: This cannot be determined.
+        """
+        moves = self._find_moves()
+        return any(
+            Identity.read(resolve_moved_path(change.target, moves)) == change.new
+            for change in self.files
+        )
+
     def find_fault(self, *, undo: bool) -> WriteError | None:
         """Return why the run cannot be undone, or not be finished.
 

@@ -168,7 +168,7 @@ def _settle(record: Record, kept: Collection[str]) -> bool:
         play_back(record, undo=True)
         states = {"old"}
     places = record.list_directories()
-    is_unknown = "changed" in states and "new" not in states
+    is_unknown = "changed" in states and not record.has_result()
     if is_unknown and any(_has_only_copy(place, record.key) for place in places):
         return True  # a tree that was copied: it is not known which of its files are old
     remove_record(record, kept)
