@@ -29,6 +29,8 @@ from onnxkvrename.storage.read import (
 )
 from onnxkvrename.storage.temp_file import list_temp_paths
 
+_MAX_COUNTS = 10
+"""Counts of the names of a file while a run that is at work makes and removes some."""
 _ELSEWHERE_HINT = "`-d renamed` writes elsewhere"
 
 
@@ -146,7 +148,7 @@ def check_in_place_write(
         return
     if is_link(path):
         fault = f"is a symbolic link to {resolve_path(path)}"
-    elif (links := status.st_nlink - _count_backup_links(path, status)) > 1:
+    elif (links := _count_links(path, status)) > 1:
         fault = f"has {links} hard links"
     elif not status.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
         fault = "is read-only"
@@ -176,10 +178,21 @@ def _build_cache_error(path: Path, repository: Path, *, has_choice: bool = True)
     return WriteError(CACHE_FAULT, path=str(path), hint=hint)
 
 
-def _count_backup_links(path: Path, status: os.stat_result) -> int:
-    """Return how many links of a file other runs keep, dead or alive."""
-    if status.st_nlink == 1:
-        return 0
+def _count_links(path: Path, status: os.stat_result) -> int:
+    """Return how many names a file has, but for those that other runs keep, dead or alive."""
+    links = status.st_nlink
+    for _ in range(_MAX_COUNTS):
+        if links == 1:
+            break
+        kept = _count_kept_names(path, status)
+        now = read_status(path)
+        if now is None or now.st_nlink == links:
+            return links - kept
+        status, links = now, now.st_nlink
+    return links
+
+
+def _count_kept_names(path: Path, status: os.stat_result) -> int:
     count = 0
     with suppress(OSError):
         for kept in list_temp_paths(Path(os.path.abspath(path)).parent):

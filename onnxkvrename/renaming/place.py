@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +14,11 @@ from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming.parallel import SAME_FILES_HINT, map_ordered
 from onnxkvrename.renaming.prepare import SplicePlan
 from onnxkvrename.renaming.write import WriteTask, write_temp_file
-from onnxkvrename.storage.directories import find_existing_directory, make_directories
+from onnxkvrename.storage.directories import (
+    find_existing_directory,
+    find_missing_directories,
+    make_directories,
+)
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import (
     FileIdentity,
@@ -142,17 +147,27 @@ class BatchWriter:
         parents = [path.parent for path in self.directory_map]
         there = [*map(find_existing_directory, wanted), *parents]
         overwritten = _read_overwritten(self.tasks)
-        made = list[Path]()
         with hold_locks(there), ExitStack() as locks:
+            missing = (find_missing_directories(task.target) for task in self.tasks)
+            made = list(dict.fromkeys(path for paths in missing for path in paths))
             self._transaction = Transaction([*wanted, *parents], overwritten, made)
             with self._transaction as transaction:
-                for task in self.tasks:
-                    made.extend(make_directories(task.target, task.source_directory, task.root))
+                self._make_directories(transaction)
                 locks.enter_context(hold_locks(made))
                 kept = [path.name for path in self.inputs]
                 for directory in dict.fromkeys([*there, *wanted]):
                     remove_temp_files(directory, kept=kept)
                 self._write_and_place(transaction)
+
+    def _make_directories(self, transaction: Transaction) -> None:
+        """Make the directories that are missing, that of a model first: there, the next run looks
+        for what a killed one has left."""
+        models = (task for task in self.tasks if isinstance(task.source, SplicePlan))
+        for first in islice(chain(models, self.tasks), 1 if transaction.made else 0):
+            make_directories(first.target, first.source_directory, first.root)
+            transaction.announce(first.target.parent)
+        for task in self.tasks:
+            make_directories(task.target, task.source_directory, task.root)
 
     def _write_and_place(self, transaction: Transaction) -> None:
         """Write all temporary files, check the sources once more, and place all results.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 from onnxkvrename.storage.confined import open_parent
@@ -45,7 +45,16 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def make_directories(target: Path, source: Path, root: Path | None) -> Iterator[Path]:
+def find_missing_directories(target: Path) -> list[Path]:
+    """Return the directories that are missing above a file, the outer ones first.
+
+    Raises:
+        ModelError: It cannot be determined what is there.
+    """
+    return list(takewhile(lambda path: not is_occupied(path), target.parents))[::-1]
+
+
+def make_directories(target: Path, source: Path, root: Path | None) -> None:
     """Make the directories that are missing above a file.
 
     Each has the rights that a new directory gets there, but none that its source does not give.
@@ -57,22 +66,16 @@ def make_directories(target: Path, source: Path, root: Path | None) -> Iterator[
         root: The directory that the user gave for results: below it, no link may lead to the
             target.
 
-    Yields:
-        Each directory before it is made, the outer ones first.
-
     Raises:
         WriteError: One cannot be made.
         ModelError: It cannot be determined what is there.
     """
     missing = list[tuple[Path, Path]]()
-    directory = target.parent
-    while not is_occupied(directory):
+    for directory in reversed(find_missing_directories(target)):
         missing.append((directory, source))
         if root is not None and root in directory.parents:
             source = source.parent
-        directory = directory.parent
     for directory, replaced in reversed(missing):
-        yield directory
         inner_root = root if root is not None and root in directory.parents else None
         with translate_write_errors(target), open_parent(directory, inner_root) as (name, parent):
             status = read_status(replaced)

@@ -103,6 +103,7 @@ def _lock_file(path: Path) -> int | None:
         is_held = False
         try:
             if not _wait_for_lock(descriptor, path.parent):
+                _remove_lock_file(path)
                 return None
             # Another run may have removed it while this one waited.
             with suppress(FileNotFoundError):

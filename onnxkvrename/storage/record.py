@@ -53,6 +53,10 @@ State = Literal["new", "old", "changed"]
 """Of a target: has its new file, has what it had before, or something else since then."""
 
 
+class LoneRecordError(ModelError):
+    """A record is missing in a directory that it names: its run has not begun, or has ended."""
+
+
 class Identity(NamedTuple):
     """The identity of a file, which stays when the file is renamed or linked."""
 
@@ -145,7 +149,7 @@ class Record(NamedTuple):
         directories: Where the record lies: each directory that has a target, by its name before.
         files: The files, in the order in which they get their places.
         moves: The directories that are renamed after that.
-        made: The directories that the run has made, the outer ones first.
+        made: The directories that the run makes, the outer ones first.
     """
 
     key: str
@@ -196,16 +200,17 @@ class Record(NamedTuple):
         """
         return {"new", "old"} <= self.find_states()
 
-    def has_result(self) -> bool:
-        """Return whether a target has the file of the run, with or without the link to it.
+    def knows_a_file(self) -> bool:
+        """Return whether a target has its old or its new file, with or without the link to it.
 
         Raises:
             OSError: This cannot be determined.
         """
         moves = self._find_moves()
         return any(
-            Identity.read(resolve_moved_path(change.target, moves)) == change.new
+            Identity.read(resolve_moved_path(change.target, moves)) in {change.old, change.new}
             for change in self.files
+            if change.old is not None
         )
 
     def find_fault(self, *, undo: bool) -> WriteError | None:
@@ -342,14 +347,19 @@ def write_record(record: Record) -> None:
         )
     for directory in record.directories:
         path = build_record_path(directory, record.key)
+        part = directory / build_temp_name(record.key, build_file_key(), "probe")
         with translate_write_errors(path):
+            is_there = _read_status(path) is not None  # until now, it was about new directories
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-            descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
+            flags |= getattr(os, "O_CLOEXEC", 0)
+            descriptor = os.open(part if is_there else path, flags, 0o600)
             try:
                 write_all(descriptor, content)
                 os.fsync(descriptor)
             finally:
                 close_quietly(descriptor)
+            if is_there:
+                os.replace(part, path)
     for change in record.files:
         if change.old is None:
             continue
@@ -360,7 +370,8 @@ def write_record(record: Record) -> None:
             except OSError as error:
                 if error.errno not in NO_LINK_ERRNOS:
                     raise
-    for directory in dict.fromkeys([*record.directories, *(path.parent for path in record.made)]):
+    above_new = (path.parent for path in record.made if record.files)
+    for directory in dict.fromkeys([*record.directories, *above_new]):
         sync_directory(directory)
 
 
@@ -372,7 +383,7 @@ def remove_record(record: Record, kept: Iterable[str] = ()) -> None:
         kept: Names that are never removed, as the run reads them.
     """
     with suppress(OSError):
-        directories = record.list_directories()
+        directories = [*record.list_directories(), *record.made]
         for directory in directories:
             remove_temp_files(directory, record.key, kept)
         for directory in directories:
@@ -487,7 +498,7 @@ def read_record(path: Path) -> Record:
         raise ModelError("skipped: is not a record of a run", path=str(path)) from None
     except OSError as error:
         raise ReadError(f"cannot be read: {error.strerror}", path=str(path)) from None
-    raise ModelError("skipped: a directory that it names has no such record", path=str(path))
+    raise LoneRecordError("skipped: a directory that it names has no such record", path=str(path))
 
 
 def _read_content(path: Path) -> bytes | None:

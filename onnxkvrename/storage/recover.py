@@ -14,6 +14,7 @@ from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import is_directory, resolve_path, translate_read_errors
 from onnxkvrename.storage.record import (
     RECORD_SUFFIX,
+    LoneRecordError,
     Record,
     play_back,
     read_record,
@@ -74,6 +75,10 @@ def find_half_done_runs(
                 if record.is_half_done():
                     _check_inside(path, record, roots)
                     runs[path.name] = os.lstat(path).st_mtime_ns, HalfDoneRun(path, record)
+        except LoneRecordError as error:
+            with translate_read_errors(path):
+                if _has_only_copy(path.parent, path.name.split("-")[-2]):
+                    report_skipped(error)
         except ModelError as error:
             report_skipped(error)
     return [run for _, run in sorted(runs.values(), reverse=True)]
@@ -168,7 +173,7 @@ def _settle(record: Record, kept: Collection[str]) -> bool:
         play_back(record, undo=True)
         states = {"old"}
     places = record.list_directories()
-    is_unknown = "changed" in states and not record.has_result()
+    is_unknown = "changed" in states and not record.knows_a_file()
     if is_unknown and any(_has_only_copy(place, record.key) for place in places):
         return True  # a tree that was copied: it is not known which of its files are old
     remove_record(record, kept)

@@ -53,7 +53,7 @@ _ERROR_HINTS = {
     errno.EROFS: "write to another directory",
     errno.EACCES: _DIRECTORY_HINT,
     errno.EPERM: _DIRECTORY_HINT,
-    errno.EEXIST: "a file appeared there during the run; --force replaces it",
+    errno.EEXIST: "a file appeared there during the run; run the same command again",
     errno.ENOENT: "create its directory first",
     errno.ENOTDIR: "create its directory first",
 }

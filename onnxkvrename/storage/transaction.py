@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
 from onnxkvrename.findings import quote_path
-from onnxkvrename.storage.read import build_changed_error
+from onnxkvrename.storage.read import build_changed_error, resolve_path
 from onnxkvrename.storage.record import (
     FileChange,
     Record,
@@ -43,7 +43,7 @@ class Transaction:
         directories: The directories of all targets, for what an error leaves there.
         overwritten: For files that are replaced, what :func:`os.lstat` returned when they were
             what may be replaced. One that has changed since is not.
-        made: Directories that were made for the run, the outer ones first.
+        made: Directories that are made for the run, the outer ones first.
 
     Attributes:
         key: The key of all temporary names of the run.
@@ -65,6 +65,7 @@ class Transaction:
         self.made = made
         self.is_complete = False
         self._record: Record | None = None
+        self._announced: Path | None = None
         self._only_change: FileChange | None = None
         self._files: Sequence[ReadyFile] = ()
 
@@ -82,6 +83,20 @@ class Transaction:
             self._clean_up()
             raise
 
+    def announce(self, directory: Path) -> None:
+        """Record that directories are made, so that a killed run leaves none of them.
+
+        Args:
+            directory: The directory of a target, which exists.
+
+        Raises:
+            WriteError: The record cannot be written.
+        """
+        self._announced = Path(resolve_path(directory))
+        made = tuple(Path(resolve_path(path)) for path in self.made)
+        self._record = Record(self.key, (self._announced,), (), (), made)
+        write_record(self._record)
+
     def place(self, files: Sequence[ReadyFile], moves: Mapping[Path, Path]) -> None:
         """Move files to their targets, one after the other, and then rename directories.
 
@@ -95,6 +110,10 @@ class Transaction:
             FlushError: All is in place, but a directory could not be flushed to the disk.
         """
         record = build_record(self.key, files, moves, self.made)
+        # The record that is there already is replaced last: until then, it is whole.
+        record = record._replace(
+            directories=tuple(sorted(record.directories, key=lambda path: path == self._announced))
+        )
         if len(files) + len(moves) > 1:
             self._record, self._files = record, files
             write_record(record)
