@@ -94,11 +94,6 @@ def prepare_sidecars(
 ) -> Iterator[PreparedSidecar]:
     """Read sidecars and rewrite them in memory; nothing is written.
 
-    Args:
-        sidecars: The sidecars of the run.
-        models: The reports of all models of the run.
-        request: What is asked for.
-
     Yields:
         Each sidecar, with its error if it has one.
     """
