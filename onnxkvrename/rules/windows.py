@@ -43,11 +43,9 @@ Traits = Mapping[tuple[str, ...], frozenset[str]]
 class PartGroup(NamedTuple):
     """Parts of one stage and one model.
 
-    Attributes:
-        stage: ``window``, ``prefixed`` or ``merged``.
-        root: The directory that they have in common, empty for the working directory.
-        model_name: The model's name, empty where the names of the files do not say it.
-        part_indexes: The parts, in the order of their layers.
+    The stage is ``window``, ``prefixed`` or ``merged``. The root, a common directory, is empty for
+    the working directory; the model's name is empty where the files' names do not say it. The parts
+    are in the order of their layers.
     """
 
     stage: str
@@ -350,11 +348,9 @@ def _format_disagreement(
 
 
 def suggest_one_token(expected: str, tokens: Sequence[str]) -> str:
-    """Return what to do about models with different tokens.
+    """Return what to do about models with different tokens, of which none is empty.
 
-    Args:
-        expected: The token that was asked for; empty for the first one that they carry.
-        tokens: The tokens that they carry, without the empty one.
+    They get the `expected` one, which was asked for; if that is empty, the first that they carry.
     """
     token = expected or tokens[0]
     option = " --replace" if set(tokens) - {token} else ""
@@ -432,11 +428,7 @@ def _list_static_sizes(value: Value) -> tuple[int | None, ...]:
 
 
 def index_buffers(models: Iterable[tuple[str, Sequence[KvPair]]]) -> BufferIndex:
-    """Index the buffers of models; if several have the same buffer, the first counts.
-
-    Args:
-        models: The path and the buffers of each model.
-    """
+    """Index the buffers of models; if several have the same buffer, the first counts."""
     paths, by_layer = [], defaultdict[int, dict[tuple[str, str], tuple[str, KvPair]]](dict)
     for path, pairs in models:
         paths.append(path)
@@ -451,11 +443,6 @@ def describe_differences(
     """Describe how buffers of one model differ between files, for some layers.
 
     Scopes and tokens do not matter: they differ between the stages of an export.
-
-    Args:
-        described: The buffers that are described.
-        reference: The buffers that they are compared with.
-        layers: The layers to compare.
 
     Returns:
         Buffers that are missing, then buffers that only `described` has, then those with
@@ -512,10 +499,7 @@ def collect_traits(
     Shapes are compared only where their symbols are the same: layers with a sliding
     window may have a different number of heads.
 
-    Args:
-        export: Who exported the model, and for which operator sets.
-        pairs: Its buffers.
-        exclusive_kinds: Kinds of buffers that no model mixes.
+    Kinds are `exclusive_kinds` if no model mixes them.
     """
     traits, kinds = defaultdict[tuple[str, ...], set[str]](set), set()
     producer = f"{export.producer} {export.producer_version}".strip()
@@ -540,9 +524,6 @@ def find_outliers(models: Sequence[tuple[str, Traits]]) -> Iterator[tuple[int, l
 
     In a tie the first counts as right. A trait with two values within one model varies by
     layer, so it is not compared.
-
-    Args:
-        models: The path and the traits of each model.
     """
     counts = defaultdict[tuple[str, ...], Counter[frozenset[str]]](Counter)
     examples: dict[tuple[tuple[str, ...], frozenset[str]], str] = {}
