@@ -46,11 +46,9 @@ _MAX_DRAFT_LAYERS = 3
 class RootCause:
     """A finding that explains why a hand-off fails, with the buffers that have it.
 
-    Attributes:
-        finding: The finding.
-        buffer_ids: The buffers that are wrong themselves; empty if it is not about buffers.
-        difference: The difference between the two sides of these buffers, if it is about one.
-        summary: The finding in a few words, for a verdict of one line.
+    Those are the buffers that are wrong themselves; none if it is not about buffers. The difference
+    is the one between their sides, if the finding is about one. The summary, in a few words, is for
+    a verdict of one line.
     """
 
     finding: Finding
@@ -70,14 +68,7 @@ def build_root_cause(
     difference: Difference | None = None,
     summary: str | None = None,
 ) -> RootCause:
-    """Return a cause.
-
-    Args:
-        finding: The finding.
-        pairs: The buffers that have it.
-        difference: The difference between their sides, if it is about one.
-        summary: The finding in a few words; by default the meaning of its code.
-    """
+    """Return a cause; by default its summary is the meaning of the finding's code."""
     return RootCause(
         finding,
         tuple(pair.buffer_id for pair in pairs),
@@ -194,10 +185,7 @@ def _build_difference_finding(
 ) -> Finding:
     """Return one finding for buffers with the same difference.
 
-    Args:
-        difference: The difference.
-        pairs: The buffers that have it.
-        last_equal: The longest prompt in tokens that it does not affect, `None` if not known.
+    The longest prompt that it does not affect has `last_equal` tokens, `None` if that is not known.
     """
     message = f"{_begin_difference(pairs)} {difference.prefill} on prefill and "
     message += f"{difference.decode} on decode"
