@@ -87,11 +87,7 @@ class CacheEntry(NamedTuple):
 
 
 def parse_export_params(text: str, path: str) -> ExportParams:
-    """Return the parameters in a JSON text.
-
-    Args:
-        text: The text of the file.
-        path: The path of the file, for messages.
+    """Return the parameters in a JSON text; messages name the path.
 
     Raises:
         ModelError: QEfficient does not write such a text: it is not strict JSON, or a value
@@ -145,11 +141,7 @@ def split_directory_name(directory: str) -> tuple[str, str] | None:
 
 
 def identify_export(directory: str, params: ExportParams) -> CacheEntry | None:
-    """Return the export in a directory, ``None`` if its hash cannot be reproduced.
-
-    Args:
-        directory: The name of the directory.
-        params: The parameters in it.
+    """Return the export in a directory with that name, ``None`` if its hash cannot be reproduced.
     """
     name_and_hash = split_directory_name(directory)
     if name_and_hash is None:
@@ -165,13 +157,7 @@ def identify_export(directory: str, params: ExportParams) -> CacheEntry | None:
 def build_renamed_entry(entry: CacheEntry, rules: Rules, change: TokenChange) -> CacheEntry:
     """Return the entry under which QEfficient looks for the same export after the rename.
 
-    Args:
-        entry: The directory of the export and its parameters.
-        rules: The rules that recognise KV names.
-        change: The token to add or remove.
-
-    Returns:
-        The new entry; an equal one if no name changes.
+    It is an equal one if no name changes.
 
     Raises:
         RulesError: A template makes a name that cannot be changed back.
@@ -243,16 +229,8 @@ def check_export_reuse(
 
     The hint is about this export alone: other models of the command need not be exports.
 
-    Args:
-        model: The name of the model's file.
-        directory: The directory of its export.
-        params: The parameters in that directory.
-        rules: The rules that recognise KV names.
-        change: The tokens to add and to remove.
-
-    Returns:
-        ``None`` if the directory is not one of the cache, or if the parameters have the
-        names that the model will have.
+    The model is the name of its file. ``None`` if the directory is not one of the cache, or if the
+    parameters have the names that the model will have.
     """
     if (
         split_directory_name(Path(os.path.abspath(directory)).name) is None
@@ -284,7 +262,7 @@ def check_export_tokens(
 ) -> Iterator[Finding]:
     """Yield KV402 if a model of the cache was renamed where it is.
 
-    The tokens are those of the model's KV outputs; an empty one is none.
+    The model is the name of its file. The tokens are those of its KV outputs; an empty one is none.
     """
     expected = _collect_tokens(params["export_params"]["output_names"], rules)
     if expected and not expected.issuperset(tokens):
