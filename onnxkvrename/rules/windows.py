@@ -43,9 +43,11 @@ Traits = Mapping[tuple[str, ...], frozenset[str]]
 class PartGroup(NamedTuple):
     """Parts of one stage and one model.
 
-    The stage is ``window``, ``prefixed`` or ``merged``. The root, a common directory, is empty for
-    the working directory; the model's name is empty where the files' names do not say it. The parts
-    are in the order of their layers.
+    Attributes:
+        stage: ``window``, ``prefixed`` or ``merged``.
+        root: The directory that they have in common, empty for the working directory.
+        model_name: The model's name, empty where the names of the files do not say it.
+        part_indexes: The parts, in the order of their layers.
     """
 
     stage: str
@@ -496,10 +498,8 @@ def collect_traits(
 ) -> Traits:
     """Collect the traits of one part that all parts of its export should share.
 
-    Shapes are compared only where their symbols are the same: layers with a sliding
-    window may have a different number of heads.
-
-    Kinds are `exclusive_kinds` if no model mixes them.
+    Shapes are compared only where their symbols are the same: layers with a sliding window may have
+    a different number of heads. No model mixes the `exclusive_kinds`.
     """
     traits, kinds = defaultdict[tuple[str, ...], set[str]](set), set()
     producer = f"{export.producer} {export.producer_version}".strip()
