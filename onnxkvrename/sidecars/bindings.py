@@ -511,8 +511,10 @@ def drop_unread_templates(
 ) -> Node:
     """Return a tree without the templates that the reader of a configuration does not read.
 
-    Whether it reads one is asked by the keys that lead to it; `keys` lead to `node`, a part of the
-    tree.
+    Args:
+        node: The tree, or a part of it.
+        reads: Whether it reads a template, by the keys that lead to it.
+        keys: The keys that lead to the part.
     """
     if isinstance(node, SequenceNode):
         return SequenceNode(

@@ -87,7 +87,12 @@ def _read_sizes(directory: Path) -> Mapping[str, int]:
 
 
 class Specializations(NamedTuple):
-    """The sizes of symbols: one where all specializations agree, else all that the symbol has."""
+    """The sizes of symbols.
+
+    Attributes:
+        sizes: Symbols whose size is the same in all specializations.
+        conflicting_sizes: The other symbols, each with all its sizes.
+    """
 
     sizes: Mapping[str, int]
     conflicting_sizes: Mapping[str, tuple[int, ...]]
