@@ -46,9 +46,11 @@ _MAX_DRAFT_LAYERS = 3
 class RootCause:
     """A finding that explains why a hand-off fails, with the buffers that have it.
 
-    Those are the buffers that are wrong themselves; none if it is not about buffers. The difference
-    is the one between their sides, if the finding is about one. The summary, in a few words, is for
-    a verdict of one line.
+    Attributes:
+        finding: The finding.
+        buffer_ids: The buffers that are wrong themselves; empty if it is not about buffers.
+        difference: The difference between the two sides of these buffers, if it is about one.
+        summary: The finding in a few words, for a verdict of one line.
     """
 
     finding: Finding
