@@ -265,7 +265,8 @@ def build_comparison(
 ) -> Comparison:
     """Pair the buffers of two sides, compare each pair, and simulate the hand-off.
 
-    With `full_transfer` each buffer is moved in full, even for a short prompt.
+    Prefill writes the buffers, decode reads them. With `full_transfer` each buffer is moved in
+    full, even for a short prompt.
     """
     longest = min(find_longest_prompt(prefill.layout), find_longest_prompt(decode.layout))
     pairs: tuple[BufferPair, ...] = ()

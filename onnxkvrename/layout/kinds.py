@@ -269,7 +269,7 @@ def _is_state_name(pair: KvPair) -> bool:
 def find_context_axis(shape: tuple[Dim, ...] | None, axes: Sequence[str] = ()) -> int | None:
     """Return the axis that grows with the context, ``None`` without one.
 
-    The `axes` are the profile's words for them. Without one for the context it is the first axis
+    The profile's words for the axes are `axes`. Without one for the context it is the first axis
     after the batch that has a symbol, and no word of another meaning.
     """
     if shape is not None and len(axes) == len(shape):

@@ -260,7 +260,7 @@ def find_axis_and_window(
     """Return the axis that grows with the context, and the symbol of its window.
 
     ``None`` for the axis of a state or of a paged cache, and for the window of a buffer without
-    one. The `axes` are the profile's words for them.
+    one. The profile's words for the axes are `axes`.
     """
     traits = get_kind_traits(kind)
     axis = None if traits.is_state or traits.is_paged else find_context_axis(shape, axes)

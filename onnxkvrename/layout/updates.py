@@ -145,7 +145,7 @@ def find_declared_growth(pair: KvPair, producer: str) -> BufferUpdate | None:
 def build_mix_up_finding(input_name: str, output_name: str, other_inputs: Sequence[str]) -> Finding:
     """Return KV110 for a retained output that is not made of its own input.
 
-    The `other_inputs` of other buffers that it is made of may be empty.
+    It is made of `other_inputs`, those of other buffers, of which there may be none.
     """
     return build_finding(
         "KV110",

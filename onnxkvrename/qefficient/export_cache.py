@@ -141,8 +141,7 @@ def split_directory_name(directory: str) -> tuple[str, str] | None:
 
 
 def identify_export(directory: str, params: ExportParams) -> CacheEntry | None:
-    """Return the export in a directory with that name, ``None`` if its hash cannot be reproduced.
-    """
+    """Return the export in a directory of that name, if its hash can be reproduced."""
     name_and_hash = split_directory_name(directory)
     if name_and_hash is None:
         return None

@@ -80,8 +80,9 @@ def group_layers(
 ) -> Grouping:
     """Return the groups of a model's layers; if vLLM refuses, the refusal, never an exception.
 
-    The specs have aligned blocks. With `block_outermost` the memory layout has blocks outermost,
-    which lets 0.33 pack pages of several sizes; 0.24 has no such layouts.
+    The specs have aligned blocks, the version is one of `VLLM_VERSIONS`. With `block_outermost` the
+    memory layout has blocks outermost, which lets 0.33 pack pages of several sizes; 0.24 has no
+    such layouts.
     """
     if not specs:
         return Grouping("none", ())

@@ -235,8 +235,7 @@ def split_states(groups: Iterable[KvCacheGroup], vllm_version: str) -> StateTran
     """Return how NIXL splits states, by the first layer of states (``derive_mamba_conv_split``).
 
     A convolution's state has a descriptor for each projection, the recurrent state has one.
-
-    ``None`` without states.
+    ``None`` without states. The version is one of `VLLM_VERSIONS`.
 
     Raises:
         RefusalError: NIXL's connector does not support these states.

@@ -42,8 +42,8 @@ def register_tensors(
 ) -> NixlRegistration:
     """Return the registration of a region for each tensor, or of two if keys and values are apart.
 
-    The specs are those of the layers that share each tensor, in the order of their groups. If vLLM
-    refuses the registration, it has the reason.
+    The specs are those of the layers that share each tensor, in the order of their groups. The
+    registration has the reason if vLLM refuses it.
     """
     try:
         states = split_states(groups, "0.24")

@@ -96,8 +96,8 @@ def register_layers(
 ) -> NixlRegistration:
     """Return the registration of the layers of one allocation; with the reason if vLLM refuses it.
 
-    The layers are all, in the order of their numbers. One block takes `bytes_per_block` for all of
-    them, and contains all of them if it `is_block_outermost`.
+    All layers are given, in the order of their numbers. One block takes `bytes_per_block` for all
+    of them. With `is_block_outermost` it contains them all.
     """
     try:
         states = split_states(groups, "0.33")

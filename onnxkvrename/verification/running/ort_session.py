@@ -277,7 +277,8 @@ def build_flag(session: OrtSession, value: SessionValue, *, is_true: bool) -> An
 def join_positions(session: OrtSession, cache: Any, added: Any, axis: int) -> Any:
     """Return a cache that new positions were appended to, and the oldest ones taken from.
 
-    The added positions have the size of the cache except for `axis`, the axis of the positions.
+    All three are an `OrtValue` each. The added positions have the size of the cache except for
+    `axis`, the axis of the positions.
     """
     numpy = _import_module("numpy")
     feed_type = _FEED_TYPES[cache.data_type()]
@@ -297,7 +298,8 @@ def join_positions(session: OrtSession, cache: Any, added: Any, axis: int) -> An
 def run_step(session: OrtSession, feeds: Mapping[str, Any], step: int) -> dict[str, Any]:
     """Run one step and return its outputs by name.
 
-    Feeds are by name, too. Steps count from 0, for the message of an error.
+    The feeds are an `OrtValue` for each input, by name. Steps count from 0, for the message of an
+    error.
 
     Raises:
         ModelError: onnxruntime cannot run the model; its cause is onnxruntime's own error.
