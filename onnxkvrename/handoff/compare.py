@@ -268,11 +268,8 @@ def _build_pair_results(
 ) -> tuple[PairResult, ...]:
     """Return the result for each pair.
 
-    Args:
-        comparison: Both sides, and the simulated hand-off.
-        root_causes: The findings that are not consequences of others.
-        model_finding: An error of a model itself, `None` without one.
-        reported: The codes of all findings.
+    An error of a model itself, if there is one, is the `model_finding`; the codes of all findings
+    are `reported`.
     """
     all_wrong = DIFFERENT_MODELS if DIFFERENT_MODELS in reported else None
     setup, simulation = comparison.setup, comparison.simulation

@@ -125,13 +125,10 @@ def format_buffer_type(layout: Layout, buffer: KvBuffer) -> str:
 def find_differences(
     pair: BufferPair, prefill: Layout, decode: Layout, clipped_axes: frozenset[int]
 ) -> Iterator[Difference]:
-    """Yield the differences between the two buffers of a pair.
+    """Yield the differences between the two buffers of a pair; a missing side is none.
 
-    Args:
-        pair: A pair; a side that lacks the buffer is not a difference here.
-        prefill: The layout of prefill's buffer, for the sizes of symbols.
-        decode: The layout of decode's.
-        clipped_axes: The axes that are moved only up to the prompt's length.
+    The layouts tell the sizes of symbols. Along `clipped_axes` a buffer is moved only up to the
+    prompt's length.
     """
     if pair.prefill is None or pair.decode is None:
         return
@@ -268,11 +265,8 @@ def build_comparison(
 ) -> Comparison:
     """Pair the buffers of two sides, compare each pair, and simulate the hand-off.
 
-    Args:
-        prefill: The side that writes the buffers.
-        decode: The side that reads them.
-        consumer: The consumer on both sides.
-        full_transfer: Whether each buffer is moved in full, even for a short prompt.
+    Prefill writes the buffers, decode reads them. With `full_transfer` each buffer is moved in
+    full, even for a short prompt.
     """
     longest = min(find_longest_prompt(prefill.layout), find_longest_prompt(decode.layout))
     pairs: tuple[BufferPair, ...] = ()

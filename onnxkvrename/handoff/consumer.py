@@ -119,9 +119,7 @@ ConsumerCheck = Callable[[Consumer, Layout, bool], Iterator[Finding]]
 def add_checks(consumer: Consumer, *checks: ConsumerCheck) -> Consumer:
     """Return a consumer with checks that several consumers share.
 
-    Args:
-        consumer: The consumer, which each check gets as its first argument.
-        checks: The checks, in the order of their findings.
+    Each check gets the consumer as its first argument; findings are in the order of the checks.
     """
     return consumer._replace(checks=tuple(partial(check, consumer) for check in checks))
 

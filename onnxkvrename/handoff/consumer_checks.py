@@ -71,10 +71,7 @@ def check_consumer(
 ) -> Iterator[Finding]:
     """Yield the findings about a layout for a consumer.
 
-    Args:
-        layout: The buffers of a model, or of its windows together.
-        consumer: The consumer that receives them.
-        full_transfer: Whether the consumer moves all of each buffer, whatever the prompt.
+    With `full_transfer` the consumer moves all of each buffer, whatever the prompt.
     """
     for problem in find_problems(layout, consumer, full_transfer):
         yield from problem.findings
@@ -85,10 +82,7 @@ def find_problems(
 ) -> Iterator[ConsumerProblem]:
     """Yield the problems that a consumer has with a layout; none for a layout without buffers.
 
-    Args:
-        layout: The KV buffers and the other values of the graph.
-        consumer: The consumer.
-        full_transfer: Whether it moves each buffer in full, even for a short prompt.
+    With `full_transfer` it moves each buffer in full, even for a short prompt.
     """
     if layout.buffers:
         yield from _list_problems(layout, consumer, full_transfer)

@@ -64,13 +64,8 @@ def configure_consumer(consumer: Consumer, layout: Layout) -> Consumer:
 def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
     """Return the token for a rename whose results a consumer will use.
 
-    Args:
-        name: The consumer's name.
-        prefix: The token from the command line, `None` without one.
-        strip: Whether the rename removes the token.
-
-    Returns:
-        The consumer's token; `prefix` if the consumer does not have one.
+    It is the consumer's own, or else `prefix` from the command line. With `strip` the rename
+    removes it.
 
     Raises:
         KvRenameError: There is no such consumer; it requires another token, or cannot take a

@@ -101,11 +101,7 @@ def check_unselected_names(
 ) -> Iterator[Finding]:
     """Yield KV601, once for all names that are not selected for the same reason.
 
-    Args:
-        names: All names of buffers.
-        layout: The layout that has them.
-        consumer: The consumer.
-        can_help: Whether the consumer can use the buffers under other names.
+    With `can_help` the consumer can use the buffers under other names.
     """
     selected = {each.name for each in names if each.is_selected}
     groups: _Groups = {}
@@ -165,9 +161,7 @@ def _join_token_groups(groups: _Groups, layout: Layout, consumer: Consumer) -> _
 def _describe_loss(side: str, count: int) -> str:
     """Return a clause that says what is ignored: whole buffers, or one side of them.
 
-    Args:
-        side: ``input`` or ``output``; empty for whole buffers.
-        count: The number of names.
+    The side is ``input`` or ``output``; empty for whole buffers.
     """
     if not side:
         return "this buffer" if count == 1 else "these buffers"

@@ -70,14 +70,7 @@ def build_root_cause(
     difference: Difference | None = None,
     summary: str | None = None,
 ) -> RootCause:
-    """Return a cause.
-
-    Args:
-        finding: The finding.
-        pairs: The buffers that have it.
-        difference: The difference between their sides, if it is about one.
-        summary: The finding in a few words; by default the meaning of its code.
-    """
+    """Return a cause; by default its summary is the meaning of the finding's code."""
     return RootCause(
         finding,
         tuple(pair.buffer_id for pair in pairs),
@@ -194,10 +187,7 @@ def _build_difference_finding(
 ) -> Finding:
     """Return one finding for buffers with the same difference.
 
-    Args:
-        difference: The difference.
-        pairs: The buffers that have it.
-        last_equal: The longest prompt in tokens that it does not affect, `None` if not known.
+    The longest prompt that it does not affect has `last_equal` tokens, `None` if that is not known.
     """
     message = f"{_begin_difference(pairs)} {difference.prefill} on prefill and "
     message += f"{difference.decode} on decode"

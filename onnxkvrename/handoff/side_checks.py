@@ -67,14 +67,7 @@ _VALUE_CAUSES: tuple[StartupCause, ...] = ("layer", "dtype", "shape")
 
 @dataclass(frozen=True, slots=True)
 class CheckedSide:
-    """One side of a hand-off, with the selected values and the problems.
-
-    Attributes:
-        side: The side.
-        consumer: The consumer on this side.
-        selection: The inputs and outputs that it selects of the side's layout.
-        problems: The problems of the side by itself.
-    """
+    """One side of a hand-off, with the selected values and the problems that it has by itself."""
 
     side: HandoffSide
     consumer: Consumer
@@ -390,13 +383,7 @@ class Basis(NamedTuple):
 def find_basis(
     sides: tuple[HandoffSide, HandoffSide], consumer: Consumer, pairs: Sequence[BufferPair]
 ) -> Basis:
-    """Return what the success of a hand-off rests on.
-
-    Args:
-        sides: Prefill and decode.
-        consumer: The consumer on both.
-        pairs: The buffers of both.
-    """
+    """Return what the success of a hand-off from prefill to decode rests on."""
     layouts = sides[0].layout, sides[1].layout
     facts, conditions = [f"{consumer.name}'s rules"], []
     if all(layout.has_compiled_dtypes for layout in layouts):

@@ -122,12 +122,8 @@ def build_transfer_setup(
 
     With separate memory decode makes the slots, and prefill fills one with each output.
 
-    Args:
-        prefill: Prefill's layout.
-        decode: Decode's layout.
-        consumer: The consumer on both sides.
-        full_transfer: Whether each buffer is moved in full, even for a short prompt.
-        longest_prompt: The longest prompt in tokens.
+    With `full_transfer` each buffer is moved in full, even for a short prompt. The longest prompt
+    is in tokens.
     """
     inputs, outputs = select_values(prefill, consumer)[:2]
     if consumer.memory == "separate":
@@ -149,9 +145,6 @@ def build_transfer_setup(
 
 def simulate_transfer(setup: TransferSetup) -> SimulationResult:
     """Simulate the transfer at all prompt lengths from 1 to the longest.
-
-    Args:
-        setup: Both sides; their shapes and the sizes of all axes must be known.
 
     Raises:
         ValueError: A shape, or the size of an axis, is not known.
@@ -219,8 +212,7 @@ def _merge_each(
 def find_linear_segments(setup: TransferSetup) -> Iterator[tuple[int, int]]:
     """Yield ranges of lengths within which no buffer becomes full, so that offsets are linear.
 
-    Args:
-        setup: Both sides, with a size for every axis.
+    The setup must have a size for every axis.
     """
     sides = ((setup.prefill_inputs, setup.prefill), (setup.decode_inputs, setup.decode))
     sizes = {

@@ -46,11 +46,8 @@ def build_slots(
 ) -> tuple[MemorySlot, ...]:
     """Return the slots of selected inputs, in shared memory one directly after the other.
 
-    Args:
-        values: The inputs, in the consumer's order.
-        layout: The layout of these inputs, for the sizes of symbols.
-        consumer: The consumer. If it has no size for a dtype, ONNX's size is used.
-        tokens: The length of the prompt, `None` for all of each buffer.
+    The inputs are in the consumer's order. If the consumer has no size for a dtype, ONNX's is used.
+    Without `tokens`, the prompt's length, a slot takes all of its buffer.
 
     Raises:
         ValueError: A shape is missing, or the size of an axis is not known.
@@ -74,12 +71,9 @@ def compute_memory_size(slots: Sequence[MemorySlot]) -> int:
 
 
 def find_clipped_axes(consumer: Consumer, rank: int, full_transfer: bool) -> frozenset[int]:
-    """Return the axes that are moved only up to the prompt's length.
+    """Return the axes that are moved only up to the prompt's length; none for a full transfer.
 
-    Args:
-        consumer: The consumer that moves the buffer.
-        rank: The number of axes of the buffer, the batch included.
-        full_transfer: Whether each buffer is moved in full; then the result is empty.
+    The rank of the buffer includes the batch.
     """
     if full_transfer:
         return frozenset()

@@ -24,10 +24,8 @@ class TensorParallelSizes(NamedTuple):
 class _ShardedAxis(NamedTuple):
     """The axis of a buffer that is divided among ranks.
 
-    Attributes:
-        unit: The name of what the axis counts, in the singular.
-        size: The size of the axis.
-        can_replicate: Whether several ranks may hold the same one.
+    The unit, in the singular, is what the axis counts. Several ranks may hold the same one if it
+    can replicate.
     """
 
     unit: str
@@ -47,11 +45,6 @@ def check_tensor_parallelism(
 
     Source: vLLM 0.24, ``ModelConfig.get_num_kv_heads``, ``MambaStateShapeCalculator``, and
     ``tp_ratio`` in ``kv_connector/utils.py``.
-
-    Args:
-        prefill: The buffers of prefill.
-        decode: The buffers of decode.
-        ranks: The tensor parallel sizes of both.
     """
     for side, layout, count in (
         ("prefill", prefill, ranks.prefill),

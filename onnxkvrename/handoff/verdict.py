@@ -87,12 +87,8 @@ def build_verdict(
 ) -> HandoffVerdict:
     """Return the verdict.
 
-    Args:
-        findings: All findings of the hand-off, causes before consequences.
-        root_causes: The findings among them that are root causes.
-        comparison: Both sides, and the simulated hand-off.
-        model_finding: An error of a model itself, which is reported before all others; `None`
-            without one.
+    The findings have causes before consequences. An error of a model itself, if there is one, is
+    the `model_finding`, which is reported before all others.
     """
     simulation, placeholder = comparison.simulation, comparison.window_placeholder
     refused, corrupt = _find_wrong_ranges(findings, comparison)

@@ -56,12 +56,7 @@ def build_loaded_side(
 ) -> HandoffSide:
     """Return a side with its path and the first error of its models.
 
-    Args:
-        label: ``prefill`` or ``decode``.
-        path: The model, directory or manifest.
-        loaded: The layout and the reports that were loaded from it.
-        consumer: The consumer on this side.
-        rules: The rules for a rename.
+    The label is ``prefill`` or ``decode``; the path is that of a model, directory or manifest.
     """
     findings = (finding for report in loaded.reports for finding in report.findings)
     model_errors = (
@@ -76,11 +71,7 @@ def build_loaded_side(
 def build_handoff_side(label: str, layout: Layout, consumer: Consumer, rules: Rules) -> HandoffSide:
     """Return a side with the names after a rename, if the consumer selects none of the names now.
 
-    Args:
-        label: ``prefill`` or ``decode``.
-        layout: The buffers of the side.
-        consumer: The consumer on this side.
-        rules: The rules for a rename.
+    The label is ``prefill`` or ``decode``.
     """
     names = [buffer.input for buffer in layout.buffers if buffer.input is not None]
     lacks_token = not any(map(consumer.selects_input, names))
@@ -149,10 +140,8 @@ def find_longest_prompt(layout: Layout) -> int:
 def fill_missing_sizes(layout: Layout, window_size: int | None = None) -> Layout:
     """Return the layout with a size for every symbol.
 
-    Args:
-        layout: A layout in which some symbols may have no size.
-        window_size: The size of a window without one; `None` for `UNKNOWN_SIZE`, which all
-            other symbols get.
+    A window without one gets `window_size`; without that, it gets `UNKNOWN_SIZE` as all other
+    symbols do.
     """
     symbols = list_symbols(value.shape for value in layout.inputs)
     sizes = {symbol: UNKNOWN_SIZE for symbol in symbols if symbol not in layout.sizes}
@@ -169,10 +158,7 @@ def find_shared_symbols(
 
     A context that is moved only up to the prompt's length may differ between the sides.
 
-    Args:
-        sides: Prefill and decode.
-        consumer: The consumer on both sides.
-        full_transfer: Whether each buffer is moved in full, even for a short prompt.
+    With `full_transfer` each buffer is moved in full, even for a short prompt.
     """
     shared = set[str]()
     for layout, buffer in ((side.layout, b) for side in sides for b in side.layout.buffers):

@@ -86,14 +86,8 @@ class InspectedBuffer(NamedTuple):
 class BufferGroup(NamedTuple):
     """Buffers with the same kind, dtype, shape and update in the same layers.
 
-    Attributes:
-        kind: Their kind.
-        buffers: The parts of a layer, such as ``past_key`` and ``past_value``.
-        dtype: Their dtype.
-        shape: Their shape.
-        layers: The layers that have them.
-        is_kind_guessed: True if only shapes or names suggest that kind.
-        update: How their outputs are made from their inputs.
+    The buffers are the parts of a layer, such as ``past_key`` and ``past_value``. Their kind is
+    guessed if only shapes or names suggest it.
     """
 
     kind: BufferKind
@@ -177,10 +171,7 @@ def inspect_models(
 ) -> tuple[ModelSummary, ...]:
     """Summarize models; windows of one model that carry different tokens have KV303.
 
-    Args:
-        paths: The models.
-        rules: The rules that recognize KV names.
-        trace_updates: As for :func:`inspect_model`.
+    Without `trace_updates`, how buffers are updated stays unknown.
 
     Raises:
         RulesError: A template of the rules makes names that could not be undone.
@@ -206,15 +197,9 @@ def inspect_models(
 def inspect_model(
     path: Path, rules: Rules, trace_updates: UpdateTracer | None = None
 ) -> ModelSummary:
-    """Summarize the model at a path.
+    """Summarize the model at a path; for a file that is not a readable model, return its error.
 
-    Args:
-        path: The model.
-        rules: The rules that recognize KV names.
-        trace_updates: Tells how buffers are updated; without it that stays unknown.
-
-    Returns:
-        The summary; for a file that is not a readable model, its error.
+    Without `trace_updates`, how buffers are updated stays unknown.
 
     Raises:
         RulesError: A template of the rules makes names that could not be undone.
@@ -240,13 +225,8 @@ def summarize_model(
 ) -> tuple[ModelSummary, KvModel]:
     """Summarize an open model, checked as it is: the token that most names carry is right.
 
-    Args:
-        opened: The model.
-        rules: The rules that recognize KV names.
-        trace_updates: As for :func:`inspect_model`.
-
-    Returns:
-        The summary, and the model for the checks across windows.
+    Without `trace_updates`, how buffers are updated stays unknown. The model is returned, too, for
+    the checks across windows.
 
     Raises:
         ModelError: The bytes are not a readable model.

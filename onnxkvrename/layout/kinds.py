@@ -146,12 +146,7 @@ def list_kinds() -> tuple[BufferKind, ...]:
 
 
 class InferredKind(NamedTuple):
-    """The kind of a buffer.
-
-    Attributes:
-        kind: Its kind.
-        is_guess: True if only its shape or its name suggests that kind.
-    """
+    """The kind of a buffer; a guess if only its shape or its name suggests it."""
 
     kind: BufferKind
     is_guess: bool = False
@@ -193,11 +188,7 @@ def infer_buffer_kind(
     A cache is paged if its axes count blocks, by a symbol or by the profile's words, or if the
     graph has a block table.
 
-    Args:
-        pair: The buffer.
-        layer: All buffers of its layer.
-        kinds: The rows to choose from, by default `KINDS`.
-        has_block_table: Whether the graph has a block table.
+    The rows to choose from are `KINDS` by default.
     """
     rows = KINDS if kinds is None else kinds
     inferred = _infer_unpaged_kind(pair, layer, rows)
@@ -278,10 +269,8 @@ def _is_state_name(pair: KvPair) -> bool:
 def find_context_axis(shape: tuple[Dim, ...] | None, axes: Sequence[str] = ()) -> int | None:
     """Return the axis that grows with the context, ``None`` without one.
 
-    Args:
-        shape: The shape of a buffer.
-        axes: The profile's words for its axes. Without one for the context it is the first
-            axis after the batch that has a symbol, and no word of another meaning.
+    The profile's words for the axes are `axes`. Without one for the context it is the first axis
+    after the batch that has a symbol, and no word of another meaning.
     """
     if shape is not None and len(axes) == len(shape):
         for word in ("sequence", "window", "encoder"):

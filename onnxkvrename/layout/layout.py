@@ -230,10 +230,7 @@ class Layout(NamedTuple):
 
 
 def build_layout(sources: Sequence[KvModel]) -> Layout:
-    """Return the layout of a model, or of the windows of one.
-
-    Args:
-        sources: The model, or its windows in the order of their layers.
+    """Return the layout of a model, or of its windows, which come in the order of their layers.
 
     Raises:
         ModelError: Two models, or two pairs of one, are the same buffer.
@@ -262,14 +259,8 @@ def find_axis_and_window(
 ) -> tuple[int | None, Dim]:
     """Return the axis that grows with the context, and the symbol of its window.
 
-    Args:
-        kind: The kind of the buffer.
-        shape: Its shape.
-        axes: The profile's words for its axes.
-
-    Returns:
-        ``None`` for the axis of a state or of a paged cache, and for the window of a buffer
-        without one.
+    ``None`` for the axis of a state or of a paged cache, and for the window of a buffer without
+    one. The profile's words for the axes are `axes`.
     """
     traits = get_kind_traits(kind)
     axis = None if traits.is_state or traits.is_paged else find_context_axis(shape, axes)
@@ -288,9 +279,7 @@ def apply_updates(
 ) -> Layout:
     """Return the layout with how each buffer is updated.
 
-    Args:
-        layout: The layout.
-        updates_by_model: For each model's path the updates by the names of retained outputs.
+    Updates are by the path of the model and the name of the retained output.
     """
 
     def find_update(buffer: KvBuffer) -> BufferUpdate:
@@ -308,9 +297,7 @@ def apply_scales(
 ) -> Layout:
     """Return the layout with the scales of its buffers.
 
-    Args:
-        layout: The layout.
-        scales_by_model: For each model's path the scales by the first names of buffers.
+    Scales are by the path of the model and the first name of the buffer.
     """
     buffers = (
         buffer._replace(scales=scales_by_model.get(buffer.model, {}).get(buffer.names[0]))
@@ -322,9 +309,7 @@ def apply_scales(
 def apply_dtypes(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
     """Return the layout with other dtypes of buffers and values.
 
-    Args:
-        layout: The layout.
-        dtypes: Names of inputs and outputs to ONNX's names of dtypes.
+    The dtypes, with ONNX's names, are by the names of inputs and outputs.
 
     Raises:
         ModelError: The two sides of a buffer would differ, or no input or output has one
@@ -444,9 +429,7 @@ def _build_duplicate_error(first: KvBuffer, second: KvBuffer) -> ModelError:
 def format_size_option(symbol: str, prefix: str = "") -> str:
     """Return the option that gives a symbol a size, as it is typed: ``--dim ctx_len=SIZE``.
 
-    Args:
-        symbol: The symbol.
-        prefix: The side that it is for: ``prefill:``, ``decode:``, or empty for both.
+    The prefix is the side: ``prefill:``, ``decode:``, or empty for both.
     """
     return f"--dim {prefix}{quote_word(symbol)}=SIZE"
 
@@ -457,11 +440,7 @@ def resolve_symbols(shape: Shape, sizes: Sizes) -> Shape:
 
 
 def count_elements(shape: Shape) -> int | None:
-    """Return the number of elements.
-
-    Returns:
-        ``None`` if a size is not known, or if there are more than `MAX_INT64`.
-    """
+    """Return the number of elements; ``None`` if it is not known, or more than `MAX_INT64`."""
     numbers = sorted(dim for dim in shape if isinstance(dim, int) and dim >= 0)
     if len(numbers) < len(shape):
         return None
@@ -479,12 +458,7 @@ def compute_tensor_bytes(shape: Shape, dtype: str) -> int | None:
     An element of ``MXINT8`` counts as one byte, as a consumer counts it; the scales that
     blocks of elements share are not in the graph.
 
-    Args:
-        shape: The shape of the tensor.
-        dtype: ONNX's name of the dtype, or ``MXINT8``.
-
-    Returns:
-        ``None`` if the number of elements or the size of one is not known.
+    ``None`` if the number of elements or the size of one is not known.
     """
     count, bits = count_elements(shape), _find_element_bits(dtype)
     return None if count is None or not bits else -(-count * bits // 8)
@@ -505,12 +479,10 @@ def _find_element_bits(dtype: str) -> int:
 def compute_layout_digest(layout: Layout) -> str:
     """Return a digest that is equal for workers whose buffers are alike.
 
-    Returns:
-        SHA-256, in hexadecimal, of the JSON list of ``[layer, part, kind, dtype, shape,
-        name]`` of each buffer in order, without blanks and in ASCII. The name is the
-        input's. The batch is ``null``, since one sequence is transferred at a time; a
-        symbol whose size is known is that size. A ``--kv-cache-dtype`` comes last, if one is
-        given.
+    It is SHA-256, in hexadecimal, of the JSON list of ``[layer, part, kind, dtype, shape, name]``
+    of each buffer in order, without blanks and in ASCII. The name is the input's. The batch is
+    ``null``, since one sequence is transferred at a time; a symbol whose size is known is that
+    size. A ``--kv-cache-dtype`` comes last, if one is given.
     """
     rows: list[object] = [
         [b.layer, b.part, b.kind, b.dtype, _normalize_shape(layout, b), b.input or b.output]
@@ -522,15 +494,10 @@ def compute_layout_digest(layout: Layout) -> str:
 
 
 def find_stamp_mismatches(layout: Layout, stamps: Mapping[str, str | None]) -> dict[str, Finding]:
-    """Return KV621 for every model whose stamp is not the digest of the layout.
+    """Return KV621, by path, for every model whose stamp is not the digest of the layout.
 
-    Args:
-        layout: The layout of the models together.
-        stamps: The models' paths to their stamps, ``None`` for a model without one. If no
-            model has a stamp, none is missing.
-
-    Returns:
-        The models' paths to their findings.
+    The layout is that of the models together. The stamps are by path, too, ``None`` for a model
+    without one. If no model has a stamp, none is missing.
     """
     if set(stamps.values()) <= {None}:
         return {}
@@ -545,9 +512,7 @@ def find_stamp_mismatches(layout: Layout, stamps: Mapping[str, str | None]) -> d
 def check_stamp(source: KvModel, stamp: str | None) -> Finding | None:
     """Return KV621 for a model with a stamp that is not the digest of its own layout.
 
-    Args:
-        source: A complete model, not a window.
-        stamp: Its stamp, ``None`` for a model without one.
+    The model is a complete one, not a window. It may have no stamp (``None``).
     """
     if stamp is None:
         return None
@@ -584,12 +549,8 @@ def fold_alike(
 ) -> list[tuple[tuple[str, ...], tuple[int, ...], TraitsT]]:
     """Fold buffers with the same traits into rows, their layers first, then their parts.
 
-    Args:
-        buffers: The part, the layer and the traits of each buffer.
-
-    Returns:
-        The parts, the layers and the traits of each row, all in the order of their first
-        buffer.
+    Each buffer is a part, a layer and its traits; each row has parts, layers and traits, all in the
+    order of their first buffer.
     """
     layers_of: dict[tuple[str, TraitsT], list[int]] = {}
     for part, layer, traits in buffers:

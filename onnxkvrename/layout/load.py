@@ -264,10 +264,6 @@ def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:
     A size that the layout has already stays, as in a manifest. A size from the command line
     comes before one from a file.
 
-    Args:
-        layout: The KV buffers.
-        compile_info: Sizes and dtypes of the compile.
-
     Raises:
         ModelError: A file of the compile has the wrong form, or is for another model.
         KvRenameError: A size is of no symbol of the layout or differs from one that it has,
@@ -299,10 +295,8 @@ def apply_found_compiles(
 ) -> tuple[LoadedLayout, str]:
     """Return a layout with what compiles beside its models say, and the sentence that names them.
 
-    Args:
-        loaded: The layout; one of a manifest, or without compiles, stays as it is.
-        with_dtypes: Whether to take over dtypes.
-        with_sizes: Whether to take over sizes of symbols that have none.
+    A layout of a manifest, or without compiles, stays as it is. Sizes are taken over for symbols
+    that have none.
 
     Raises:
         ModelError: A directory cannot be listed, or the sides of a buffer differ in a compile.
@@ -331,10 +325,7 @@ def apply_found_compiles(
 def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], prefix: str = "") -> None:
     """Check that each size is of a symbolic dimension of the buffers, if they have any.
 
-    Args:
-        sizes: The symbols that sizes were given for.
-        symbols: The symbols of the buffers.
-        prefix: The side that ``--dim`` gave the sizes for, for the message.
+    The prefix is the side that ``--dim`` gave the sizes for, for the message.
 
     Raises:
         KvRenameError: The buffers have symbols, and one with a size is not among them.

@@ -69,14 +69,10 @@ def is_quantized(dtype: str) -> bool:
 
 
 def compare_scales(written: BufferScales | None, read: BufferScales | None) -> bool | None:
-    """Return whether decode reads the values that prefill stored.
+    """Return whether decode reads the values that prefill stored; ``None`` if that is not known.
 
-    Args:
-        written: The scales of a buffer on prefill; ``None`` if they are not known.
-        read: Those on decode.
-
-    Returns:
-        ``None`` if that is not known.
+    The scales `written` are prefill's and those `read` are decode's, ``None`` if they are not
+    known.
     """
     if written is None or read is None or not written.written or not read.read:
         return None

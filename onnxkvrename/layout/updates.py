@@ -100,12 +100,7 @@ def compare_dims(
 ) -> tuple[DimChange, ...] | None:
     """Return how the size of each axis changes, as far as the declared shapes say.
 
-    Args:
-        into: The shape of the input.
-        out: The shape of its retained output.
-
-    Returns:
-        ``None`` if a shape is missing, or the ranks differ.
+    ``None`` if a shape is missing, or the ranks differ.
     """
     if into is None or out is None or len(into) != len(out):
         return None
@@ -130,9 +125,7 @@ def find_declared_growth(pair: KvPair, producer: str) -> BufferUpdate | None:
     Where a Concat makes the output, another symbol after the batch is that of a longer axis:
     torch.onnx makes one up, as ``Concatpast_key.0_RetainedState_dim_2``.
 
-    Args:
-        pair: A buffer.
-        producer: The op type of the node that makes its output.
+    The `producer` is the op type of the node that makes the pair's output.
     """
     if pair.input is None or pair.output is None:
         return None
@@ -152,10 +145,7 @@ def find_declared_growth(pair: KvPair, producer: str) -> BufferUpdate | None:
 def build_mix_up_finding(input_name: str, output_name: str, other_inputs: Sequence[str]) -> Finding:
     """Return KV110 for a retained output that is not made of its own input.
 
-    Args:
-        input_name: The name of the input.
-        output_name: The name of the retained output.
-        other_inputs: The inputs of other buffers that it is made of; may be empty.
+    It is made of `other_inputs`, those of other buffers, of which there may be none.
     """
     return build_finding(
         "KV110",
@@ -169,9 +159,7 @@ def build_mix_up_finding(input_name: str, output_name: str, other_inputs: Sequen
 def find_mix_ups(pairs: Sequence[KvPair], updates: Mapping[str, BufferUpdate]) -> Iterator[Finding]:
     """Yield KV110 for each buffer that is made of others, under the names after a rename.
 
-    Args:
-        pairs: The buffers of a model.
-        updates: Their updates, by the old names of retained outputs.
+    The updates are by the old names of retained outputs.
     """
     new_names = {pair.input.old_name: pair.input.new_name for pair in pairs if pair.input}
     for pair in pairs:

@@ -174,10 +174,7 @@ def plan_data_copies(
 ) -> Iterator[tuple[DataFile, Path, Finding | None]]:
     """Plan where each data file is copied. A file with the same bytes there is left out.
 
-    Args:
-        data: The data files of a model.
-        directory: Where the model is written.
-        force: Replace another file that is there.
+    With `force`, another file that is there is replaced.
 
     Yields:
         The file, its new path, and KV504 if another file is there and must not be replaced; or

@@ -55,13 +55,7 @@ _MANIFEST_TEXT = rb"(?i)kind[ \x1b\[0-9;m]+parts[ \x1b\[0-9;m]+layers\b"
 
 
 class OpenModel(NamedTuple):
-    """An open model.
-
-    Attributes:
-        file: The file, open for reading.
-        source: Its bytes. Errors of reading records from it name the file.
-        signature: The inputs and outputs of its graph.
-    """
+    """An open model. Errors of reading records from its bytes name the file."""
 
     file: OpenFile
     source: ByteSource
@@ -106,13 +100,9 @@ def read_model_signature(source: ByteSource) -> Signature:
 
 
 def _detect_other_format(head: bytes) -> tuple[str, str] | None:
-    """Return what a file is that is not an ONNX model, and how to get one.
+    """Return the name with its article of a format other than ONNX, and how to get an ONNX model.
 
-    Args:
-        head: The first 4 KiB of the file.
-
-    Returns:
-        The name of the format with its article, and a hint; `None` if it is not known.
+    The `head` is the first 4 KiB of the file. `None` if the format is not known.
     """
     stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if stripped.startswith(b"<") and b"ir_version" in stripped[:80]:
@@ -152,12 +142,7 @@ def splice_payloads(source: ByteSource, edits: Iterable[tuple[Record, bytes]]) -
     From the inside out, as a prefix may itself grow by a byte. The same edits the other
     way round give the bytes of `source` again, however their prefixes were written.
 
-    Args:
-        source: The bytes of a model.
-        edits: LENGTH records and their new payloads, each record once, in any order.
-
-    Returns:
-        The result as pieces, in order.
+    The edits are LENGTH records and their new payloads, each record once, in any order.
 
     Raises:
         ModelError: The way back would be ambiguous, as a length has too many spare bytes.
@@ -238,15 +223,9 @@ def read_stamp(source: ByteSource) -> str | None:
 def write_stamp(
     source: ByteSource, stamp: str | None, pieces: Iterable[Piece]
 ) -> tuple[Piece, ...]:
-    """Replace the stamps of a model by one, or by none.
+    """Replace the stamps of a model by one, which goes to the end, or by none (`None`).
 
-    Args:
-        source: The bytes of the model.
-        stamp: The new stamp; `None` for no stamp.
-        pieces: The result so far, as pieces of `source`.
-
-    Returns:
-        The pieces without the old stamps, and the new one at their end.
+    The pieces are the result so far.
 
     Raises:
         ModelError: The bytes are not a protobuf message.
@@ -302,12 +281,7 @@ def read_pieces(file: OpenFile, pieces: Iterable[Piece]) -> Iterator[bytes]:
 
 
 def join_pieces(source: ByteSource, pieces: Sequence[Piece]) -> bytes:
-    """Return the whole result in memory.
-
-    Args:
-        source: What the pieces were made from.
-        pieces: New bytes and spans of `source`.
-    """
+    """Return the whole result in memory."""
     result = build_spliced_source(source, pieces)
     return result.read(0, result.size)
 
@@ -336,11 +310,6 @@ def build_spliced_source(source: ByteSource, pieces: Sequence[Piece]) -> ByteSou
 def write_pieces(file: OpenFile, pieces: Iterable[Piece], temp_file: TempFile) -> None:
     """Write a result: short pieces are gathered, long ones copied by the kernel.
 
-    Args:
-        file: The model that the pieces were made from.
-        pieces: New bytes and spans of `file`.
-        temp_file: Where the result is appended.
-
     Raises:
         ModelError: The file cannot be read.
         WriteError: The temporary file cannot be written.
@@ -363,11 +332,6 @@ def write_pieces(file: OpenFile, pieces: Iterable[Piece], temp_file: TempFile) -
 
 def check_written_model(temp_file: TempFile, size: int, expected: Signature) -> None:
     """Read a written model again and compare it with the plan.
-
-    Args:
-        temp_file: The written model.
-        size: The bytes that it should have.
-        expected: The signature that it should have.
 
     Raises:
         WriteError: It differs. The temporary file is then not moved to its target, so nothing

@@ -89,11 +89,7 @@ class Occurrences(NamedTuple):
     parent_scopes: tuple[int, ...]
 
     def build_name_uses(self, names: Mapping[str, str]) -> NameUses:
-        """Return how the graph uses the old names, and which new names it has already.
-
-        Args:
-            names: New names of values by their old ones.
-        """
+        """Return how the graph uses old names, and which of their new names it has already."""
         main = self.in_main_graph
         return NameUses(
             producer_op_types={
@@ -160,12 +156,7 @@ class Occurrences(NamedTuple):
     def build_edits(
         self, names: Mapping[str, str], symbols: Mapping[str, str]
     ) -> list[tuple[Record, bytes]]:
-        """Return each record that must change, with its new payload.
-
-        Args:
-            names: New names of values by their old ones.
-            symbols: New symbols of dimensions by their old ones.
-        """
+        """Return each record that must change, with its new payload; both maps are old to new."""
         values = ((names.get(item.name), item.record) for item in self.in_main_graph)
         dims = ((symbols.get(symbol), record) for symbol, record in self.symbols)
         return [
@@ -196,10 +187,6 @@ def _describe_occurrence(occurrence: Occurrence) -> str:
 
 def find_occurrences(source: ByteSource, names: Iterable[str]) -> Occurrences:
     """Find every occurrence of some names, in the main graph and all graphs below it.
-
-    Args:
-        source: The bytes of a model.
-        names: The names of values.
 
     Raises:
         ModelError: The bytes are not a model, or one that two readers could understand

@@ -161,11 +161,7 @@ def find_message(
 ) -> Record | None:
     """Return a singular message among the fields of another, if it is there.
 
-    Args:
-        source: The bytes that the fields are from.
-        fields: The fields of the outer message.
-        number: The field's number.
-        caption: What the message is, for the error.
+    The `caption` says in the error what the message is.
 
     Raises:
         ModelError: There are two.
@@ -346,12 +342,7 @@ def find_shape_symbols(source: ByteSource, type_: Record) -> Iterator[Record]:
 def read_external_reference(
     source: ByteSource, fields: Sequence[Record]
 ) -> ExternalReference | None:
-    """Return where the data of a tensor are; `None` if they are in the model.
-
-    Args:
-        source: The bytes of the model.
-        fields: The fields of a `TensorProto`.
-    """
+    """Return where the data of a `TensorProto` are, from its fields; `None` if in the model."""
     locations = _read_int32s(source, fields, 14)
     known_locations = (number for number in locations if number in (_INLINE, _EXTERNAL))
     if next(known_locations, _INLINE) != _EXTERNAL:
@@ -367,12 +358,7 @@ def read_external_reference(
 
 
 def read_tensor_type(source: ByteSource, fields: Sequence[Record]) -> tuple[str, tuple[int, ...]]:
-    """Return ONNX's name of the dtype of a tensor, and its dimensions.
-
-    Args:
-        source: The bytes of the model.
-        fields: The fields of a `TensorProto`.
-    """
+    """Return ONNX's name of the dtype of a `TensorProto`, and its dimensions, from its fields."""
     return get_dtype_name(_read_int32(source, fields, 2)), tuple(_read_tensor_dims(source, fields))
 
 

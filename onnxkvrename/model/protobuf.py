@@ -63,12 +63,7 @@ class Record(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Bytes of the source that are copied unchanged.
-
-    Attributes:
-        offset: Where they begin in the source.
-        size: Their number.
-    """
+    """Bytes of the source that are copied unchanged: `size` of them from `offset` on."""
 
     offset: int
     size: int
@@ -135,9 +130,7 @@ class ByteSource:
     def load_block(self, pos: int, size: int = 0) -> tuple[bytes, int]:
         """Return the block that begins at `pos`, and `pos`.
 
-        Args:
-            pos: Offset of the block.
-            size: Its bytes; by default fewer after a jump, as over weights.
+        By default it has fewer bytes after a jump, as over weights.
 
         Raises:
             ModelError: The file became shorter while it was read.
@@ -445,11 +438,7 @@ def _skip_small_fields(
     only two bytes long. Small is a field with a tag of one byte and a number, or with a tag of two
     bytes and a number or few bytes of payload, whose length may be written longer than needed.
 
-    Args:
-        block: Bytes of a message.
-        index: Where a field begins in the block.
-        end: Where to stop in it.
-        excluded: Numbers of fields that are not skipped.
+    Fields with one of the `excluded` numbers are not skipped.
     """
     match = _build_small_pattern(excluded).match(block, index, max(index, end))
     return index if match is None else match.end()

@@ -56,10 +56,8 @@ def describe_weights(source: ByteSource, directory: Path) -> tuple[Weight, ...]:
 
     So two exports of one model choose alike. A name that two weights share is left out.
 
-    Args:
-        source: The bytes of the model.
-        directory: Where its external data are; of a file that is not there or leads out of this
-            directory nothing is read, and its weights have no digest.
+    Of external data that are not there or lead out of `directory` nothing is read, and their
+    weights have no digest.
 
     Raises:
         ModelError: The bytes are not a model.
@@ -115,13 +113,9 @@ def _read_sample(
 def read_external_data(
     directory: Path, reference: ExternalReference, start: int, size: int
 ) -> bytes:
-    """Return bytes of external data; empty if they are not there or cannot be read.
+    """Return `size` bytes of external data; empty if they are not there or cannot be read.
 
-    Args:
-        directory: Where the external data of the model are; nothing outside of it is read.
-        reference: The file, and where the data of the tensor end in it.
-        start: The first byte.
-        size: The number of bytes.
+    Nothing outside of `directory` is read.
     """
     try:
         with Folder(directory).open_file(reference.location) as file:

@@ -87,11 +87,7 @@ class CacheEntry(NamedTuple):
 
 
 def parse_export_params(text: str, path: str) -> ExportParams:
-    """Return the parameters in a JSON text.
-
-    Args:
-        text: The text of the file.
-        path: The path of the file, for messages.
+    """Return the parameters in a JSON text; messages name the path.
 
     Raises:
         ModelError: QEfficient does not write such a text: it is not strict JSON, or a value
@@ -145,12 +141,7 @@ def split_directory_name(directory: str) -> tuple[str, str] | None:
 
 
 def identify_export(directory: str, params: ExportParams) -> CacheEntry | None:
-    """Return the export in a directory, ``None`` if its hash cannot be reproduced.
-
-    Args:
-        directory: The name of the directory.
-        params: The parameters in it.
-    """
+    """Return the export in a directory of that name, if its hash can be reproduced."""
     name_and_hash = split_directory_name(directory)
     if name_and_hash is None:
         return None
@@ -165,13 +156,7 @@ def identify_export(directory: str, params: ExportParams) -> CacheEntry | None:
 def build_renamed_entry(entry: CacheEntry, rules: Rules, change: TokenChange) -> CacheEntry:
     """Return the entry under which QEfficient looks for the same export after the rename.
 
-    Args:
-        entry: The directory of the export and its parameters.
-        rules: The rules that recognise KV names.
-        change: The token to add or remove.
-
-    Returns:
-        The new entry; an equal one if no name changes.
+    It is an equal one if no name changes.
 
     Raises:
         RulesError: A template makes a name that cannot be changed back.
@@ -243,16 +228,8 @@ def check_export_reuse(
 
     The hint is about this export alone: other models of the command need not be exports.
 
-    Args:
-        model: The name of the model's file.
-        directory: The directory of its export.
-        params: The parameters in that directory.
-        rules: The rules that recognise KV names.
-        change: The tokens to add and to remove.
-
-    Returns:
-        ``None`` if the directory is not one of the cache, or if the parameters have the
-        names that the model will have.
+    The model is the name of its file. ``None`` if the directory is not one of the cache, or if the
+    parameters have the names that the model will have.
     """
     if (
         split_directory_name(Path(os.path.abspath(directory)).name) is None
@@ -284,12 +261,7 @@ def check_export_tokens(
 ) -> Iterator[Finding]:
     """Yield KV402 if a model of the cache was renamed where it is.
 
-    Args:
-        model: The name of the model's file.
-        directory: The directory of its export.
-        params: The parameters in that directory.
-        rules: The rules that recognise KV names.
-        tokens: The tokens of the model's KV outputs; an empty one is none.
+    The model is the name of its file. The tokens are those of its KV outputs; an empty one is none.
     """
     expected = _collect_tokens(params["export_params"]["output_names"], rules)
     if expected and not expected.issuperset(tokens):
@@ -319,9 +291,7 @@ def _describe_tokens(tokens: Collection[str]) -> str:
 def build_occupied_finding(directory: str, *, same: bool = False) -> Finding:
     """Return KV403 for an existing directory at the new path of an export.
 
-    Args:
-        directory: The path of the directory.
-        same: True if it holds an export with the same parameters.
+    Pass `same` if it holds an export with the same parameters.
     """
     return build_finding(
         "KV403",
@@ -380,13 +350,7 @@ def find_exports(model: Path) -> Iterator[Path]:
 
 
 def check_cache_reuse(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterator[Finding]:
-    """Yield KV402 for a model of QEfficient's cache that changes in place, or has changed there.
-
-    Args:
-        job: The model and where its result goes.
-        rules: The rules that recognise KV names.
-        plan: What changes in the model.
-    """
+    """Yield KV402 for a model of QEfficient's cache that changes in place, or has changed there."""
     if job.in_place and not plan.name_map:
         yield from check_cache_state(job, rules, plan)
     found = _read_export(job.model) if job.in_place and plan.name_map else None
@@ -398,12 +362,7 @@ def check_cache_reuse(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterato
 
 
 def restate_cache_reuse(report: ModelReport, rules: Rules) -> tuple[Finding, ...]:
-    """Return the findings about a model that was renamed: KV402 says what its names are now.
-
-    Args:
-        report: The report on the model.
-        rules: The rules that recognise KV names.
-    """
+    """Return the findings about a model that was renamed: KV402 says what its names are now."""
     is_warned = any(finding.code == "KV402" for finding in report.findings)
     found = _read_export(Path(report.path)) if is_warned else None
     if found is None:
@@ -417,13 +376,7 @@ def restate_cache_reuse(report: ModelReport, rules: Rules) -> tuple[Finding, ...
 
 
 def check_cache_state(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterator[Finding]:
-    """Yield KV402 for a model that keeps other tokens than its export in QEfficient's cache.
-
-    Args:
-        job: The model and where its result goes.
-        rules: The rules that recognise KV names.
-        plan: The KV buffers of the model, and what changes in them.
-    """
+    """Yield KV402 for a model that keeps other tokens than its export in QEfficient's cache."""
     changes_here = job.in_place and bool(plan.name_map)
     try:
         found = _read_export(job.model) if plan.pairs and not changes_here else None

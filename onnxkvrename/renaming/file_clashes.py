@@ -30,11 +30,8 @@ def check_files_together(
 
     Such files are the models, their external data, sidecars, rules, and all other results.
 
-    Args:
-        models: All models of the command, each prepared.
-        sidecars: The sidecars of the command, each prepared.
-        moves: Directories that get another name, with their new paths.
-        read_files: Further files that the command reads.
+    `moves` are the directories that get another name, with their new paths; `read_files` are
+    further files that the command reads.
 
     Raises:
         ModelError: It cannot be determined what is at a path.

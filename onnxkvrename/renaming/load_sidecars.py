@@ -56,13 +56,9 @@ def load_sidecars(
     A sidecar belongs to the models in its directory, or else to those below it; one of a
     compile to those above its directory; one that is elsewhere to all.
 
-    Args:
-        request: What is asked for.
-        jobs: The models of the run.
-        rules: The rules that recognise KV names.
-        directories: Where to look for files that the user wants to fit, whatever their names are.
-        candidates: Files beside the models that may be sidecars by their names, each with the
-            directory of its models.
+    Files in `directories` are those that the user wants to fit, whatever their names are. The
+    `candidates` are files beside the models that may be sidecars by their names, each with the
+    directory of its models.
 
     Raises:
         ModelError: A named file cannot be read or has no known format, or a directory
@@ -357,10 +353,7 @@ def check_sidecars_there(
     It is an error, as in verify, for one beside models that all stay as they are: the run would
     leave it so, and nothing else shows it. Otherwise it is a warning.
 
-    Args:
-        models: The models in the order of the command.
-        sidecars: Those of the run. What is written, or has KV406 already, does not matter.
-        rules: The rules that recognise KV names.
+    What the run writes, or has KV406 already, does not matter.
 
     Raises:
         ModelError: A directory cannot be listed.

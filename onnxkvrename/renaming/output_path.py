@@ -37,9 +37,7 @@ _ELSEWHERE_HINT = "`-d renamed` writes elsewhere"
 def check_result_size(size: int, path: str | None = None) -> None:
     """Raise :class:`ModelError` for a result of more bytes than ONNX readers accept.
 
-    Args:
-        size: Bytes of the result.
-        path: The model, for the error; ``None`` for one in memory.
+    The error names `path`; it is ``None`` for a model in memory.
     """
     if size > MAX_MODEL_BYTES:
         raise ModelError(
@@ -55,9 +53,7 @@ def check_output_place(job: RenameJob, *others: Path) -> None:
     The links below the directory that the user gave are checked again, by what is opened, when
     results are written and put in place.
 
-    Args:
-        job: The source and where its result goes.
-        others: What else is written for it, such as its data.
+    The `others` are written for the same job, such as its data.
 
     Raises:
         WriteError: A directory on the way is a symbolic link, or a result would be in a
@@ -84,9 +80,6 @@ def _is_copied_folder(repository: Path, root: Path) -> bool:
 def check_output_file(job: RenameJob) -> None:
     """Check that the result of a job that is not in place can be a file where it goes.
 
-    Args:
-        job: The model and where its result goes.
-
     Raises:
         WriteError: There is a directory or a device.
         ModelError: It cannot be determined what is there.
@@ -108,11 +101,8 @@ def is_up_to_date(
 ) -> bool:
     """Return whether the file at the output already has the bytes of the result.
 
-    Args:
-        job: A job that is not in place.
-        source: The model.
-        pieces: The result: new bytes, and spans of the model.
-        force: Whether a file there may be overwritten; then it need not be readable.
+    The job is not in place. With `force` the file there may be overwritten, so it need not be
+    readable.
 
     Raises:
         ModelError: The file there cannot be read.
@@ -132,11 +122,8 @@ def check_in_place_write(
 ) -> None:
     """Check that a file is neither protected nor shared under another name.
 
-    Args:
-        path: The file to replace.
-        status: Its status.
-        force: Whether only a file of a Hugging Face cache is protected.
-        has_choice: Whether the result could be written elsewhere; the hint depends on it.
+    With `force` only a file of a Hugging Face cache is protected. The hint depends on `has_choice`:
+    whether the result could be written elsewhere.
 
     Raises:
         WriteError: It is a symbolic link, has several hard links, is read-only, or is in a
@@ -226,11 +213,6 @@ def find_writable_directory(job: RenameJob) -> Path:
 
 def find_blocking_file(job: RenameJob, up_to_date: bool, *, force: bool) -> Iterator[Finding]:
     """Yield KV504 if a different file is where the result goes, and must not be overwritten.
-
-    Args:
-        job: The source and where its result goes.
-        up_to_date: Whether the file there already is the result.
-        force: Whether existing files may be overwritten.
 
     Raises:
         ModelError: It cannot be determined whether a file is there.

@@ -35,11 +35,6 @@ def add_package_files(
     Models and sidecars of the run and their data are left out, and so are hidden files, and
     directories that are links.
 
-    Args:
-        models: The models in the order of the command.
-        sidecars: The sidecars of the run, each prepared.
-        force: Whether files in the way are replaced.
-
     Returns:
         The models, each with the copies of the folders of its sidecars, and with an error if one
         is not possible; and the sidecars with the number of files that are copied.
@@ -111,9 +106,7 @@ def _list_files(directory: Path, left_out: Path | None = None) -> Iterator[str]:
 
     Names that begin with a dot are left out; directories that are links are not entered.
 
-    Args:
-        directory: The directory.
-        left_out: A directory below it that is not entered, which need not be there.
+    Nor is `left_out` entered, a directory below it that need not be there.
 
     Yields:
         Paths relative to the directory.

@@ -39,11 +39,8 @@ from onnxkvrename.storage.read import FileIdentity, build_changed_error
 class SplicePlan(NamedTuple):
     """The parts that make up a result, and the signature that reading it back must give.
 
-    Attributes:
-        model_path: The source.
-        identity: The state of the source that the pieces refer to.
-        pieces: New bytes and spans of the source, in the order of the result.
-        expected_signature: What reading the result must give.
+    The pieces, new bytes and spans of the source, are in the order of the result. The identity is
+    that of the source that they refer to.
     """
 
     model_path: Path
@@ -58,13 +55,7 @@ class SplicePlan(NamedTuple):
 
 
 class SidecarPlan(NamedTuple):
-    """The new content of a text file.
-
-    Attributes:
-        path: The file that it was made from.
-        identity: The state of that file when it was read.
-        content: All bytes of the result.
-    """
+    """The new content of a text file, and the state that the file had when it was read."""
 
     path: Path
     identity: FileIdentity
@@ -99,13 +90,7 @@ class PreparedModel(NamedTuple):
 def prepare_model(job: RenameJob, request: Request, rules: Rules) -> PreparedModel:
     """Read, plan and check a model without writing anything.
 
-    Args:
-        job: The model and where its result goes.
-        request: What is asked for.
-        rules: The rules that recognise KV names.
-
-    Returns:
-        The model with its report. An error of this model is in the report.
+    An error of this model is in its report.
 
     Raises:
         RulesError: A template of the rules makes a name that cannot be turned back.
@@ -177,18 +162,11 @@ def _prepare_open_model(
 def prepare_stamp(
     job: RenameJob, report: ModelReport, identity: FileIdentity, digest: str, *, force: bool
 ) -> PreparedModel:
-    """Prepare a model whose only change is a layout digest in its metadata.
+    """Prepare a model, rewritten in place, whose only change is a layout digest in its metadata.
 
-    Args:
-        job: The model, which is rewritten in place.
-        report: The report from reading its layout.
-        identity: The state of the file that was read for it.
-        digest: The digest, hexadecimal.
-        force: Whether to write over links and read-only files.
-
-    Returns:
-        The model with its report. An error of this model is in the report, also if the file has
-        changed since: the digest may not be that of its buffers any more.
+    The report and the identity are from reading its layout. With `force` links and read-only files
+    are written over, too. An error of this model is in its report, also if the file has changed
+    since: the digest may not be that of its buffers any more.
     """
     prepared = PreparedModel(job, report)
     try:

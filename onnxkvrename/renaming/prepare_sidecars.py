@@ -94,11 +94,6 @@ def prepare_sidecars(
 ) -> Iterator[PreparedSidecar]:
     """Read sidecars and rewrite them in memory; nothing is written.
 
-    Args:
-        sidecars: The sidecars of the run.
-        models: The reports of all models of the run.
-        request: What is asked for.
-
     Yields:
         Each sidecar, with its error if it has one.
     """
@@ -117,12 +112,7 @@ def prepare_sidecars(
 def add_sidecar_findings(
     models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar]
 ) -> tuple[PreparedModel, ...]:
-    """Return the models, each with the findings and errors of the sidecars nearest to it.
-
-    Args:
-        models: The models in the order of the command.
-        sidecars: The rewritten sidecars, each with the index of its nearest model.
-    """
+    """Return the models, each with the findings and errors of the sidecars nearest to it."""
     reports = [model.report for model in models]
     for sidecar in sidecars:
         report = reports[sidecar.model_index]

@@ -297,14 +297,9 @@ def _build_failure_reports(
 
 
 def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
-    """Return the bytes of the renamed model.
+    """Return the bytes of the renamed model, which is a serialized ModelProto.
 
     External data is neither read nor changed: the bytes do not say where it is.
-
-    Args:
-        data: A serialized ModelProto.
-        change: The token to add or remove.
-        rules: The rules that recognize KV names.
 
     Raises:
         CheckError: A check refuses the model; its ``findings`` say why.

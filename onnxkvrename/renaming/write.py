@@ -74,13 +74,7 @@ class WriteTask(NamedTuple):
 def list_tasks(
     models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar], *, force: bool
 ) -> tuple[WriteTask, ...]:
-    """Return the data files, models and text files to write.
-
-    Args:
-        models: The models; data that several of them share comes once.
-        sidecars: The text files that go with them.
-        force: Whether existing files are overwritten.
-    """
+    """Return the data files, models and text files to write; data that models share comes once."""
     return (*_list_model_tasks(models, force), *_list_sidecar_tasks(sidecars, force))
 
 
@@ -114,14 +108,9 @@ def write_temp_file(
 ) -> ReadyFile | KvRenameError:
     """Write a file completely, under a temporary name beside its target.
 
-    A model is read back and compared with its plan.
-
-    Args:
-        task: The file to write.
-        count_bytes: Called with the bytes of a data file as they are copied.
-
-    Returns:
-        The file, ready to be put in place; or the error, and then no file is left.
+    A model is read back and compared with its plan. The bytes of a data file are counted as they
+    are copied. Either the file is ready to be put in place; or there is an error, and no file is
+    left.
     """
     try:
         with (

@@ -28,13 +28,9 @@ def check_models_together(
 ) -> list[list[Finding]]:
     """Return the findings that only all models together show, for each of them.
 
-    Args:
-        models: All models of a command. Those with a ``part`` are checked as sets.
-        rules: The rules that recognize KV names and the parts of sets.
-        change: The token to add or remove.
-        check_current_tokens: Whether tokens are checked as they are, not as they will be.
-        is_complete: Whether all models of the command could be read. Another one may be the
-            missing window, or the only one with buffers.
+    Models with a ``part`` are checked as sets. With `check_current_tokens`, tokens are checked as
+    they are, not as they will be. Unless the command could read all its models (`is_complete`),
+    another one may be the missing window, or the only one with buffers.
     """
     findings: list[list[Finding]] = [[] for _ in models]
     connected = [m for m in models if (m.plan.feeds or m.needs) and not m.is_apart]
@@ -72,10 +68,8 @@ def build_no_buffers_finding(
 ) -> Finding:
     """Return finding KV001 for a model without buffers.
 
-    Args:
-        outputs: The names of its outputs.
-        rules: The rules that match none of them; the hint does not name them.
-        path: The model, beside which its decoder may be; ``None`` for a model in memory.
+    The rules match none of the outputs; the hint does not name them. A decoder may be beside
+    `path`, which is ``None`` for a model in memory.
     """
     names = list(outputs)
     own_profile = "" if rules is None else rules.name
@@ -167,9 +161,7 @@ def _check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Find
     It is an error where the rules were picked for the user, who may not know that they leave
     a model out, else a warning.
 
-    Args:
-        outputs: The names of its outputs.
-        rules: The rules; only a built-in profile is compared with the others.
+    Only a built-in profile is compared with the others.
     """
     if not is_built_in(rules.name):
         return

@@ -53,11 +53,6 @@ _UNMATCHED_REASONS = (REASON_UNKNOWN, REASON_NOT_RETAINED)
 def check_model(signature: Signature, plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
     """Check the pairs of one model, as it is and as it will be after the rename.
 
-    Args:
-        signature: The model's graph inputs and outputs.
-        plan: Its pairs, and their new names.
-        uses: Where the graph uses the names that matter to the plan.
-
     Yields:
         Findings KV101 to KV109, KV111, KV112, KV125, KV201, KV202 and KV204.
     """
@@ -185,13 +180,7 @@ def _check_both_sides(
 
 
 def _find_unmatched_side(pair: KvPair, side: str, unmatched: _UnmatchedValues) -> Finding | None:
-    """Return KV101 or KV102 if the missing side is there, under a name that no rule matches.
-
-    Args:
-        pair: A pair with one side.
-        side: The side that it does not have.
-        unmatched: The graph inputs and outputs among which that may be.
-    """
+    """Return KV101 or KV102 if the missing side is there, under a name that no rule matches."""
     own = pair.sides[0]
     similar = unmatched.list_similar(pair, side)
     if not similar:

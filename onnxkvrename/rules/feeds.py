@@ -18,9 +18,6 @@ def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
 
     If only one of them is renamed, they no longer connect: the buffer keeps its old content.
 
-    Args:
-        models: All models of a command.
-
     Yields:
         Findings, each with the index of the model that it is about.
     """
@@ -78,8 +75,7 @@ def check_feed_names(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]
 
     Names connect them: with a token on one side only, the buffer keeps its old content.
 
-    Args:
-        models: All models of a command, whose names are checked as they are.
+    Names are checked as they are.
 
     Yields:
         Findings, each with the index of the model that has the outputs.
@@ -105,11 +101,7 @@ def check_feed_names(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]
 def find_filled_outputs(models: Sequence[KvModel]) -> list[frozenset[str]]:
     """Return for each model the outputs of buffers that another of the models fills.
 
-    Args:
-        models: All models of a command.
-
-    Returns:
-        The old and the new names of the outputs that only hand on what was filled in.
+    These are the old and the new names of the outputs that only hand on what was filled in.
     """
     filled = []
     for index, model in enumerate(models):
@@ -138,8 +130,7 @@ def check_folder_tokens(models: Sequence[KvModel]) -> Iterator[tuple[int, Findin
     already without a token, so runtimes match them by order or by a template. A template fails
     if the tokens differ.
 
-    Args:
-        models: All models of a command, whose names are checked as they are.
+    Names are checked as they are.
 
     Yields:
         Findings, each with the index of the first model that deviates from most of its folder.

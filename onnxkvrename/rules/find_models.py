@@ -36,10 +36,8 @@ _URL = r"(?i)[a-z][a-z0-9+.-]+://|(?:s3|gs|gcs|az|abfss?|wasbs?|hdfs|https?|ftp|
 def check_is_local(path: str, *, is_output: bool = False) -> None:
     """Refuse a URL, which would be treated as a path below a directory such as ``s3:``.
 
-    Args:
-        path: The path as the user gave it. A path below such a directory can be given as
-            ``./s3:/…`` or as an absolute one.
-        is_output: Whether it is to be written.
+    The path is as the user gave it. One below such a directory can be given as ``./s3:/…`` or as an
+    absolute one.
 
     Raises:
         ModelError: It is a URL, and to be read.
@@ -118,11 +116,8 @@ def find_jobs(
 def build_job(model: Path, output: Path | None = None, root: Path | None = None) -> RenameJob:
     """Return the job that renames a model, after looking at where both paths lead.
 
-    Args:
-        model: The model.
-        output: Where the result goes; by default it replaces the model.
-        root: The directory that the user gave, `output` or a directory above it; by default
-            the one that `output` is in.
+    Without `output` the result replaces the model. The `root` is the directory that the user gave,
+    `output` or one above it; by default the one that `output` is in.
 
     Raises:
         ModelError: It cannot be determined what is at one of the paths.
@@ -229,9 +224,7 @@ def find_candidates(directories: Iterable[Path], rules: Rules) -> tuple[tuple[Pa
 class _FoundModels(NamedTuple):
     """The models at or below a path of the command line, which was queried once.
 
-    Attributes:
-        directory: The path if it is a directory, else the one that it is in.
-        models: The models.
+    The directory is the path itself, or else the one that it is in.
     """
 
     directory: Path

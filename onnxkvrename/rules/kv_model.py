@@ -96,10 +96,7 @@ class KvModel(NamedTuple):
 class ScannedModel(NamedTuple):
     """A model together with where its names occur; valid while its file is open.
 
-    Attributes:
-        model: What every command starts from.
-        occurrences: Every place where a name of the plan occurs.
-        symbols: Symbolic dimensions that follow a renamed output, old to new.
+    The symbols are symbolic dimensions that follow a renamed output, old to new.
     """
 
     model: KvModel
@@ -168,12 +165,8 @@ def scan_model(
 def _find_needs(plan: RenamePlan, uses: NameUses, op_types: Set[str]) -> Iterator[str]:
     """Yield the inputs of attention that another model fills: their size has no symbol.
 
-    Only in a model that names the context of other buffers is that no accident.
-
-    Args:
-        plan: The pairs of the model.
-        uses: What makes their outputs.
-        op_types: The operators of which one makes the output.
+    Only in a model that names the context of other buffers is that no accident. One of the
+    operators in `op_types` makes the output.
     """
     passed = [
         pair.input
@@ -219,10 +212,7 @@ def splice_model(
 def read_kv_model(path: Path, rules: Rules, *, check_data: bool = True) -> KvModel:
     """Read, plan and check a model as it is.
 
-    Args:
-        path: The model.
-        rules: The rules that recognize KV names.
-        check_data: Whether to look at the files of external data.
+    With `check_data` it looks at the files of external data, too.
 
     Raises:
         ModelError: The file is not a readable model.
@@ -237,9 +227,7 @@ def read_kv_model(path: Path, rules: Rules, *, check_data: bool = True) -> KvMod
 def locate_data(model: Path, locations: Iterable[str]) -> tuple[Path, ...]:
     """Return the paths of external data, without those that no file can have.
 
-    Args:
-        model: The model; the data lie beside it.
-        locations: The locations that it names.
+    The data lie beside the model, at the locations that it names.
     """
     return tuple(
         model.parent / location

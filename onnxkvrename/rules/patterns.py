@@ -10,11 +10,7 @@ from onnxkvrename.limits import MAX_MATCHED_CHARS
 
 
 class NamePattern(NamedTuple):
-    """A regular expression that matches whole names.
-
-    Attributes:
-        expression: The compiled expression.
-    """
+    """A regular expression that matches whole names."""
 
     expression: re.Pattern[str]
 

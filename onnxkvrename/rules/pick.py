@@ -81,10 +81,8 @@ def choose_rules(
 
     A profile of another distribution that cannot be loaded is skipped.
 
-    Args:
-        signatures: The inputs and outputs of the models.
-        default: The rules to return if no profile knows any name.
-        directories: Where the models are, with the sidecars that a profile may name.
+    The `default` is returned if no profile knows any name. In the directories of the models are the
+    sidecars that a profile may name.
 
     Raises:
         RulesError: Several profiles know the names equally well.

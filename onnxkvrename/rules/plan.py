@@ -212,11 +212,6 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
     Buffers pair by scope, part and layer, never by position or token. A buffer with one side
     missing is a pair as well: the checks report it.
 
-    Args:
-        signature: The graph inputs and outputs.
-        rules: The rules that recognise KV names.
-        change: The token to add or remove.
-
     Raises:
         RulesError: A template makes a name that does not lead back to the same buffer.
         ModelError: There are more than `MAX_BUFFERS` buffers.
@@ -274,10 +269,6 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
 def build_minimal_plan(signature: Signature, rules: Rules) -> RenamePlan:
     """Plan a model without a requested change; keep the token that most of its names carry.
 
-    Args:
-        signature: The graph inputs and outputs.
-        rules: The rules that recognise KV names.
-
     Raises:
         RulesError: A template makes a name that does not lead back to the same buffer.
     """
@@ -300,10 +291,7 @@ def rename_symbols(
     the node, the name, ``_dim_`` and the axis, as in ``Concatpast_key.0_RetainedState_dim_2``.
     Other symbols of a similar form are kept.
 
-    Args:
-        symbols: All symbolic dimensions of the model.
-        producers: The op type of the node that produces each value.
-        plan: The new names.
+    The producers are the op types of the nodes, by the values that they produce.
     """
     return _map_derived_symbols(symbols, producers, plan.output_name_map)
 
@@ -316,10 +304,7 @@ def find_conflicting_symbols(
     Such a symbol may equal the new form of another symbol, and removing the token again would
     change it.
 
-    Args:
-        symbols: All symbolic dimensions of the model.
-        producers: The op type of the node that produces each value.
-        plan: The new names.
+    The producers are the op types of the nodes, by the values that they produce.
     """
     outputs = plan.output_name_map
     new_producers = {outputs.get(name, name): op_type for name, op_type in producers.items()}
@@ -428,15 +413,10 @@ def _build_pair(
 def _name_axes(
     shape: tuple[Dim, ...] | None, declared: Sequence[str], dims: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return a word for each axis of a buffer, empty for an unknown axis.
+    """Return a word for each axis of a buffer, empty for an unknown axis; none if all are unknown.
 
-    Args:
-        shape: The shape of the buffer.
-        declared: The words for the axes in the rules, for a buffer of that rank.
-        dims: The meaning of symbols in the rules.
-
-    Returns:
-        No words at all if all axes are unknown.
+    The words `declared` in the rules are for a buffer of that rank; `dims` is the meaning of
+    symbols.
     """
     if shape is None:
         return tuple(declared)
@@ -468,10 +448,6 @@ def _mark_lone_sides(pairs: Sequence[KvPair], rules: Rules) -> Iterator[KvPair]:
     """Yield the pairs, with a mark on those of which the rules expect only one side.
 
     This holds only for a whole kind: if some of its pairs have both sides, the others lost one.
-
-    Args:
-        pairs: All pairs of a model.
-        rules: The rules that paired them.
     """
     sides_by_kind: dict[tuple[int, str], set[tuple[bool, bool]]] = {}
     for pair in pairs:

@@ -26,11 +26,8 @@ T = TypeVar("T")
 class Plugin(NamedTuple):
     """A name that at least one distribution offers in a group of entry points.
 
-    Attributes:
-        group: The group of entry points.
-        name: The plug-in's name.
-        entry_points: The entry point, or all of them if several have this name.
-        error_type: The type of this plug-in's errors.
+    There are several entry points if several distributions offer the name. Errors of the plug-in
+    are of `error_type`.
     """
 
     group: str
@@ -67,9 +64,7 @@ class Plugin(NamedTuple):
     ) -> T:
         """Call a function of the plug-in, which can raise anything, or exit.
 
-        Args:
-            function: The function.
-            expected_errors: What it may raise, for the caller to handle.
+        The caller handles the `expected_errors`.
 
         Raises:
             KvRenameError: It raised something else. The error is of `error_type`.
@@ -103,10 +98,7 @@ def find_plugins(
     Importing this module and calling this function take tens of milliseconds. A run that uses
     only built-in names should not spend them.
 
-    Args:
-        group: The group of entry points.
-        builtin_names: Names that plug-ins cannot have. ``-`` and ``_`` mean the same in them.
-        error_type: The type of the errors of these plug-ins.
+    Plug-ins cannot have `builtin_names`, in which ``-`` and ``_`` mean the same.
     """
     reserved = set(map(_normalize_name, builtin_names))
     by_name: dict[str, list[EntryPoint]] = {}

@@ -153,9 +153,7 @@ class KeepRule(NamedTuple):
 class SidecarRule(NamedTuple):
     """Text files beside a model that repeat its names, one by one or by template.
 
-    Attributes:
-        file_pattern: The names of the files.
-        reader: The program that reads them, for messages.
+    Messages name the program that reads them.
     """
 
     file_pattern: Pattern
@@ -172,9 +170,7 @@ class FeedBackRule(NamedTuple):
 class BranchRule(NamedTuple):
     """An input that chooses a branch: one for the first step, which has no cache yet, or not.
 
-    Attributes:
-        input_name: The name of the input, a truth value.
-        first: Its value in the first step; later it is the opposite.
+    The input is a truth value; `first` is its value in the first step, later it is the opposite.
     """
 
     input_name: str
@@ -242,10 +238,9 @@ class SetRule(NamedTuple):
     exclusive_kinds: frozenset[str] = frozenset()
 
     def parse_path(self, path: str) -> PartPath | None:
-        """Return what the path of a model says about a set, or ``None`` outside of sets.
+        """Return what the path of a model, with ``/`` between names, says about a set.
 
-        Args:
-            path: The model's path, with ``/`` between names.
+        ``None`` outside of sets.
         """
         *directories, file = path.split("/")
         kept_directories = [name for name in directories if name not in ("", ".")]
@@ -409,14 +404,9 @@ def split_sum(text: str) -> list[str]:
 
 
 def find_terms(symbol: str, dims: Mapping[str, str]) -> list[str]:
-    """Return the terms of a symbol that is a sum, by the rules or by its own text.
+    """Return the terms of a symbol that is a sum, by the rules or by its own text; else nothing.
 
-    Args:
-        symbol: The symbol of a size.
-        dims: The meaning of symbols in the rules.
-
-    Returns:
-        Nothing for a symbol that is not a sum.
+    The meaning of symbols in the rules is `dims`.
     """
     meaning = dims.get(symbol, symbol)
     terms = split_sum(symbol if meaning in DIM_WORDS else meaning)

@@ -32,13 +32,9 @@ _FAMILIES = {
 
 
 def rewrite_name(rules: Rules, match: NameMatch, token: str, *, normalize: bool = False) -> str:
-    """Return a name with a different token.
+    """Return a name with a different token; an empty one is none.
 
-    Args:
-        rules: The rules that match the name.
-        match: The name.
-        token: The token to write; empty for none.
-        normalize: Also change the suffix to one that consumers match with an input.
+    With `normalize` its suffix becomes one that consumers match with an input.
 
     Raises:
         RulesError: The new name does not match as the same buffer, layer and token, so the
@@ -69,11 +65,7 @@ def _build_unread_error(
 
     The hint is about the token if the rules read another one back, else about the rules.
 
-    Args:
-        match: The name before.
-        parts: The parts of the new name, with its token.
-        name: The new name.
-        source: What the rules are called.
+    The parts are those of the new name, with its token; `source` is what the rules are called.
     """
     token = parts["token"]
     other = next((other for other in _COMMON_TOKENS if _is_read_back(match, parts, other)), None)
@@ -96,23 +88,14 @@ def _is_read_back(match: NameMatch, parts: Mapping[str, str], token: str) -> boo
 def describe_part(kind: str, buffer: str, role: str) -> str:
     """Describe a buffer in words that all profiles share.
 
-    Args:
-        kind: The kind that decides what vLLM calls it.
-        buffer: The part of its layer.
-        role: Its content; empty if its profile does not say.
+    The kind is the one that decides what vLLM calls it; the role is empty if its profile says none.
     """
     plain = buffer.removeprefix("past_")
     return f"{_FAMILIES.get(kind, kind)} {role or _ROLES_BY_PART.get(plain, plain)}"
 
 
 class PartOfKind(NamedTuple):
-    """A part of a kind in some rules.
-
-    Attributes:
-        rule: The rule.
-        kind: The kind.
-        part: The part.
-    """
+    """A part of a kind in some rules."""
 
     rule: KvRule
     kind: str
@@ -137,13 +120,7 @@ class PartOfKind(NamedTuple):
 
 
 def convert_name(match: NameMatch, token: str, source: Rules, target: Rules) -> str:
-    """Return the name that another profile gives a buffer.
-
-    Args:
-        match: The name in its own profile.
-        token: The token to write; empty for none.
-        source: Its profile.
-        target: The other one.
+    """Return the name that another profile (`target`) gives a buffer; an empty token is none.
 
     Raises:
         RulesError: The other profile has no name for such a buffer, or its name would not lead

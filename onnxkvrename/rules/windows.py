@@ -350,11 +350,9 @@ def _format_disagreement(
 
 
 def suggest_one_token(expected: str, tokens: Sequence[str]) -> str:
-    """Return what to do about models with different tokens.
+    """Return what to do about models with different tokens, of which none is empty.
 
-    Args:
-        expected: The token that was asked for; empty for the first one that they carry.
-        tokens: The tokens that they carry, without the empty one.
+    They get the `expected` one, which was asked for; if that is empty, the first that they carry.
     """
     token = expected or tokens[0]
     option = " --replace" if set(tokens) - {token} else ""
@@ -432,11 +430,7 @@ def _list_static_sizes(value: Value) -> tuple[int | None, ...]:
 
 
 def index_buffers(models: Iterable[tuple[str, Sequence[KvPair]]]) -> BufferIndex:
-    """Index the buffers of models; if several have the same buffer, the first counts.
-
-    Args:
-        models: The path and the buffers of each model.
-    """
+    """Index the buffers of models; if several have the same buffer, the first counts."""
     paths, by_layer = [], defaultdict[int, dict[tuple[str, str], tuple[str, KvPair]]](dict)
     for path, pairs in models:
         paths.append(path)
@@ -451,11 +445,6 @@ def describe_differences(
     """Describe how buffers of one model differ between files, for some layers.
 
     Scopes and tokens do not matter: they differ between the stages of an export.
-
-    Args:
-        described: The buffers that are described.
-        reference: The buffers that they are compared with.
-        layers: The layers to compare.
 
     Returns:
         Buffers that are missing, then buffers that only `described` has, then those with
@@ -509,13 +498,8 @@ def collect_traits(
 ) -> Traits:
     """Collect the traits of one part that all parts of its export should share.
 
-    Shapes are compared only where their symbols are the same: layers with a sliding
-    window may have a different number of heads.
-
-    Args:
-        export: Who exported the model, and for which operator sets.
-        pairs: Its buffers.
-        exclusive_kinds: Kinds of buffers that no model mixes.
+    Shapes are compared only where their symbols are the same: layers with a sliding window may have
+    a different number of heads. No model mixes the `exclusive_kinds`.
     """
     traits, kinds = defaultdict[tuple[str, ...], set[str]](set), set()
     producer = f"{export.producer} {export.producer_version}".strip()
@@ -540,9 +524,6 @@ def find_outliers(models: Sequence[tuple[str, Traits]]) -> Iterator[tuple[int, l
 
     In a tie the first counts as right. A trait with two values within one model varies by
     layer, so it is not compared.
-
-    Args:
-        models: The path and the traits of each model.
     """
     counts = defaultdict[tuple[str, ...], Counter[frozenset[str]]](Counter)
     examples: dict[tuple[tuple[str, ...], frozenset[str]], str] = {}

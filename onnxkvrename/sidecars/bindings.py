@@ -92,11 +92,6 @@ class BindingPlan(NamedTuple):
 def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels) -> BindingPlan:
     """Plan the new text of each name and template in a configuration.
 
-    Args:
-        tree: The configuration.
-        sidecar_format: Its format.
-        models: The models that it may refer to.
-
     Raises:
         UnreadableTextError: It has too many templates, or names too many models.
     """
@@ -405,12 +400,8 @@ def list_bound_names(
 ) -> Iterator[str]:
     """Yield the names in a configuration that may be of models; a template as its first name.
 
-    Args:
-        tree: The configuration.
-        sidecar_format: Its format.
-        directory: Its directory.
-        locations: The paths of the models relative to that, with ``/`` between names.
-        names: Their names.
+    The locations are the paths of the models relative to `directory`, the configuration's, with
+    ``/`` between names.
     """
     sections = _list_read_sections(tree, sidecar_format)
     has_files = any(section.files for section in sections)
@@ -455,9 +446,7 @@ def find_generated_names(template: str, names: Iterable[str]) -> dict[str, str]:
 def find_printed_names(text: str, sorted_names: Sequence[str]) -> frozenset[str]:
     """Return the names that a text makes if a program prints numbers or words into it.
 
-    Args:
-        text: Any text; one without a place for a number makes nothing.
-        sorted_names: The names, in order.
+    A text without a place for a number makes nothing.
     """
     places = list(_PRINTED.finditer(text[: MAX_MATCHED_CHARS + 1]))
     is_short = len(text) <= MAX_MATCHED_CHARS
@@ -479,9 +468,7 @@ def find_printed_names(text: str, sorted_names: Sequence[str]) -> frozenset[str]
 def derive_template(template: str, new_names: Mapping[str, str]) -> str | None:
     """Return the template that generates new names; ``None`` if there is none.
 
-    Args:
-        template: The template of the old names.
-        new_names: The new name of each layer, by the number of the layer; at least one.
+    The new names, at least one, are by the number of the layer.
     """
     number, name = next(iter(new_names.items()))
     candidates = []
@@ -511,9 +498,8 @@ def abstract_number(name: str) -> str:
 class Section(NamedTuple):
     """The texts of a configuration that refer to the same models.
 
-    Attributes:
-        files: The locations of those models, without needless parts; empty where none are named.
-        scalars: The texts, keys included, in the order of the file.
+    The files are the locations of those models, without needless parts; none where none are named.
+    The scalars are in the order of the file, keys included.
     """
 
     files: frozenset[str]

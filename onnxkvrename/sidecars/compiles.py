@@ -34,10 +34,7 @@ _Setting = TypeVar("_Setting", str, int)
 class Compiles(NamedTuple):
     """The compiles beside some models.
 
-    Attributes:
-        directories: Their directories.
-        dtypes: Names of inputs and outputs to dtypes, where all compiles agree.
-        sizes: Symbols to sizes, where all compiles agree.
+    The dtypes of inputs and outputs and the sizes of symbols are those in which all compiles agree.
     """
 
     directories: tuple[Path, ...] = ()
@@ -102,11 +99,7 @@ class Specializations(NamedTuple):
 
 
 def parse_specializations(text: str, path: str) -> Specializations:
-    """Return the sizes in the text of a ``specializations.json``.
-
-    Args:
-        text: The text of the file.
-        path: The path of the file, for messages.
+    """Return the sizes in the text of a ``specializations.json``; messages name the path.
 
     Raises:
         ModelError: The text is not JSON, or does not have the expected form.

@@ -43,14 +43,9 @@ def find_custom_io_names(tree: Node) -> Iterator[ScalarNode]:
 
 
 def parse_custom_io_dtypes(text: str, path: str) -> Mapping[str, str]:
-    """Return the dtype of each name in a file.
+    """Return the dtype of each name in the text of a file; messages name the path.
 
-    Args:
-        text: The text of the file.
-        path: The path of the file, for messages.
-
-    Returns:
-        Names to precisions in capitals, which are ONNX's dtypes where ONNX has them.
+    Precisions are in capitals, which are ONNX's dtypes where ONNX has them.
 
     Raises:
         ModelError: The text is not YAML, or does not have the expected form.
@@ -102,10 +97,8 @@ def render_custom_io(
 ) -> str:
     """Return the text of a new file, exactly as QEfficient writes it.
 
-    Args:
-        pairs: The names of each buffer's input and output, in the order of the plan.
-        precision: The precision of all of them.
-        other_precisions: Names of other values, each with its precision.
+    The pairs are the names of each buffer's input and output, in the order of the plan, all of one
+    precision; other values have their own.
 
     Raises:
         KvRenameError: A precision is not one of `PRECISIONS`.

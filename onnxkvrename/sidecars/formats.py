@@ -99,11 +99,7 @@ class SidecarFormat:
 
 @dataclass(frozen=True, slots=True)
 class SidecarFormats:
-    """All known formats.
-
-    Attributes:
-        formats: The formats, in the order in which they are tried.
-    """
+    """All known formats, in the order in which they are tried."""
 
     formats: tuple[SidecarFormat, ...]
 
@@ -367,8 +363,7 @@ BUILT_IN = (
 def load_sidecar_formats(rules: Rules | None = None) -> SidecarFormats:
     """Return all formats, in the order in which they are tried.
 
-    Args:
-        rules: Rules that may name further files; they are tried after the built-in formats.
+    Rules may name further files; these are tried after the built-in formats.
     """
     of_rules = map(_build_rule_format, rules.sidecar_rules if rules is not None else ())
     return SidecarFormats((*BUILT_IN, *of_rules))

@@ -16,10 +16,7 @@ _NO_NAMES: Mapping[str, str] = {}
 class OneModel(NamedTuple):
     """The names of one model.
 
-    Attributes:
-        pairs: Its KV buffers, with their new names; none for a model that stays as it is.
-        graph_values: The current names of all inputs and outputs of its graph.
-        name_map: The new name of each name that changes.
+    It has no pairs if it stays as it is. The graph's values have their current names.
     """
 
     pairs: tuple[KvPair, ...] = ()
@@ -30,9 +27,8 @@ class OneModel(NamedTuple):
 class OtherToken(NamedTuple):
     """A name in a sidecar that has a different token than the buffer has.
 
-    Attributes:
-        new_name: The name that the buffer gets.
-        may_change: Whether the run may replace that token.
+    The new name is the one that the buffer gets; the run may be allowed to replace the token, or
+    not.
     """
 
     new_name: str
@@ -70,13 +66,7 @@ class ModelNames(NamedTuple):
     def from_models(
         cls, models: Iterable[OneModel], change: TokenChange, rules: Rules
     ) -> ModelNames:
-        """Collect the names of models, including models that were renamed before.
-
-        Args:
-            models: The models.
-            change: The tokens to add and to remove.
-            rules: The rules that recognise KV names.
-        """
+        """Collect the names of models, including models that were renamed before."""
         pairs: list[KvPair] = []
         name_map: dict[str, str] = {}
         graph_values: set[str] = set()
@@ -109,10 +99,7 @@ class ModelNames(NamedTuple):
         The sidecar of a model that was renamed before may still contain the old names; their
         new names follow from the rules.
 
-        Args:
-            name: The name in the sidecar.
-            is_graph_value: Whether the name must be an input or output of the graph, so that its
-                suffix may be normalised too.
+        The suffix of an input or output of the graph (`is_graph_value`) may be normalised, too.
         """
         if _has_surrogate(name):
             return None
@@ -131,9 +118,7 @@ class ModelNames(NamedTuple):
 
         Such a name is from before a rename, unless another model beside the sidecar has it.
 
-        Args:
-            name: A name in the sidecar that `find_new_name` does not know.
-            is_graph_value: Whether the name must be an input or output of the graph.
+        The name is one that `find_new_name` does not know.
         """
         if name in self.neighbour_names or _has_surrogate(name):
             return None
@@ -162,8 +147,7 @@ class ModelNames(NamedTuple):
     def describe_conflict(self, conflicting: Sequence[str]) -> tuple[str, str]:
         """Return what is wrong with names that have a different token, and a hint.
 
-        Args:
-            conflicting: The names in the sidecar, in its order.
+        The names are in the sidecar's order.
         """
         token = self.token_change.token
         than = f" than {token}" if token else ""

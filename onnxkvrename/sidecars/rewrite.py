@@ -61,12 +61,8 @@ def rewrite_sidecar(
 
     Rewriting twice has no further effect, and rewriting back restores the original bytes.
 
-    Args:
-        data: The content of the sidecar.
-        path: Its path, for messages.
-        sidecar_format: Its format.
-        names: The names of the models that it belongs to.
-        models: The same models one by one, for a format that binds names.
+    The names are those of the models that it belongs to; `models` has the same one by one, for a
+    format that binds names. Messages name the path.
 
     Raises:
         ModelError: The content cannot be read in this format, or a name in it cannot be
@@ -145,12 +141,7 @@ def list_names(
 ) -> tuple[str, ...]:
     """Return the names in a sidecar that may be of some models, each once, as in the file.
 
-    Args:
-        data: The content of the sidecar.
-        path: Its path, for messages.
-        sidecar_format: Its format.
-        locations: The paths of the models relative to the sidecar's directory.
-        names: The names of the models.
+    The locations are the paths of the models relative to the sidecar's directory.
 
     Raises:
         ModelError: The content cannot be read in this format.

@@ -22,13 +22,9 @@ LEAVE_HINT = "`--no-sidecars` does not change it"
 
 
 class FoundSidecar(NamedTuple):
-    """A sidecar that was found in a directory of models.
+    """A sidecar that was found in a directory of models: that of the file, or the one above.
 
-    Attributes:
-        path: The file.
-        directory: The directory of the models; that of the file, or the one above.
-        format: Its format.
-        has_known_name: True if the file's name alone shows the format.
+    It has a known name if that alone shows the format.
     """
 
     path: Path
@@ -45,11 +41,8 @@ def detect_sidecars(
     A file whose name does not show its format is left alone if it is too large, or cannot be
     read. One whose name does is a sidecar whatever is in it.
 
-    Args:
-        candidates: Files, each with the directory of its models.
-        formats: The formats to recognise.
-        strict: Whether the user asked for them: then a file that cannot be read is an error,
-            whatever its name, and there may be any number.
+    Each candidate has the directory of its models. Pass `strict` if the user asked for them: then a
+    file that cannot be read is an error, whatever its name, and there may be any number.
 
     Raises:
         ModelError: With `strict`, a candidate cannot be read; without it, all together have
@@ -101,9 +94,7 @@ def read_sidecar_head(path: Path) -> bytes:
 class Neighbours(NamedTuple):
     """The other models in the directory of a sidecar, which may be theirs.
 
-    Attributes:
-        values: The inputs and outputs of each model that can be read.
-        unread: The models that cannot be read; they may have any names.
+    The inputs and outputs are known of those that can be read; the unread ones may have any names.
     """
 
     values: Mapping[Path, frozenset[str]]
@@ -122,9 +113,7 @@ class Neighbours(NamedTuple):
 def read_neighbours(directory: Path, models: Collection[Path]) -> Neighbours:
     """Return the other models of a directory; those after the first 1,024 are left out.
 
-    Args:
-        directory: The directory; those below are not searched.
-        models: The models that are known already.
+    Directories below are not searched. The `models` are known already.
 
     Raises:
         ModelError: The directory cannot be listed.

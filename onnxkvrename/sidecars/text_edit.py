@@ -30,10 +30,6 @@ _CODE_POINT_ESCAPE = re.compile(r"\\[xuU]([0-9a-fA-F]{2,8})")
 def splice_values(text: str, changes: Mapping[ScalarNode, str]) -> str:
     """Return the text with changed values, each in its old notation.
 
-    Args:
-        text: The whole text.
-        changes: The new value of each scalar of the text that changes.
-
     Raises:
         UnreadableTextError: A value that changes is a block, has an anchor or a tag, or is
             written over several lines or with unusual escapes.

@@ -45,21 +45,13 @@ class ScalarNode(NamedTuple):
 
 
 class SequenceNode(NamedTuple):
-    """A list.
-
-    Attributes:
-        items: Its items, in the order of the file.
-    """
+    """A list, with its items in the order of the file."""
 
     items: tuple[Node, ...]
 
 
 class MappingNode(NamedTuple):
-    """A mapping.
-
-    Attributes:
-        entries: Keys and values, in the order of the file; no key is there twice.
-    """
+    """A mapping: keys and values in the order of the file; no key is there twice."""
 
     entries: tuple[tuple[Node, Node], ...]
 
@@ -74,8 +66,7 @@ class MappingNode(NamedTuple):
 class OpaqueNode(NamedTuple):
     """A value that holds no text: an alias in YAML, a number or the like in JSON.
 
-    Attributes:
-        description: Its kind, for messages.
+    The description says its kind, for messages.
     """
 
     description: str
@@ -143,8 +134,7 @@ def flatten_tree(node: Node | None, changes: Mapping[ScalarNode, str]) -> Iterat
 class TreeBuilder:
     """Builds a tree from its pieces, which come in the order of the text.
 
-    Attributes:
-        roots: The complete trees so far, one for each document.
+    The roots are the complete trees so far, one for each document.
     """
 
     def __init__(self) -> None:

@@ -17,12 +17,8 @@ from onnxkvrename.rules.plan import KvPair
 def trace_needs(source: ByteSource, model: KvModel) -> KvModel:
     """Return a model with all inputs that nothing in its graph writes among its needs.
 
-    Args:
-        source: The bytes of the model.
-        model: The model; only its possible needs are traced.
-
-    Returns:
-        The model as it is if protobuf refuses it; that is for other checks to say.
+    Only its possible needs are traced. A model that protobuf refuses stays as it is; that is for
+    other checks to say.
 
     Raises:
         ReadError: The file of the model cannot be read.
@@ -50,12 +46,7 @@ def trace_needs(source: ByteSource, model: KvModel) -> KvModel:
 def trace_buffer_updates(source: ByteSource, pairs: Sequence[KvPair]) -> dict[str, BufferUpdate]:
     """Return how each retained output is made from its input, by its name.
 
-    Args:
-        source: The bytes of a model.
-        pairs: Its buffers.
-
-    Returns:
-        Nothing for a model that protobuf refuses; that is for other checks to say.
+    Nothing for a model that protobuf refuses; that is for other checks to say.
 
     Raises:
         ReadError: The file of the model cannot be read.
@@ -84,13 +75,8 @@ def trace_buffer_scales(
 ) -> dict[str, BufferScales]:
     """Return the scales of quantized buffers, by their inputs, or their outputs without one.
 
-    Args:
-        source: The bytes of a model.
-        pairs: Its buffers.
-        directory: Where its external data are.
-
-    Returns:
-        Nothing for a model that protobuf refuses; that is for other checks to say.
+    The directory has the external data. Nothing for a model that protobuf refuses; that is for
+    other checks to say.
 
     Raises:
         ReadError: The file of the model cannot be read.

@@ -77,10 +77,7 @@ def find_buffer_scales(
 ) -> dict[str, BufferScales]:
     """Return the scales of quantized buffers, by their inputs, or their outputs without one.
 
-    Args:
-        model: A parsed model; weights of more than `SCALE_BYTES` are not needed.
-        pairs: Its buffers.
-        directory: Where its external data are.
+    The directory has the external data. Weights of more than `SCALE_BYTES` are not needed.
     """
     quantized = [pair for pair in pairs if is_quantized(find_pair_dtype(pair))]
     try:

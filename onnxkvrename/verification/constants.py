@@ -43,11 +43,10 @@ class SmallConstants:
         return None if value is None else _read_integers(value)
 
     def find_truth(self, name: str) -> bool | None:
-        """Return whether all elements of a constant are true, which is not 0.
+        """Return whether all elements of a constant are true, which is not 0; False if all are 0.
 
-        Returns:
-            False if all are 0; `None` if some are, or if it is not a constant of this body, or
-            one whose data were not read.
+        `None` if some are, or if it is not a constant of this body, or one whose data were not
+        read.
         """
         if name not in self._truths:
             self._truths[name] = self._read_truth(name)

@@ -49,12 +49,7 @@ class _Reason(NamedTuple):
 
 
 def check_conversion(source: ByteSource, plan: RenamePlan, rules: Rules) -> Iterator[Finding]:
-    """Yield KV203 for buffers that do not fit the names of another profile.
-
-    Args:
-        source: The bytes of the model.
-        plan: Its pairs.
-        rules: The profile of their names, with the other one as its target.
+    """Yield KV203 for buffers that do not fit the names of another profile, the rules' target.
 
     Raises:
         ReadError: The file of the model cannot be read.

@@ -149,10 +149,7 @@ def check_buffer_flows(
 ) -> Iterator[Finding]:
     """Yield KV110, KV113, KV114 and KV120 for flows that are wrong or not proved.
 
-    Args:
-        flows: The flows of a model's buffers.
-        updates_by_kind: How buffers of each kind are meant to be updated, as a profile says it.
-        profile: What messages call that profile.
+    The updates are those that a profile, which messages call `profile`, says of each kind.
     """
     for flow in flows:
         if flow.pair.input is None or flow.pair.output is None:
@@ -208,11 +205,8 @@ def decide_flow(
 ) -> BufferFlow:
     """Return the worst verdict, and the worst update, over the outcomes that branches may have.
 
-    Args:
-        pair: A pair with both sides.
-        origin: The origin of its output.
-        own_number: The number of its input among the sources.
-        sources: The names of all sources.
+    The pair has both sides, its output has the `origin`, and its input is number `own_number` of
+    the sources.
     """
     depends_on_own = bool(origin.dependency_bits >> own_number & 1)
     if not origin.outcomes:
@@ -335,9 +329,7 @@ def _decide_update(path: FlowPath, changes: Sequence[DimChange] | None) -> Buffe
     buffer longer whatever its shapes say, unless something on the path takes a part of it;
     where the operators leave the size open, the shapes decide.
 
-    Args:
-        path: The path from the input to the output.
-        changes: How the declared size of each axis changes; ``None`` if that is not known.
+    The changes are those of the declared size of each axis; ``None`` if they are not known.
     """
     if path.uncertainty:
         return _decide_update_without_input(changes, is_read=True)
@@ -350,9 +342,8 @@ def _decide_update_without_input(
 ) -> BufferUpdate:
     """Return how an output is made that is not a later state of its input, or not surely.
 
-    Args:
-        changes: How the declared size of each axis changes; ``None`` if that is not known.
-        is_read: Whether the output depends on the input at all.
+    The changes are those of the declared size of each axis; ``None`` if they are not known. The
+    output depends on the input at all if that `is_read`.
     """
     grown = find_growth(changes)
     if grown is not None:

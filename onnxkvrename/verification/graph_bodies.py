@@ -142,11 +142,8 @@ def sort_operations(
 ) -> Iterator[Operation]:
     """Yield the nodes that some values may come from, each after those whose values it reads.
 
-    Args:
-        body: The body that holds the nodes.
-        names: The values to start from.
-        select_operands: Decides which operands of a node are followed. Of a node
-            with subgraphs all are, and so is what its subgraphs capture.
+    Which operands of a node are followed is decided by `select_operands`. Of a node with subgraphs
+    all are, and so is what its subgraphs capture.
 
     Raises:
         UntraceableError: The nodes have no order, or two of them produce one value.

@@ -65,10 +65,6 @@ def compare_models(expected: ByteSource, actual: ByteSource) -> tuple[Difference
 
     Without one, return the places where elements come in another order.
 
-    Args:
-        expected: The bytes of one model.
-        actual: The bytes of the other one.
-
     Raises:
         ModelError: onnx cannot parse one of them.
     """

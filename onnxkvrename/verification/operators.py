@@ -223,15 +223,8 @@ def find_operand_flows(
 ) -> tuple[OperandFlow, ...] | None:
     """Return which operands an operator carries into one of its outputs.
 
-    Args:
-        domain: The domain of the operator, empty for ONNX's own.
-        op_type: The operator type.
-        output: The position of the output.
-        operand_count: The number of operands of the node.
-
-    Returns:
-        Empty if the operator mixes or creates and carries nothing; `None` if the
-        operator is not known.
+    ONNX's own operators have an empty domain. Empty if the operator mixes or creates and carries
+    nothing; `None` if it is not known.
     """
     flows_by_output = _STATEFUL_OPS.get((domain, op_type))
     if flows_by_output is not None:

@@ -224,13 +224,9 @@ def carry_origin(
     location: NodeLocation,
     resizing: frozenset[Resizing] = SAME_SIZE,
 ) -> Origin:
-    """Return the origin of a value after an operator carries it on.
+    """Return the origin of a value after an operator, at a node, carries an operand on.
 
-    Args:
-        origin: The origin of the operand.
-        flow: How the operator carries this operand.
-        location: The node of the operator.
-        resizing: What the operator does to its size.
+    The resizing is what the operator does to the operand's size.
     """
     if resizing is SAME_SIZE and not (flow.makes_new_state or flow.overwrites or flow.is_computed):
         return origin
@@ -287,10 +283,7 @@ def build_uncertain_origin(
 ) -> Origin:
     """Return the origin of a value that may hold something of each of these, or nothing.
 
-    Args:
-        origins: The values it may be made of.
-        reason: Why this is uncertain.
-        location: The node that makes the value, if there is one.
+    The location is the node that makes the value, if there is one.
     """
     merged = merge_origins(origins)
     outcomes = tuple(
@@ -308,10 +301,8 @@ def build_uncertain_origin(
 def apply_summary(summary: Origin, arguments: Sequence[Origin], call: NodeLocation) -> Origin:
     """Return the origin of what a function or branch makes of its arguments.
 
-    Args:
-        summary: The origin of one of its outputs; sources are positions in `arguments`.
-        arguments: The origins of its formal inputs and of what it captures.
-        call: The node that calls it.
+    The summary is the origin of one output; its sources are positions in `arguments`, the origins
+    of the formal inputs and of what is captured.
     """
     outcomes = [
         join_origins(

@@ -251,11 +251,9 @@ class _Fields:
 
 
 def has_too_many_parts(data: bytes) -> bool:
-    """Return whether a serialized model consists of more small parts than any exporter writes.
+    """Return whether a model without its weights has more small parts than any exporter writes.
 
-    Args:
-        data: The model without its weights. Where it is damaged, what comes after does not
-            count; the parser refuses it.
+    Where the bytes are damaged, what comes after does not count; the parser refuses it.
     """
     limit = _PART_WEIGHT * (MAX_ENTRIES + len(data) // BYTES_PER_PART)
     try:

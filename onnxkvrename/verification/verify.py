@@ -170,13 +170,7 @@ class VerifiedModel(NamedTuple):
 def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedModel:
     """Verify one model as it is; :func:`verify_window_sets` completes the report.
 
-    Args:
-        path: The model.
-        rules: The rules that recognize KV names.
-        request: What else to prove.
-
-    Returns:
-        The model with its findings; for a file that is not a readable model, its error.
+    For a file that is not a readable model, its error is returned.
 
     Raises:
         RulesError: A template of the rules makes names that could not be undone.
@@ -243,11 +237,6 @@ def verify_window_sets(
 
     Sets are checked only if all models could be read: another may be the missing window. That
     another profile knows the names of a model is said in any case.
-
-    Args:
-        verified: All models of a command, from :func:`verify_model`.
-        rules: The rules that recognize KV names and the parts of sets.
-        request: What else to prove.
     """
     set_findings: list[list[Finding]] = [[] for _ in verified]
     readable = [index for index, item in enumerate(verified) if item.model is not None]
@@ -404,11 +393,8 @@ def _check_token(model: KvModel, rules: Rules, token: str | None) -> Iterator[Fi
 def _suggest_token(path: str, rules: Rules, expected: str, tokens: Set[str]) -> str:
     """Return what to do where names have other tokens than the one that was asked for.
 
-    Args:
-        path: The model.
-        rules: The rules that find its buffers.
-        expected: The token that was asked for.
-        tokens: Those of the names without it; one of them is empty if a name has none.
+    The `expected` one was asked for. The tokens are those of the names without it; one of them is
+    empty if a name has none.
     """
     known, consumer = CONSUMER_TOKENS.get(expected.lower(), (expected, ""))
     words = f"{quote_path(path)} --prefix {quote_word(known)}"
@@ -492,11 +478,8 @@ def build_runnable_model(
 ) -> RunnableModel:
     """Return what a run needs of a model.
 
-    Args:
-        model: The model.
-        model_size: Bytes of its file.
-        rules: The rules that say what symbols mean, and which inputs choose a branch.
-        by_role: Whether buffers are identified by what is in them, as in another profile.
+    The rules say what symbols mean, and which inputs choose a branch. With `by_role`, buffers are
+    identified by what is in them, as in another profile.
 
     Raises:
         ModelError: Not all of its external data can be used: onnxruntime must not open it.

@@ -78,16 +78,11 @@ class Grouping(NamedTuple):
 def group_layers(
     specs: Sequence[KvCacheSpec], vllm_version: str, *, block_outermost: bool = False
 ) -> Grouping:
-    """Return the groups of a model's layers.
+    """Return the groups of a model's layers; if vLLM refuses, the refusal, never an exception.
 
-    Args:
-        specs: The specs of all layers, with aligned blocks.
-        vllm_version: One of `VLLM_VERSIONS`.
-        block_outermost: Whether the memory layout has blocks outermost, which lets 0.33 pack
-            pages of several sizes. 0.24 has no such layouts.
-
-    Returns:
-        The groups; if vLLM refuses, the refusal instead, never an exception.
+    The specs have aligned blocks, the version is one of `VLLM_VERSIONS`. With `block_outermost` the
+    memory layout has blocks outermost, which lets 0.33 pack pages of several sizes; 0.24 has no
+    such layouts.
     """
     if not specs:
         return Grouping("none", ())
@@ -203,10 +198,7 @@ def _build_full_allocation_group(specs: Sequence[KvCacheSpec]) -> KvCacheGroup |
     """Put MLA and sliding windows into one group, with windows stored as full attention.
 
     This follows ``_try_get_full_allocation_fallback_groups`` of 0.33, which vLLM tries if pages
-    cannot be unified.
-
-    Returns:
-        The group; ``None`` if vLLM forms no such group.
+    cannot be unified. ``None`` if vLLM forms no such group.
     """
     if not {"mla_attention", "sliding_window"} <= {spec.kind for spec in specs}:
         return None

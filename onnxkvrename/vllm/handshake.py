@@ -38,9 +38,8 @@ _HEAD_LAYOUTS = {"0.24": "HND", "0.33": "LBHNC or BLHNC"}
 class Handshake(NamedTuple):
     """The result of a handshake of two workers.
 
-    Attributes:
-        findings: KV619 and KV622, the reasons why vLLM refuses; empty if it accepts.
-        notes: What vLLM requires in addition, and what is not known.
+    The findings, KV619 and KV622, are the reasons why vLLM refuses; it accepts without any. The
+    notes say what it requires in addition, and what is not known.
     """
 
     findings: tuple[Finding, ...] = ()

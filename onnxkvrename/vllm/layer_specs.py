@@ -60,10 +60,6 @@ def build_specs(layout: Layout, request: ProjectionRequest) -> ModelSpecs:
 
     The parts of a layer that are of one kind make one spec; self and cross attention make two.
     Layers that vLLM cannot have become refusals, never exceptions.
-
-    Args:
-        layout: The buffers of a model.
-        request: The settings of vLLM.
     """
     specs, refusals = list[KvCacheSpec](), list(_refuse_joint_caches(layout.buffers))
     refused_layers = {layer for refusal in refusals for layer in refusal.layers}

@@ -117,14 +117,9 @@ class Allocation(NamedTuple):
 
 
 def compute_padding_share(groups: Sequence[KvCacheGroup], bytes_per_block: int) -> float:
-    """Return the share of padding in one block for each group.
+    """Return the share of padding in one block for each group, from 0 to 1 with 6 decimals.
 
-    Args:
-        groups: The KV cache groups.
-        bytes_per_block: Bytes that one block takes in all tensors.
-
-    Returns:
-        A share from 0 to 1, rounded to 6 decimals.
+    One block takes `bytes_per_block` in all tensors together.
     """
     data_bytes = sum(spec.unpadded_page_size for group in groups for spec in group.specs)
     return round(1 - data_bytes / (bytes_per_block * len(groups)), 6)
@@ -135,9 +130,7 @@ def build_single_tensor_caches(
 ) -> CanonicalKvCaches:
     """Return the canonical view of blocks with all layers: one tensor for all groups.
 
-    Args:
-        groups: The KV cache groups.
-        block_stride: The distance between two blocks, in bytes.
+    The block stride is in bytes.
     """
     reference = CanonicalKvCacheRef(0, block_stride)
     return CanonicalKvCaches((block_stride,), tuple((reference,) for _ in groups))

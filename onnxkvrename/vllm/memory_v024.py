@@ -52,12 +52,8 @@ def build_allocations_v024(
 ) -> tuple[Allocation, ...]:
     """Return the ways in which 0.24 can allocate the groups, each with its conditions.
 
-    Args:
-        grouping: The groups.
-        prompt_lengths: Lengths of prompts in tokens; the transfer of each is counted.
-
-    Returns:
-        Four allocations, impossible ones included; none if there are no groups.
+    These are four, impossible ones included; none if there are no groups. Prompts are in tokens;
+    the transfer of each is counted.
     """
     if not grouping.groups:
         return ()

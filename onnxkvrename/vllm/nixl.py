@@ -117,13 +117,7 @@ def build_transfers(
     registration: NixlRegistration,
     prompt_lengths: Iterable[int],
 ) -> tuple[NixlTransfer, ...]:
-    """Return the transfer of each prompt.
-
-    Args:
-        groups: The groups.
-        registration: The memory that vLLM registers for them.
-        prompt_lengths: Lengths of prompts in tokens.
-    """
+    """Return the transfer of each prompt, whose lengths are in tokens."""
     return tuple(_build_transfer(groups, registration, length) for length in prompt_lengths)
 
 
@@ -164,12 +158,7 @@ def _sum_costs(blocks: Sequence[int | None], registration: NixlRegistration) -> 
 def count_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[int | None, ...]:
     """Return the number of blocks of each group that prefill offers for a prompt.
 
-    Args:
-        groups: The groups.
-        prompt_length: The length of the prompt in tokens.
-
-    Returns:
-        A number for each group, ``None`` where it is not known.
+    The length of the prompt is in tokens. ``None`` where a number is not known.
     """
     return tuple(_count_spec_blocks(group.first_spec, prompt_length) for group in groups)
 
@@ -180,12 +169,7 @@ def count_read_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tup
     Decode does not allocate the blocks that the next token does not see, so it does not read them.
     Beside states it computes the prompt's last token again, so it does not read that one, either.
 
-    Args:
-        groups: The groups.
-        prompt_length: The length of the prompt in tokens.
-
-    Returns:
-        A number for each group, ``None`` where it is not known.
+    The length of the prompt is in tokens. ``None`` where a number is not known.
     """
     groups = tuple(groups)
     has_states = any(spec.is_state for group in groups for spec in group.specs)
@@ -240,9 +224,7 @@ def _count_read_spec_blocks(spec: KvCacheSpec, tokens: int) -> int | None:
 class StateTransfer(NamedTuple):
     """How NIXL transfers the states of a block, the same for all regions with states.
 
-    Attributes:
-        descriptors: The number of descriptors of a region.
-        bytes: Bytes of these descriptors.
+    The descriptors are those of one region, and so are their bytes.
     """
 
     descriptors: int
@@ -253,13 +235,7 @@ def split_states(groups: Iterable[KvCacheGroup], vllm_version: str) -> StateTran
     """Return how NIXL splits states, by the first layer of states (``derive_mamba_conv_split``).
 
     A convolution's state has a descriptor for each projection, the recurrent state has one.
-
-    Args:
-        groups: The groups.
-        vllm_version: One of `VLLM_VERSIONS`.
-
-    Returns:
-        The descriptors of a region; ``None`` without states.
+    ``None`` without states. The version is one of `VLLM_VERSIONS`.
 
     Raises:
         RefusalError: NIXL's connector does not support these states.

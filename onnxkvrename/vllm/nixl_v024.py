@@ -24,11 +24,8 @@ def register_block(
 ) -> NixlRegistration:
     """Return the registration of one region whose blocks contain all layers.
 
-    Args:
-        groups: The groups.
-        block_stride: Bytes of a block.
-        is_packed: Whether vLLM registers the tensors of all layers, which it recognizes as packed;
-            otherwise it registers one tensor with all layers.
+    It is packed if vLLM registers the tensors of all layers, which it recognizes as packed;
+    otherwise it registers one tensor with all layers. The block stride is in bytes.
     """
     incomplete = None
     if is_packed and _splits_keys_and_values(groups):
@@ -45,12 +42,8 @@ def register_tensors(
 ) -> NixlRegistration:
     """Return the registration of a region for each tensor, or of two if keys and values are apart.
 
-    Args:
-        groups: The groups.
-        tensors: The specs of the layers that share each tensor, in the order of their groups.
-
-    Returns:
-        The registration; with the reason if vLLM refuses it.
+    The specs are those of the layers that share each tensor, in the order of their groups. The
+    registration has the reason if vLLM refuses it.
     """
     try:
         states = split_states(groups, "0.24")

@@ -64,13 +64,7 @@ class _Region(NamedTuple):
 def locate_layers(
     layout: str, groups: Sequence[KvCacheGroup], placements: Iterable[Placement]
 ) -> list[PlacedLayer]:
-    """Return all layers with the places of their pages, in the order of their numbers.
-
-    Args:
-        layout: The name of a memory layout.
-        groups: The groups.
-        placements: The places of all pages.
-    """
+    """Return all layers with the places of their pages, in the order of their numbers."""
     specs = {
         GroupLayer(
             group_index,
@@ -100,16 +94,10 @@ def register_layers(
     *,
     is_block_outermost: bool,
 ) -> NixlRegistration:
-    """Return the registration of the layers of one allocation.
+    """Return the registration of the layers of one allocation; with the reason if vLLM refuses it.
 
-    Args:
-        layers: All layers, in the order of their numbers.
-        groups: Their groups.
-        bytes_per_block: Bytes that one block takes for all layers.
-        is_block_outermost: Whether one block contains all layers.
-
-    Returns:
-        The registration; with the reason if vLLM refuses it.
+    All layers are given, in the order of their numbers. One block takes `bytes_per_block` for all
+    of them. With `is_block_outermost` it contains them all.
     """
     try:
         states = split_states(groups, "0.33")

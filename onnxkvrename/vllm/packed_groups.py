@@ -58,8 +58,7 @@ def build_packed_groups(specs: Sequence[KvCacheSpec]) -> tuple[KvCacheGroup, ...
     Layers of one type make a bucket. If a bucket has equally many layers of each of its page sizes,
     they are a pattern that repeats, and the bucket is split into groups of whole repeats.
 
-    Returns:
-        The groups; ``None`` if all pages have the same size and need no packing.
+    ``None`` if all pages have the same size and need no packing.
 
     Raises:
         RefusalError: vLLM refuses, because its split would lose layers.
@@ -83,14 +82,8 @@ def build_packed_groups(specs: Sequence[KvCacheSpec]) -> tuple[KvCacheGroup, ...
 def choose_group_size(counts: Sequence[int], minimum: int) -> int:
     """Return the group size that pads least when each count is split into groups.
 
-    This is vLLM's ``_approximate_gcd``.
-
-    Args:
-        counts: Numbers of layers, or of repeats of a pattern.
-        minimum: The smallest size to consider.
-
-    Returns:
-        The size, at least `minimum`; of several that pad equally the largest.
+    This is vLLM's ``_approximate_gcd``. The counts are numbers of layers, or of repeats of a
+    pattern. The size is at least `minimum`; of several that pad equally the largest.
     """
     smallest = max(1, minimum)
     sizes = range(smallest, max(smallest, *counts) + 1)

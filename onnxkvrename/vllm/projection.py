@@ -64,11 +64,7 @@ def project_layout(
 
     Layers that vLLM cannot have become refusals in the result, never exceptions.
 
-    Args:
-        layout: The buffers of a model.
-        request: The settings of vLLM.
-        draft: The buffers of its draft model. vLLM numbers the layers of a draft model after the
-            model's own, and groups all together.
+    vLLM numbers the layers of a draft model after the model's own, and groups all together.
 
     Raises:
         KvRenameError: The version, the dtype or a size in the request is not valid, or it has
@@ -124,8 +120,7 @@ def _append_draft(layout: Layout, draft: Layout) -> Layout:
 def find_nixl_allocation(projection: Projection) -> Allocation | None:
     """Return the allocation that a model has with NIXL's connector and without further settings.
 
-    Returns:
-        The one that the connector selects, else vLLM's default. ``None`` without groups.
+    It is the one that the connector selects, else vLLM's default. ``None`` without groups.
     """
     is_mla = any(spec.kind in MLA_KINDS for spec in projection.specs)
     if projection.request.vllm_version == "0.24" or is_mla:

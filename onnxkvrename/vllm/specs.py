@@ -174,11 +174,7 @@ class Refusal(NamedTuple):
 
 
 class RefusalError(Exception):
-    """Layers cannot be projected.
-
-    Attributes:
-        refusal: The layers, each once, with the reason.
-    """
+    """Layers cannot be projected; the refusal has each of them once, with the reason."""
 
     def __init__(self, layers: Iterable[int], reason: str, hint: str, code: str = "KV622") -> None:
         super().__init__(reason)
@@ -318,12 +314,9 @@ def can_merge(specs: Sequence[KvCacheSpec], vllm_version: str) -> bool:
 def build_merge_key(spec: KvCacheSpec, vllm_version: str) -> KvCacheSpec:
     """Return the part of a spec that vLLM compares before it merges specs.
 
-    This follows ``merge`` of each spec class. It does not compare every size: 0.24 ignores the
-    value's head of full attention and all sizes of MLA; both versions ignore all sizes of
-    windowed MLA.
-
-    Returns:
-        A spec that is equal for all specs that merge.
+    It is equal for all specs that merge. This follows ``merge`` of each spec class. It does not
+    compare every size: 0.24 ignores the value's head of full attention and all sizes of MLA; both
+    versions ignore all sizes of windowed MLA.
     """
     ignores_sizes = spec.kind == "sliding_window_mla" or (
         spec.kind == "mla_attention" and vllm_version == "0.24"

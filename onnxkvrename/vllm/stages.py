@@ -50,12 +50,7 @@ class PipelineStage(NamedTuple):
 def build_stages(
     groupings: Sequence[Grouping], allocations: Sequence[Allocation], request: ProjectionRequest
 ) -> tuple[PipelineStage, ...]:
-    """Return the stages of a model.
-
-    Args:
-        groupings: The groupings of the whole model.
-        allocations: The allocations of the whole model.
-        request: The settings of vLLM.
+    """Return the stages of a model, from the groupings and allocations of the whole model.
 
     Raises:
         RefusalError: A stage has no layer with a KV cache.
@@ -88,11 +83,7 @@ def apply_stages(
     With several stages, no worker has all layers. The padding, the places, the canonical view, the
     registration and the amounts of transfers are then left out.
 
-    Args:
-        groupings: The groupings of the whole model.
-        allocations: The allocations of the whole model.
-        stages: The stages, from `build_stages`.
-        request: The settings of vLLM.
+    The groupings and allocations are those of the whole model.
     """
     for index, allocation in enumerate(allocations):
         block_bytes = [stage.bytes_per_block[index] for stage in stages]
@@ -126,9 +117,8 @@ def apply_stages(
 def count_gpu_blocks(bytes_per_block: int | None, gpu_memory: int | None) -> int | None:
     """Return vLLM's ``num_blocks``; ``None`` if the block's size or the memory is not known.
 
-    Args:
-        bytes_per_block: Bytes of one block on the GPU with the largest ones.
-        gpu_memory: Bytes that each GPU has left for KV caches.
+    The block is the one on the GPU with the largest ones; the memory, in bytes, is what each GPU
+    has left for KV caches.
     """
     if bytes_per_block is None or gpu_memory is None:
         return None

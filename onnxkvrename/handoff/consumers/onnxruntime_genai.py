@@ -87,8 +87,7 @@ def compose_name(template: str, layer: str) -> str:
 def list_templates(settings: Mapping[str, str]) -> tuple[NameTemplates, ...]:
     """Return the templates of all parts; those of linear states follow from the template of keys.
 
-    Args:
-        settings: Templates by their names in the configuration, which replace the defaults.
+    The settings, by their names in the configuration, replace the defaults.
     """
     merged = {**_DEFAULTS, **settings}
     if settings.get("past_names"):
@@ -109,12 +108,7 @@ def list_templates(settings: Mapping[str, str]) -> tuple[NameTemplates, ...]:
 
 
 def build_consumer(templates: tuple[NameTemplates, ...], path: Path | None) -> Consumer:
-    """Return the consumer with its templates.
-
-    Args:
-        templates: The templates of all parts.
-        path: The configuration that they are from, `None` for the defaults.
-    """
+    """Return the consumer with its templates; without a path these are the defaults."""
 
     def derive_input_name(name: str) -> str:
         for each in templates:

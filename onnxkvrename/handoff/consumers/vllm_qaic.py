@@ -86,9 +86,7 @@ def compute_transferred_shape(shape: Shape, tokens: int | None) -> Shape:
 
     The connector treats the third axis as the context, whatever it is.
 
-    Args:
-        shape: The full shape, batch first, with numbers only.
-        tokens: The length of the prompt; ``None`` to move each buffer in full.
+    The shape has numbers only, the batch first. Without `tokens`, the prompt's length, it is full.
     """
     if tokens is None or len(shape) <= _CONTEXT_AXIS + 1:
         return (1, *shape[1:])

@@ -54,11 +54,9 @@ def write_rules(
 ) -> str:
     """Return rules that list the names of pairs, in TOML.
 
-    Args:
-        states: The names, without a token.
-        title: The models that the names are from, for the first line.
-        kept_names: Names that the rules leave alone, each with the reason.
-        branches: Inputs that choose a branch, each with its value in the first step.
+    The names are without a token. The title, for the first line, says which models they are from.
+    Names in `kept_names` are left alone, each with the reason; `branches` are inputs that choose a
+    branch, each with its value in the first step.
 
     Raises:
         RulesError: A name cannot be written in TOML.

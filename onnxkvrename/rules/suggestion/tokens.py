@@ -19,11 +19,8 @@ _WORD_CHARACTER = re.compile("[0-9A-Za-z]")
 class NamedPair(NamedTuple):
     """The names of a pair, and what tells whether two pairs are of one kind.
 
-    Attributes:
-        input: The name of the input.
-        output: The name of the output.
-        update: How the output is made, and its dtype.
-        shape: The sizes of the input's axes; ``None`` if they are not known.
+    The update is how the output is made, and its dtype; the shape is that of the input, ``None`` if
+    it is not known.
     """
 
     input: str
@@ -33,12 +30,7 @@ class NamedPair(NamedTuple):
 
 
 class NamedModel(NamedTuple):
-    """A model as its names show it.
-
-    Attributes:
-        pairs: Its buffers.
-        names: The names of all inputs and outputs.
-    """
+    """A model as its names show it: its buffers, and the names of all inputs and outputs."""
 
     pairs: Sequence[NamedPair]
     names: Collection[str]
@@ -99,13 +91,7 @@ def split_token(input_name: str, output_name: str, tokens: Collection[str]) -> t
     A token is at the end of the input, after an underscore. In the output it follows what the
     two names have in common if the output begins with the input; else it is at the end, too.
 
-    Args:
-        input_name: The name of the input.
-        output_name: The name of the output.
-        tokens: The tokens that each of them may carry, at most one of them.
-
-    Returns:
-        The input, the output without its suffix, and the suffix.
+    Each name carries at most one of the tokens.
     """
     core = _cut_token(input_name, tokens)
     if output_name.startswith(core) and output_name != core:
@@ -138,10 +124,6 @@ def select_for_token(pairs: Sequence[NamedPair], tokens: Collection[str]) -> lis
     If no pair carries any, all should. Else those that do, and those that are like one of them:
     then a part of the model was renamed. All others were left alone when the model was renamed,
     as by a profile that knows which of them are caches.
-
-    Args:
-        pairs: The pairs.
-        tokens: The tokens that they may carry.
     """
     carriers = [has_token(pair, tokens) for pair in pairs]
     if not any(carriers):

@@ -70,9 +70,7 @@ def find_features(model: ModelProto, pairs: Sequence[StatePair]) -> frozenset[st
     What is not read, or goes into an operator that is not known, counts as a cache; so does
     everything if no other state is left.
 
-    Args:
-        model: The parsed model; weights are not needed.
-        pairs: All states of the model.
+    The model needs no weights.
     """
     sources = [pair.input.name for pair in pairs if pair.update.kind == "once" and pair.feeds_back]
     if not sources or len(sources) == len(pairs):
@@ -110,10 +108,8 @@ class _Walk:
     ) -> list[_Trace]:
         """Return what the outputs of a body are made of.
 
-        Args:
-            body: The graph, a branch or a function.
-            traces: The values that it gets, by their names in it.
-            callers: The functions that are being walked.
+        The traces are those of the values that it gets, by their names in it. The callers are the
+        functions that are being walked.
 
         Raises:
             UntraceableError: The nodes have no order, or too many steps would be taken.

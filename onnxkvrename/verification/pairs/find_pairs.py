@@ -40,12 +40,7 @@ _QUANTIZED_DTYPES = frozenset({"UINT8", "INT8", "UINT4", "INT4", "UINT2", "INT2"
 
 
 class _Match(NamedTuple):
-    """An output that may be the later state of an input.
-
-    Attributes:
-        number: The number of the input among the candidates.
-        pair: Both, with the update.
-    """
+    """An output that may be the later state of an input, which is a candidate with that number."""
 
     number: int
     pair: StatePair
@@ -59,13 +54,8 @@ class _Match(NamedTuple):
 def find_state_pairs(model: ModelProto, signature: Signature) -> tuple[StatePair, ...]:
     """Return each input that an output is a later state of, with that output.
 
-    Args:
-        model: A parsed model; weights are not needed.
-        signature: Its graph inputs and outputs.
-
-    Returns:
-        The pairs in the order of the inputs. An input or an output is in one pair at most; what
-        cannot be proved is in none.
+    The pairs are in the order of the inputs. An input or an output is in one pair at most; what
+    cannot be proved is in none. The model needs no weights.
 
     Raises:
         ModelError: More than `MAX_BUFFERS` inputs may be states.

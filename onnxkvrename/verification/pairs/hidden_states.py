@@ -63,10 +63,7 @@ def drop_unread_values(
     or the type of a state that was found: an encoder's output that the decoder returns as it is,
     and does not read, is not a state.
 
-    Args:
-        pairs: An input and an output each, of which the output is a later state.
-        model: The parsed model; weights are not needed.
-        signature: Its graph inputs and outputs.
+    The model needs no weights.
     """
     if all(pair.update.kind == "once" for pair in pairs):
         return list(pairs)
@@ -109,10 +106,7 @@ def drop_hidden_states(
     not be laid out like another input, and must not be both what all other states are computed
     from and computed from all of them.
 
-    Args:
-        pairs: An input and an output each, of which the output is a later state.
-        model: The parsed model; weights are not needed.
-        signature: Its graph inputs and outputs.
+    The model needs no weights.
     """
     computed = [pair for pair in pairs if pair.is_computed]
     if not computed:

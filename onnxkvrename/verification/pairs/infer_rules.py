@@ -53,12 +53,7 @@ class TracedModel(NamedTuple):
 
 
 class InferredRules(NamedTuple):
-    """Rules that recognise the pairs of the dataflow, and nothing else.
-
-    Attributes:
-        rules: The rules, ready for use.
-        text: The same in TOML.
-    """
+    """Rules that recognise the pairs of the dataflow and nothing else, and the same in TOML."""
 
     rules: Rules
     text: str
@@ -66,9 +61,6 @@ class InferredRules(NamedTuple):
 
 def trace_model(path: Path) -> TracedModel:
     """Find the pairs of a model.
-
-    Args:
-        path: The model.
 
     Raises:
         ModelError: The file is not a readable model, or may have too many states.
@@ -96,9 +88,7 @@ def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> 
     Buffers are all pairs, except for features without a token, and for pairs without a token that
     are unlike those with one.
 
-    Args:
-        models: The models with their pairs.
-        tokens: The tokens that names may carry already; the rules list names without them.
+    Names may carry the tokens already; the rules list them without.
 
     Raises:
         RulesError: No model has pairs, or no rules recognise exactly the buffers of each model.
@@ -139,9 +129,7 @@ def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> 
 def find_carried_tokens(models: Iterable[TracedModel], requested: str = "") -> tuple[str, ...]:
     """Return the tokens that names of buffers carry.
 
-    Args:
-        models: The models with their pairs.
-        requested: The token that a command was told; empty for none.
+    A command was told the `requested` one; empty for none.
 
     Raises:
         RulesError: `requested` may be a part of the names, or is in another place.

@@ -28,10 +28,7 @@ def find_lone_states(
 ) -> tuple[str, ...]:
     """Return the outputs that look like states of the same kind as those of some pairs.
 
-    Args:
-        model: A parsed model; weights are not needed.
-        pairs: The states that the dataflow shows.
-        signature: The graph inputs and outputs.
+    The model needs no weights.
     """
     paired = {name for pair in pairs for name in (pair.input.name, pair.output.name)}
     symbols = {dim for pair in pairs for dim in pair.input.shape or () if isinstance(dim, str)}

@@ -33,15 +33,10 @@ _DUMMY_OPS = ("Constant", "ConstantOfShape")
 def find_joined_outputs(
     model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]
 ) -> dict[str, str]:
-    """Return the outputs that the graph itself joins to an input, with that input.
+    """Return the outputs that the graph itself joins to an input, each with that input.
 
-    Args:
-        model: A parsed model; weights are not needed.
-        inputs: Inputs that no output carries on.
-        outputs: Outputs that carry on no input.
-
-    Returns:
-        Input by output; only where each has no other choice.
+    The inputs are those that no output carries on, and the outputs those that carry on no input. A
+    pair is returned only where each has no other choice. The model needs no weights.
     """
     try:
         uses = _ValueUses(build_graph_body(model.graph))
@@ -234,9 +229,7 @@ class _ValueUses:
     def find_roots(self, name: str, *, through_joins: bool = False) -> tuple[str, ...]:
         """Return the values that one is moved from, all of each, and all that are joined to it.
 
-        Args:
-            name: The value.
-            through_joins: Whether what a Concat joins counts, too.
+        What a Concat joins counts, too, if `through_joins`.
         """
         roots: dict[str, None] = {}
         pending = [name]

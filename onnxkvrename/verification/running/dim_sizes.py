@@ -44,11 +44,8 @@ _RANGE_PATTERN = r"idx=-?\d+ must be within the inclusive range \[-\d+,(\d{1,9})
 def read_specialized_sizes(model: Path) -> dict[str, int]:
     """Return the sizes that a compile gave to symbols; of several specializations the first's.
 
-    Args:
-        model: The model; the file lies beside it or in a compile's folder there.
-
-    Returns:
-        Nothing if there is no such file, or none that can be read.
+    The file lies beside the model or in a compile's folder there. Nothing if there is none that can
+    be read.
     """
     try:
         names = sorted(os.listdir(model.parent))
@@ -83,10 +80,7 @@ def resolve_dim_sizes(
     A sliding window gets the size of the context, so that it holds every position; one token
     has logits, which no chunk of a prompt is too short for. A sum of symbols is their sum.
 
-    Args:
-        shapes: The shapes with the symbols.
-        dims: Sizes that are known.
-        meanings: What rules say of symbols; those with one word have one size.
+    The `meanings` are what rules say of symbols; those with one word have one size.
     """
     symbols = sorted({dim for shape in shapes for dim in shape if isinstance(dim, str)})
     guesser = _SizeGuesser(dims, meanings)
@@ -98,10 +92,7 @@ def advance_sizes(
 ) -> dict[str, int]:
     """Return the sizes of the next step: those that outputs turned out to have, and their sums.
 
-    Args:
-        sizes: The sizes of this step.
-        measured: The sizes of some symbols that what is fed back has.
-        meanings: What rules say of symbols.
+    What is fed back has the `measured` sizes. The `meanings` are what rules say of symbols.
     """
     by_word = {meanings[symbol]: size for symbol, size in measured.items() if symbol in meanings}
     advanced = dict(sizes)
@@ -121,9 +112,7 @@ def advance_sizes(
 class _SizeGuesser:
     """Sizes of symbols, those of one word alike.
 
-    Args:
-        dims: Sizes that are known.
-        meanings: What rules say of symbols.
+    The `dims` are known sizes, the `meanings` what rules say of symbols.
     """
 
     def __init__(self, dims: Mapping[str, int], meanings: Mapping[str, str]) -> None:
@@ -163,12 +152,9 @@ def _guess_size(symbol: str, dims: Mapping[str, int]) -> int:
 def list_corrections(
     message: str, sizes: Mapping[str, int], fixed: Iterable[str]
 ) -> Iterator[tuple[str, int]]:
-    """Yield symbols that may have the wrong size, each with the size that it should have.
+    """Yield symbols that onnxruntime's message calls wrong, each with the size that it may need.
 
-    Args:
-        message: The message of onnxruntime.
-        sizes: The sizes of all symbols.
-        fixed: Symbols whose size is not to be changed.
+    The sizes are those of all symbols; `fixed` ones are not to be changed.
     """
     free = {symbol: size for symbol, size in sizes.items() if symbol not in set(fixed)}
     for one, other in _list_size_pairs(message[:MAX_MATCHED_CHARS]):

@@ -20,10 +20,7 @@ _FIXED_UPDATES = ("inplace", "once")
 class Feedback(NamedTuple):
     """A retained output and the input that it goes back into.
 
-    Attributes:
-        output: The name of the output.
-        input: The name of the input.
-        update: How the rules mean it to be made: one of `rules.profile.UPDATES`, or empty.
+    The update, as rules mean it, is one of `rules.profile.UPDATES`, or empty.
     """
 
     output: str

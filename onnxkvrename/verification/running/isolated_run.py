@@ -70,9 +70,7 @@ _SET_VARIABLES = {
 class RunLimits(NamedTuple):
     """What one run in onnxruntime may take.
 
-    Attributes:
-        seconds: The time.
-        mebibytes: The memory beside what onnxruntime takes to be loaded.
+    The memory does not include what onnxruntime takes to be loaded.
     """
 
     seconds: int
@@ -138,12 +136,8 @@ def run_isolated(
 ) -> RetentionRun:
     """Run the loop on one model in a process that does not outlive the call.
 
-    Args:
-        model: The model to run.
-        dims: Sizes for symbolic dimensions, which are kept.
-        likely_dims: Sizes for others, to try first; the rest is guessed.
-        steps: The number of steps.
-        seed: Varies what is fed.
+    The `dims` are kept, the `likely_dims` are tried first; other sizes are guessed. The seed varies
+    what is fed.
 
     Raises:
         RunLimitError: The run reached a limit.
@@ -208,12 +202,9 @@ def decode_run(sent: SentRun) -> RetentionRun:
 
 
 class _EndedProcess(NamedTuple):
-    """A process that has ended.
+    """A process that has ended; it was stopped if it ran for too long, or printed too much.
 
-    Attributes:
-        exit_code: Its exit code; negative for a signal.
-        output: What it printed, on both streams.
-        was_stopped: True if it ran for too long, or printed too much.
+    The exit code is negative for a signal; the output is that of both streams.
     """
 
     exit_code: int

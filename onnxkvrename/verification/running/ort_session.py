@@ -180,11 +180,8 @@ def load_session(
 ) -> OrtSession:
     """Load a model with onnxruntime.
 
-    Args:
-        path: The model.
-        keys: Keys for some of its inputs and outputs, by name.
-        dims: Sizes for symbolic dimensions; others are guessed.
-        meanings: What rules say of symbols.
+    The keys are those of some of its inputs and outputs, by name. Sizes that are not in `dims` are
+    guessed; the `meanings` are what rules say of symbols.
 
     Raises:
         ModelError: onnxruntime refuses the model, it cannot be fed, or its feeds
@@ -280,11 +277,8 @@ def build_flag(session: OrtSession, value: SessionValue, *, is_true: bool) -> An
 def join_positions(session: OrtSession, cache: Any, added: Any, axis: int) -> Any:
     """Return a cache that new positions were appended to, and the oldest ones taken from.
 
-    Args:
-        session: The loaded model.
-        cache: An `OrtValue` of the cache's size.
-        added: The new positions, of the same size except for `axis`.
-        axis: The axis of the positions.
+    All three are an `OrtValue` each. The added positions have the size of the cache except for
+    `axis`, the axis of the positions.
     """
     numpy = _import_module("numpy")
     feed_type = _FEED_TYPES[cache.data_type()]
@@ -304,10 +298,8 @@ def join_positions(session: OrtSession, cache: Any, added: Any, axis: int) -> An
 def run_step(session: OrtSession, feeds: Mapping[str, Any], step: int) -> dict[str, Any]:
     """Run one step and return its outputs by name.
 
-    Args:
-        session: The loaded model.
-        feeds: An `OrtValue` for each input, by name.
-        step: The number of the step, from 0, for the message of an error.
+    The feeds are an `OrtValue` for each input, by name. Steps count from 0, for the message of an
+    error.
 
     Raises:
         ModelError: onnxruntime cannot run the model; its cause is onnxruntime's own error.
@@ -410,13 +402,9 @@ class MemoryLimitError(ModelError):
 def build_ort_error(
     problem: str, error: Exception, path: str, hint: str | None = None
 ) -> ModelError:
-    """Return the error for an exception of onnxruntime.
+    """Return the error for an exception of onnxruntime, whose reason completes the problem.
 
-    Args:
-        problem: What onnxruntime cannot do; the reason completes it.
-        error: The exception; those of onnxruntime have no common base.
-        path: The file of the model.
-        hint: How to fix it.
+    Exceptions of onnxruntime have no common base.
     """
     message = str(error)
     kind = MemoryLimitError if re.search(_MEMORY_PATTERN, message) else ModelError
@@ -426,12 +414,8 @@ def build_ort_error(
 def summarize_ort_error(message: str) -> str:
     """Return the reason in an error message of onnxruntime, as a part of one line.
 
-    Args:
-        message: The message as it is raised, with any number of lines.
-
-    Returns:
-        At most 200 characters: plain words for a known reason, else onnxruntime's own
-        without codes and paths.
+    It has at most 200 characters: plain words for a known reason, else onnxruntime's own without
+    codes and paths.
     """
     reason = " ".join(message[:MAX_MATCHED_CHARS].split())
     for noise, replacement in _NOISE_PATTERNS:

@@ -109,12 +109,8 @@ def run_retention_loop(
     when names change. If it cannot be run, it is tried again with each size that
     onnxruntime's message asks for, once for each symbol, and last without `likely_dims`.
 
-    Args:
-        model: The model to run.
-        dims: Sizes for symbolic dimensions, which are kept.
-        likely_dims: Sizes for others, to try first; the rest is guessed.
-        steps: The number of steps.
-        seed: Varies what is fed.
+    The `dims` are kept, the `likely_dims` are tried first; other sizes are guessed. The seed varies
+    what is fed.
 
     Raises:
         ModelError: onnxruntime cannot run the model as it is, or its feeds would take

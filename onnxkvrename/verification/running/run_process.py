@@ -73,8 +73,7 @@ class Reply(NamedTuple):
 def serve_request(request: Mapping[str, Any]) -> None:
     """Run what a request asks for, and print the reply: one line of JSON, the last one.
 
-    Args:
-        request: The document that `isolated_run` sends; its own, and so not checked.
+    The request is the document that `isolated_run` sends; its own, and so not checked.
     """
     stream, sys.stdout = sys.stdout.buffer, None  # onnxruntime prints, some of it at the end
     limit_process(request["parent"], request["seconds"])
@@ -120,9 +119,7 @@ def encode_run(run: RetentionRun) -> SentRun:
 def limit_process(parent: int, seconds: int) -> None:
     """Give up what a run does not need, as far as the system lets a process do so.
 
-    Args:
-        parent: The process to die with.
-        seconds: The time that the run may take; the parent watches over it.
+    The process dies with its parent, which watches over the time that the run may take.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     if sys.platform == "linux":
@@ -148,9 +145,6 @@ def limit_memory(memory_bytes: int) -> None:
 
     What onnxruntime needs to be loaded is not the model's: were it counted, a small limit would
     end the process anywhere, with whatever message fits there.
-
-    Args:
-        memory_bytes: The memory for data that the process may have beside what it has already.
     """
     with suppress(ImportError):  # not on Windows
         import resource
