@@ -481,13 +481,21 @@ def read_record(path: Path) -> Record:
             raise ValueError
         for record in _parse_record(match["key"], content, path.parent):
             paths = (build_record_path(place, record.key) for place in record.list_directories())
-            if all(other == path or _read_content(other) == content for other in paths):
+            if all(
+                _is_same_file(path, other) or _read_content(other) == content for other in paths
+            ):
                 return record
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         raise ModelError("skipped: is not a record of a run", path=str(path)) from None
     except OSError as error:
         raise ReadError(f"cannot be read: {error.strerror}", path=str(path)) from None
     raise ModelError("skipped: a directory that it names has no such record", path=str(path))
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    """Return whether two paths lead to one file, which need not be read for each of its names."""
+    status = _read_status(other)
+    return status is not None and os.path.samestat(status, os.lstat(path))
 
 
 def _read_content(path: Path) -> bytes | None:
