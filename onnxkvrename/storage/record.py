@@ -364,17 +364,20 @@ def write_record(record: Record) -> None:
         sync_directory(directory)
 
 
-def remove_record(record: Record, kept: Iterable[str] = ()) -> None:
+def remove_record(record: Record, kept: Iterable[str] = (), *, links_only: bool = False) -> None:
     """Remove a record after all that it keeps; what the system refuses to remove stays.
 
     Args:
         record: The record of a run that is complete, or undone.
         kept: Names that are never removed, as the run reads them.
+        links_only: Of what it keeps, remove nothing but further names of files.
     """
     with suppress(OSError):
         directories = record.list_directories()
         for directory in directories:
-            remove_temp_files(directory, record.key, kept)
+            remove_temp_files(directory, record.key, kept, links_only=links_only)
+        if not links_only and any(len(list_temp_paths(d, record.key)) > 1 for d in directories):
+            return  # only with the record, the next run knows that it may remove the rest
         for directory in directories:
             with suppress(OSError):
                 os.unlink(build_record_path(directory, record.key))
