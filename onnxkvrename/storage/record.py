@@ -375,7 +375,7 @@ def remove_record(record: Record, kept: Iterable[str] = (), *, links_only: bool 
     with suppress(OSError):
         directories = record.list_directories()
         for directory in directories:
-            remove_temp_files(directory, record.key, kept, links_only=links_only)
+            remove_temp_files(directory, record.key, kept, links_only=links_only, any_owner=True)
         if not links_only and any(len(list_temp_paths(d, record.key)) > 1 for d in directories):
             return  # only with the record, the next run knows that it may remove the rest
         for directory in directories:

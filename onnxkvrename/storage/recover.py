@@ -175,7 +175,7 @@ def _settle(record: Record, kept: Collection[str], knows_inputs: bool) -> bool:
     is_unknown = "changed" in states and not record.has_result()
     if is_unknown and any(_has_only_copy(place, record.key) for place in places):
         return True  # a tree that was copied: it is not known which of its files are old
-    fits = states in ({"new"}, {"old"})
+    fits = states == {"old"} or record.has_result()  # no archive can tell which inodes it gets
     remove_record(record, kept, links_only=not (fits or knows_inputs))
     if "new" not in states:
         remove_made_directories(record.made)

@@ -353,6 +353,18 @@ def test_what_came_with_a_planted_record_may_be_data_that_is_read(
     assert data.exists()
 
 
+@needs_root
+def test_copies_of_files_of_another_user_go_with_the_record(
+    targets: list[Path], tmp_path: Path, stop_run: StopRun
+) -> None:
+    """What was replaced by force."""
+    for path in targets[:2]:
+        os.chown(path, 12345, -1)
+    record = stop_run(targets, len(targets), made=[tmp_path / "made"])
+    remove_record(record)
+    assert read_state(tmp_path) == NEW
+
+
 def test_a_record_stays_until_all_that_it_keeps_could_be_removed(
     targets: list[Path],
     tmp_path: Path,
@@ -371,7 +383,7 @@ def test_a_record_stays_until_all_that_it_keeps_could_be_removed(
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", fail)
         remove_record(record)
-    assert not settle_stopped_runs([tmp_path / "in"])
+    assert not settle_stopped_runs([tmp_path / "in"], knows_inputs=False)
     assert read_state(tmp_path) == NEW
 
 
