@@ -213,7 +213,7 @@ def settle_stopped_moves(paths: Iterable[Path]) -> None:
             directories.append(directory)
             if is_directory(directory):
                 directories += (directory / name for name in os.listdir(directory))
-    settle_stopped_runs(directories)
+    settle_stopped_runs(directories, knows_inputs=False)
 
 
 def find_moved_paths(paths: Sequence[Path], rules: Rules, change: TokenChange) -> tuple[Path, ...]:

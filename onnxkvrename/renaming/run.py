@@ -89,7 +89,7 @@ def rename_batch(
     check_token_change(request.change)
     directories = [job.target.parent for job in jobs]
     read = [*request.read_files, *(job.model for job in jobs)]
-    is_half_done = request.writes and settle_stopped_runs(directories, read)
+    is_half_done = request.writes and settle_stopped_runs(directories, read, knows_inputs=False)
     sidecars = (*sidecars, *_find_sidecars(request, jobs, rules))
     inputs = [*read, *(item.path for item in sidecars)]
     models = _prepare_models(request, jobs, rules, progress, executor)

@@ -375,17 +375,20 @@ def write_record(record: Record) -> None:
         sync_directory(directory)
 
 
-def remove_record(record: Record, kept: Iterable[str] = ()) -> None:
+def remove_record(record: Record, kept: Iterable[str] = (), *, links_only: bool = False) -> None:
     """Remove a record after all that it keeps; what the system refuses to remove stays.
 
     Args:
         record: The record of a run that is complete, or undone.
         kept: Names that are never removed, as the run reads them.
+        links_only: Of what it keeps, remove nothing but further names of files.
     """
     with suppress(OSError):
         directories = [*record.list_directories(), *record.made]
         for directory in directories:
-            remove_temp_files(directory, record.key, kept)
+            remove_temp_files(directory, record.key, kept, links_only=links_only, any_owner=True)
+        if not links_only and any(len(list_temp_paths(d, record.key)) > 1 for d in directories):
+            return  # only with the record, the next run knows that it may remove the rest
         for directory in directories:
             with suppress(OSError):
                 os.unlink(build_record_path(directory, record.key))
@@ -492,13 +495,21 @@ def read_record(path: Path) -> Record:
             raise ValueError
         for record in _parse_record(match["key"], content, path.parent):
             paths = (build_record_path(place, record.key) for place in record.list_directories())
-            if all(other == path or _read_content(other) == content for other in paths):
+            if all(
+                _is_same_file(path, other) or _read_content(other) == content for other in paths
+            ):
                 return record
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         raise ModelError("skipped: is not a record of a run", path=str(path)) from None
     except OSError as error:
         raise ReadError(f"cannot be read: {error.strerror}", path=str(path)) from None
     raise LoneRecordError("skipped: a directory that it names has no such record", path=str(path))
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    """Return whether two paths lead to one file, which need not be read for each of its names."""
+    status = _read_status(other)
+    return status is not None and os.path.samestat(status, os.lstat(path))
 
 
 def _read_content(path: Path) -> bytes | None:

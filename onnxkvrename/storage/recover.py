@@ -126,7 +126,9 @@ def end_run(run: HalfDoneRun, *, undo: bool) -> None:
             remove_made_directories(run.record.made)
 
 
-def settle_stopped_runs(directories: Iterable[Path], inputs: Iterable[Path] = ()) -> bool:
+def settle_stopped_runs(
+    directories: Iterable[Path], inputs: Iterable[Path] = (), *, knows_inputs: bool = True
+) -> bool:
     """Undo what runs of this user that stopped half way have done in directories.
 
     What was complete or undone loses its record. A run of which a file was changed since, or that
@@ -136,6 +138,8 @@ def settle_stopped_runs(directories: Iterable[Path], inputs: Iterable[Path] = ()
     Args:
         directories: The directories of all targets of a run, and those that it renames.
         inputs: The files that the run reads: none of them is removed.
+        knows_inputs: Whether these are all. If not, a record that does not fit the files beside
+            it, as one that came with them, has nothing removed but further names of files.
 
     Returns:
         Whether there is a run that is still half done.
@@ -152,19 +156,19 @@ def settle_stopped_runs(directories: Iterable[Path], inputs: Iterable[Path] = ()
             try:
                 record = read_record(path)
                 with translate_read_errors(path), hold_locks(record.list_directories()):
-                    is_half_done |= not _settle(record, kept)
+                    is_half_done |= not _settle(record, kept, knows_inputs)
             except ReadError:
                 continue  # it is not known what it is, so all that it may keep stays
             except ModelError:  # not to be trusted, or ended meanwhile: no reason to stop
                 with hold_locks([path.parent]):
-                    _remove_useless_record(path, kept)
+                    _remove_useless_record(path, kept, knows_inputs)
         if not records and any(map(_is_second_name, paths)):
             with hold_locks([Path(directory)]):
                 remove_temp_files(Path(directory), kept=kept, links_only=True)
     return is_half_done
 
 
-def _settle(record: Record, kept: Collection[str]) -> bool:
+def _settle(record: Record, kept: Collection[str], knows_inputs: bool) -> bool:
     """Undo a run if it is half done, and return whether that was possible."""
     states = record.find_states()
     if {"new", "old"} <= states:
@@ -176,22 +180,24 @@ def _settle(record: Record, kept: Collection[str]) -> bool:
     is_unknown = "changed" in states and not record.knows_a_file()
     if is_unknown and any(_has_only_copy(place, record.key) for place in places):
         return True  # a tree that was copied: it is not known which of its files are old
-    remove_record(record, kept)
+    fits = states == {"old"} or record.has_result()  # no archive can tell which inodes it gets
+    remove_record(record, kept, links_only=not (fits or knows_inputs))
     if "new" not in states:
         remove_made_directories(record.made)
     return True
 
 
-def _remove_useless_record(path: Path, kept: Collection[str]) -> None:
+def _remove_useless_record(path: Path, kept: Collection[str], knows_inputs: bool) -> None:
     """Remove what is named like a record and is none, or not any more, with what has its key.
 
     A run that has changed anything has a whole record in each directory until all is done. So
-    nothing is lost but results, unless there is a copy of an old file that has no other name.
+    nothing is lost but results, unless there is a copy of an old file that has no other name, or
+    data that the next run reads.
     """
     match = TEMP_NAME.fullmatch(path.name)
     with suppress(OSError):
         if match is not None and not _has_only_copy(path.parent, match["key"]):
-            remove_temp_files(path.parent, match["key"], kept)
+            remove_temp_files(path.parent, match["key"], kept, links_only=not knows_inputs)
             if path.name not in kept:
                 remove_file_of_run(path)
 

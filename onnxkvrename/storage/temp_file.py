@@ -107,6 +107,7 @@ def remove_temp_files(
     kept: Iterable[str] = (),
     *,
     links_only: bool = False,
+    any_owner: bool = False,
 ) -> None:
     """Remove the temporary files in a directory; what cannot be removed stays.
 
@@ -119,6 +120,8 @@ def remove_temp_files(
         kept: Names that are never removed.
         links_only: Remove nothing but further names of files, so that no content is lost: for a
             run that does not yet know what it reads.
+        any_owner: Remove those of other users as well. The key is of a run of this user, who
+            may have replaced files of others, by force.
     """
     with suppress(OSError):
         paths = list_temp_paths(directory, key)
@@ -128,21 +131,21 @@ def remove_temp_files(
             if path.name.endswith(("-record", LOCK_NAME)) or path.name.startswith(protected):
                 continue
             if not links_only or os.lstat(path).st_nlink > 1:
-                remove_file_of_run(path)
+                remove_file_of_run(path, any_owner=any_owner)
 
 
-def remove_file_of_run(path: Path) -> None:
+def remove_file_of_run(path: Path, *, any_owner: bool = False) -> None:
     """Remove a file with a temporary name, if it is surely one of ours.
 
     That is a regular file of the user who runs this; for root, also of the owner of the directory.
-    What a run has replaced may be a link.
+    What a run has replaced may be a link, and of anyone if the key is known to be of this user.
     """
     with suppress(OSError):
         status, owners = os.lstat(path), find_trusted_owners(path.parent)
         is_ours = stat.S_ISREG(status.st_mode)
         if path.name.endswith(("-old", "-move")):
             is_ours |= stat.S_ISLNK(status.st_mode)
-        if is_ours and (owners is None or status.st_uid in owners):
+        if is_ours and (any_owner or owners is None or status.st_uid in owners):
             os.unlink(path)
 
 

@@ -208,7 +208,7 @@ class Transaction:
         if self._record is not None:
             remove_record(self._record)
         for directory in self.directories:
-            remove_temp_files(directory, self.key)
+            remove_temp_files(directory, self.key, any_owner=True)
         if not self.is_complete:
             remove_made_directories(self.made)
 

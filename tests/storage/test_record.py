@@ -237,6 +237,21 @@ def test_the_same_record_lies_in_every_directory_or_it_is_none(
             read_record(path)
 
 
+def test_a_record_with_many_names_is_read_once(
+    two: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the time grows with its size times the number of directories that it names."""
+    path, other = (build_record_path(place, two.key) for place in two.directories)
+    other.unlink()
+    os.link(path, other)
+    read, was_read = records._read_content, list[Path]()
+    monkeypatch.setattr(
+        records, "_read_content", lambda path: (was_read.append(path), read(path))[1]
+    )
+    assert read_record(path) == two
+    assert was_read == [path]
+
+
 def test_a_record_names_only_where_it_lies(tmp_path: Path, two: Record) -> None:
     """Else the directories that it names could be any."""
     path = build_record_path(two.directories[1], two.key)

@@ -16,7 +16,7 @@ import pytest
 from onnxkvrename import KvRenameError, ModelError, WriteError
 from onnxkvrename.storage import lock, recover
 from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.record import Record, build_record_path
+from onnxkvrename.storage.record import Record, build_record_path, remove_record
 from onnxkvrename.storage.recover import (
     end_run,
     find_half_done_runs,
@@ -332,6 +332,59 @@ def test_a_record_that_is_none_goes_unless_it_may_keep_the_only_copy(
     assert len(os.listdir(other)) == (3 if has_old else 0)
     remove_temp_files(other)
     assert len(os.listdir(other)) == (3 if has_old else 0)
+
+
+EMPTY_RECORD = b'{"directories": ["."], "files": [], "moves": [], "made": []}'
+OTHER_RECORD = EMPTY_RECORD.replace(b"[]", b'[[0, "m", "bbbbbbbbbbbb", null, [1, 2, 3]]]', 1)
+
+
+@pytest.mark.parametrize("content", [b"none", EMPTY_RECORD, OTHER_RECORD])
+def test_what_came_with_a_planted_record_may_be_data_that_is_read(
+    content: bytes, tmp_path: Path
+) -> None:
+    key = build_key()
+    data = tmp_path / build_temp_name(key, "b" * 12, "new")
+    data.write_text("data of the model m")
+    (tmp_path / "m").write_text("model")
+    build_record_path(tmp_path, key).write_bytes(content)
+    assert not settle_stopped_runs([tmp_path], [tmp_path / "m"], knows_inputs=False)
+    assert read_state(tmp_path) == {"m": "model", data.name: "data of the model m"}
+    remove_temp_files(tmp_path, kept=[data.name])
+    assert data.exists()
+
+
+@needs_root
+def test_copies_of_files_of_another_user_go_with_the_record(
+    targets: list[Path], tmp_path: Path, stop_run: StopRun
+) -> None:
+    """What was replaced by force."""
+    for path in targets[:2]:
+        os.chown(path, 12345, -1)
+    record = stop_run(targets, len(targets), made=[tmp_path / "made"])
+    remove_record(record)
+    assert read_state(tmp_path) == NEW
+
+
+def test_a_record_stays_until_all_that_it_keeps_could_be_removed(
+    targets: list[Path],
+    tmp_path: Path,
+    stop_run: StopRun,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else would tell the next run, which has nothing to write, what to remove."""
+    record = stop_run(targets, len(targets), made=[tmp_path / "made"])
+    unlink = os.unlink
+
+    def fail(path: Any, **options: Any) -> None:
+        if str(path).endswith("-old"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", fail)
+        remove_record(record)
+    assert not settle_stopped_runs([tmp_path / "in"], knows_inputs=False)
+    assert read_state(tmp_path) == NEW
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
