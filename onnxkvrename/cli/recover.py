@@ -20,7 +20,12 @@ from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen
 from onnxkvrename.report.formats.text import build_error_line, format_files
 from onnxkvrename.storage.read import is_directory, resolve_path
 from onnxkvrename.storage.record import State, TargetState
-from onnxkvrename.storage.recover import end_run, find_half_done_runs, find_leftovers
+from onnxkvrename.storage.recover import (
+    end_run,
+    find_half_done_runs,
+    find_leftovers,
+    remove_ended_runs,
+)
 from onnxkvrename.storage.temp_file import LOCK_NAME
 
 _Action = Literal["list", "undo", "finish"]
@@ -68,6 +73,8 @@ def command(arguments: RecoverArguments) -> int:
         show = _PathNames(paths)  # before a directory gets another name
         for run, _ in runs if undo or finish else ():
             end_run(run, undo=undo)
+        if undo or finish:
+            remove_ended_runs(paths)
         leftovers = () if runs and not (undo or finish) else find_leftovers(paths)
     except OSError as error:
         path = None if error.filename is None else os.fsdecode(error.filename)

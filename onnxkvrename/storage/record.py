@@ -207,11 +207,11 @@ class Record(NamedTuple):
             OSError: This cannot be determined.
         """
         moves = self._find_moves()
-        return any(
-            Identity.read(resolve_moved_path(change.target, moves)) in {change.old, change.new}
+        found = (
+            (Identity.read(resolve_moved_path(change.target, moves)), change)
             for change in self.files
-            if change.old is not None
         )
+        return any(file is not None and file in (own.old, own.new) for file, own in found)
 
     def find_fault(self, *, undo: bool) -> WriteError | None:
         """Return why the run cannot be undone, or not be finished.
@@ -349,16 +349,16 @@ def write_record(record: Record) -> None:
         path = build_record_path(directory, record.key)
         part = directory / build_temp_name(record.key, build_file_key(), "probe")
         with translate_write_errors(path):
-            is_there = _read_status(path) is not None  # until now, it was about new directories
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-            flags |= getattr(os, "O_CLOEXEC", 0)
-            descriptor = os.open(part if is_there else path, flags, 0o600)
+            descriptor = os.open(part, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
             try:
                 write_all(descriptor, content)
                 os.fsync(descriptor)
             finally:
                 close_quietly(descriptor)
-            if is_there:
+            if _read_status(path) is None:
+                os.rename(part, path)
+            else:  # until now, it was about new directories
                 os.replace(part, path)
     for change in record.files:
         if change.old is None:
@@ -385,6 +385,7 @@ def remove_record(record: Record, kept: Iterable[str] = (), *, links_only: bool 
     """
     with suppress(OSError):
         directories = [*record.list_directories(), *record.made]
+        directories = [path for path in directories if _read_status(path) is not None]
         for directory in directories:
             remove_temp_files(directory, record.key, kept, links_only=links_only, any_owner=True)
         if not links_only and any(len(list_temp_paths(d, record.key)) > 1 for d in directories):
@@ -570,7 +571,10 @@ def _parse_record(key: str, content: bytes, found: Path) -> Iterator[Record]:
     ordered = sorted(names)
     if len(set(names)) < len(names) or not moved.keys() <= set(names):
         raise ValueError
-    for parts in made:  # above a record; the names that begin with these parts follow them
+    # Before there are files, nothing but what is empty or has the key is removed.
+    for parts in (
+        made if document["files"] else ()
+    ):  # above a record; the names that begin with these parts follow them
         if ordered[bisect_left(ordered, parts)][: len(parts)] != parts:
             raise ValueError
     roots = set[Path]()

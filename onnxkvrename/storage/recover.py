@@ -126,6 +126,27 @@ def end_run(run: HalfDoneRun, *, undo: bool) -> None:
             remove_made_directories(run.record.made)
 
 
+def remove_ended_runs(paths: Iterable[Path]) -> None:
+    """Remove what is left of runs that have changed nothing, or all, with what they had made.
+
+    Args:
+        paths: As for :func:`find_half_done_runs`, which has found no such run any more.
+
+    Raises:
+        KvRenameError: There is nothing at a path, or another run is at work.
+    """
+    roots = [_find_root(path) for path in paths]
+    for path in _find_temp_paths(roots, lambda _: None, True):
+        if not path.name.endswith(RECORD_SUFFIX):
+            continue
+        with suppress(ModelError), translate_read_errors(path):
+            record = read_record(path)
+            _check_inside(path, record, roots)
+            with hold_locks(record.list_directories()):
+                if not record.is_half_done():
+                    _settle(record, (), knows_inputs=True)
+
+
 def settle_stopped_runs(
     directories: Iterable[Path], inputs: Iterable[Path] = (), *, knows_inputs: bool = True
 ) -> bool:
@@ -180,7 +201,7 @@ def _settle(record: Record, kept: Collection[str], knows_inputs: bool) -> bool:
     is_unknown = "changed" in states and not record.knows_a_file()
     if is_unknown and any(_has_only_copy(place, record.key) for place in places):
         return True  # a tree that was copied: it is not known which of its files are old
-    fits = states == {"old"} or record.has_result()  # no archive can tell which inodes it gets
+    fits = states == {"old"} or record.knows_a_file()  # no archive can tell which inodes it gets
     remove_record(record, kept, links_only=not (fits or knows_inputs))
     if "new" not in states:
         remove_made_directories(record.made)

@@ -157,7 +157,7 @@ def test_errors_call_the_target_what_the_user_calls_it(tmp_path: Path) -> None:
         ((errno.EFBIG,), "ulimit -f"),
         ((errno.EROFS,), "another directory"),
         ((errno.EACCES, errno.EPERM), "its directory must be writable"),
-        ((errno.EEXIST,), "--force"),
+        ((errno.EEXIST,), "run the same command again"),
         ((errno.ENOENT, errno.ENOTDIR), "create its directory first"),
         ((errno.EIO,), None),
     ],

@@ -102,7 +102,8 @@ def refuse_from(nth: int, patch: pytest.MonkeyPatch, *names: str) -> None:
     calls = count(1)
 
     def call(real: Callable[..., Any], *args: Any, **how: Any) -> Any:
-        if next(calls) >= nth:
+        is_record = any(str(path).endswith("-record") for path in args)
+        if not is_record and next(calls) >= nth:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         return real(*args, **how)
 
