@@ -52,7 +52,7 @@ def build_case(root: Path) -> Path:
         path.mkdir(parents=True)
     size = 1 << 16
     key, state = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [size // 4])
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 1, size // 4])
         for name in ("past_key.0", "past_key.0_RetainedState")
     )
     weights = onnx.numpy_helper.from_array(np.ones(size // 4, np.float32), "weights")
