@@ -166,7 +166,7 @@ def _build_cache_error(path: Path, repository: Path, *, has_choice: bool = True)
 
 
 def _count_links(path: Path, status: os.stat_result) -> int:
-    """Return how many names a file has, but for those that other runs keep, dead or alive."""
+    """Return how many names a file has, except for those that other runs keep, dead or alive."""
     links = status.st_nlink
     for _ in range(_MAX_COUNTS):
         if links == 1:
