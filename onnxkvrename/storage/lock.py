@@ -108,6 +108,9 @@ def _lock_file(path: Path) -> int | None:
             # Another run may have removed it while this one waited.
             with suppress(FileNotFoundError):
                 is_held = os.path.samestat(os.lstat(path), os.fstat(descriptor))
+        except OSError:
+            _remove_lock_file(path)
+            raise
         finally:
             if not is_held:
                 close_quietly(descriptor)

@@ -375,24 +375,30 @@ def write_record(record: Record) -> None:
         sync_directory(directory)
 
 
-def remove_record(record: Record, kept: Iterable[str] = (), *, links_only: bool = False) -> None:
+def remove_record(record: Record, kept: Iterable[str] = (), *, links_only: bool = False) -> bool:
     """Remove a record after all that it keeps; what the system refuses to remove stays.
 
     Args:
         record: The record of a run that is complete, or undone.
         kept: Names that are never removed, as the run reads them.
         links_only: Of what it keeps, remove nothing but further names of files.
+
+    Returns:
+        Whether all that the record keeps was looked at and removed, and so the record too.
     """
-    with suppress(OSError):
+    try:
         directories = [*record.list_directories(), *record.made]
         directories = [path for path in directories if _read_status(path) is not None]
         for directory in directories:
             remove_temp_files(directory, record.key, kept, links_only=links_only, any_owner=True)
         if not links_only and any(len(list_temp_paths(d, record.key)) > 1 for d in directories):
-            return  # only with the record, the next run knows that it may remove the rest
-        for directory in directories:
-            with suppress(OSError):
-                os.unlink(build_record_path(directory, record.key))
+            return False  # only with the record, the next run knows that it may remove the rest
+    except OSError:
+        return False
+    for directory in directories:
+        with suppress(OSError):
+            os.unlink(build_record_path(directory, record.key))
+    return True
 
 
 def play_back(record: Record, *, undo: bool) -> None:

@@ -205,8 +205,8 @@ class Transaction:
         return UndoError(message, path=path, hint=hint, new_paths=new_paths)
 
     def _clean_up(self) -> None:
-        if self._record is not None:
-            remove_record(self._record)
+        if self._record is not None and not remove_record(self._record):
+            remove_record(self._record)  # a query that failed is made once more
         for directory in self.directories:
             remove_temp_files(directory, self.key, any_owner=True)
         if not self.is_complete:

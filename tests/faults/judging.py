@@ -111,7 +111,9 @@ class Trial:
 
         Without hard links there is no copy of the old content; then it can be finished.
         """
-        is_mixed = not (self.has_files(left, self.old) or self.has_files(left, self.new))
+        own = {path: value for path, value in left.items() if TEMP_PREFIX not in path}
+        files = drop_new_empty_directories(own, self.old)
+        is_mixed = not (self.has_files(files, self.old) or self.has_files(files, self.new))
         if not is_mixed or not any(path.endswith("-record") for path in left):
             return
         way, expected = ("--undo", self.old) if self.system.links else ("--finish", self.new)
