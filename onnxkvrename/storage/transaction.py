@@ -176,6 +176,8 @@ class Transaction:
                 self.is_complete = states == {"new"}
                 if "new" in states and not self.is_complete:
                     play_back(self._record, undo=True)
+                if not self.is_complete and any(each.is_made() for each in self._record.files):
+                    raise WriteError("a result has no copy of what it replaced")
         except (OSError, WriteError) as failure:
             raise self._build_undo_error(error, failure) from None
 
@@ -190,9 +192,9 @@ class Transaction:
         try:
             record = self._record
             targets = record.list_targets() if record is not None else []
-            states = targets[len(targets) - len(self._files) :]
-            for file, target in zip(self._files, states, strict=True):
-                new_paths += [file.target] if target.state == "new" else []
+            changes = record.files if record is not None else ()
+            for file, change in zip(self._files, changes, strict=True):
+                new_paths += [file.target] if change.is_made() else []
             message += f": {len(new_paths):,} of {len(targets):,} results are new, the others "
             message += "as they were"
             if record is not None and record.find_fault(undo=True) is None:
