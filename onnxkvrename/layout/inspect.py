@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.findings import Finding
 from onnxkvrename.layout.kinds import (
-    BufferKind,
     InferredKind,
     find_pair_dtype,
     find_pair_shape,
@@ -27,9 +26,11 @@ from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
+from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
-from onnxkvrename.rules.profile import MERGED, PartPath, Rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED, PartPath
 from onnxkvrename.rules.windows import check_parts
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 
@@ -307,12 +308,12 @@ def _list_buffers(
     """Yield the buffers by layer, with those that a layer lacks between those that it has."""
     plan, siblings = model.plan, group_by_layer(model.plan.pairs)
     infer = partial(infer_buffer_kind, has_block_table=has_block_table(model.signature.inputs))
-    layers: dict[tuple[int, int, str], dict[str, list[KvPair]]] = {}
+    layers: dict[tuple[int, str], dict[str, list[KvPair]]] = {}
     for pair in plan.pairs:
-        parts = layers.setdefault((pair.layer, pair.rule, pair.kind), {})
+        parts = layers.setdefault((pair.layer, pair.kind), {})
         parts.setdefault(pair.buffer, []).append(pair)
-    for (layer, rule, kind), pairs_by_part in layers.items():
-        parts_here = {*plan.required_parts[rule, kind], *pairs_by_part}
+    for (layer, kind), pairs_by_part in layers.items():
+        parts_here = {*plan.required_parts[kind], *pairs_by_part}
         for part in (name for name in plan.part_order if name in parts_here):
             if part not in pairs_by_part:
                 first = next(iter(pairs_by_part.values()))[0]
