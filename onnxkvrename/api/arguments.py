@@ -238,6 +238,12 @@ def as_text(value: str, name: str) -> str:
     return value
 
 
+def check_choice(value: str, name: str, choices: Sequence[str]) -> None:
+    """Raise :class:`TypeError` or :class:`ValueError` unless an argument is one of some texts."""
+    if as_text(value, name) not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
 def as_optional_text(value: str | None, name: str) -> str | None:
     """Return the argument ``name`` as text, or ``None`` if it was left out."""
     if value is not None and not isinstance(value, str):

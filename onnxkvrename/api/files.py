@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from onnxkvrename.api.arguments import (
     PathLike,
@@ -15,6 +15,7 @@ from onnxkvrename.api.arguments import (
     as_output_file,
     as_path,
     as_paths,
+    check_choice,
     check_executor,
     check_flags,
     find_rules,
@@ -27,7 +28,7 @@ from onnxkvrename.qefficient.export_cache import (
     restate_cache_reuse,
 )
 from onnxkvrename.renaming.parallel import open_executor
-from onnxkvrename.renaming.request import Request
+from onnxkvrename.renaming.request import Request, SidecarPolicy
 from onnxkvrename.renaming.run import check_token_change, rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import AUTO_PROFILE, load_rules
@@ -58,7 +59,7 @@ def rename(
     verify: bool = False,
     strict: bool = False,
     force: bool = False,
-    sidecars: bool = True,
+    sidecars: SidecarPolicy = "auto",
     dry_run: bool = False,
 ) -> ModelReport:
     """Rename the KV buffers of one model: in place, or into ``output``.
@@ -81,8 +82,9 @@ def rename(
         verify: Prove dataflow and validity of the result before it is written.
         strict: Treat every warning as an error.
         force: Overwrite existing and read-only files; write through links.
-        sidecars: Rename in text files beside the model that repeat its names, such as
-            ``custom_io.yaml``. If false, they stay as they are, with a warning.
+        sidecars: Whether text files beside the model that repeat its names, such as
+            ``custom_io.yaml``, are renamed as well: ``auto`` for those that belong to the model,
+            ``require`` if all must, ``off`` for none, with a warning.
         dry_run: Plan and check only.
 
     Returns:
@@ -141,7 +143,7 @@ def rename_all(
     group_windows: bool = True,
     strict: bool = False,
     force: bool = False,
-    sidecars: bool = True,
+    sidecars: SidecarPolicy = "auto",
     dry_run: bool = False,
     executor: Executor | None = None,
 ) -> Report:
@@ -197,23 +199,24 @@ def rename_all(
 
 
 def _build_request(
-    models: Sequence[Path], rules: RulesLike, *, sidecars: bool, **fields: Any
+    models: Sequence[Path], rules: RulesLike, *, sidecars: SidecarPolicy, **fields: Any
 ) -> Request:
     """Return a request, or raise :class:`TypeError` for a field of the wrong type.
 
-    The library starts no processes by itself, and never requires that sidecars fit.
+    The library starts no processes by itself.
     """
     texts = {name: fields.pop(name) for name in ("token", "target", "to")}
     for name, text in texts.items():
         as_optional_text(text, name)
     paths = {name: fields.pop(name) for name in ("output", "directory") if name in fields}
-    check_flags(sidecars=sidecars, **fields)
+    check_flags(**fields)
+    check_choice(sidecars, "sidecars", get_args(SidecarPolicy))
     profile, chosen = split_rules(rules)
     return Request(
         tuple(models),
         profile=profile,
         rules=chosen,
-        no_sidecars=not sidecars,
+        sidecars=sidecars,
         jobs=1,
         **texts,
         **paths,
