@@ -21,7 +21,7 @@ from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
     apply_compile_info,
-    load_model_or_manifest,
+    load_layout,
 )
 from onnxkvrename.layout.manifest import ManifestContent, describe_layout
 from onnxkvrename.limits import MAX_INT64
@@ -324,7 +324,7 @@ def _load_draft(arguments: ManifestArguments, rules: Rules) -> Layout | None:
     """
     if arguments.draft is None:
         return None
-    loaded = load_model_or_manifest(arguments.draft, rules)
+    loaded = load_layout([arguments.draft], rules)
     if loaded.failed or not loaded.layout.buffers:
         raise KvRenameError(
             "the draft model has errors or no KV buffers",
