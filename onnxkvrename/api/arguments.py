@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from onnxkvrename.options import find_conflict, list_options
+from onnxkvrename.renaming.request import SidecarPolicy
 from onnxkvrename.rules.find_models import check_is_local, find_jobs
 from onnxkvrename.rules.load import AUTO_PROFILE, has_profile
 from onnxkvrename.rules.load import load_rules as load
@@ -204,6 +205,14 @@ def _read_text(argument: _Argument, value: object) -> str:
     return value
 
 
+def _read_sidecar_policy(argument: _Argument, value: object) -> str:
+    choices = get_args(SidecarPolicy)
+    policy = _read_text(argument, value)
+    if policy not in choices:
+        raise ValueError(f"{argument.name} must be one of {', '.join(choices)}, not {value!r}")
+    return policy
+
+
 def _read_path(argument: _Argument, value: object, expected: str = _PATH) -> Path:
     text = _get_path_text(value)
     if text is None:
@@ -312,6 +321,7 @@ def _read_layout(argument: _Argument, layout: object) -> object:
 _READERS: Mapping[str, Callable[[_Argument, Any], Any]] = {
     "bool": _read_flag,
     "str": _read_text,
+    "SidecarPolicy": _read_sidecar_policy,
     "PathLike": _read_path,
     "PathLike | Iterable[PathLike]": _read_paths,
     "Mapping[str, int]": _read_sizes,

@@ -21,7 +21,7 @@ from onnxkvrename.qefficient.export_cache import (
     restate_cache_reuse,
 )
 from onnxkvrename.renaming.parallel import open_executor
-from onnxkvrename.renaming.request import Request
+from onnxkvrename.renaming.request import Request, SidecarPolicy
 from onnxkvrename.renaming.run import check_token_change, rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import AUTO_PROFILE, load_rules
@@ -52,7 +52,7 @@ def rename(
     verify: bool = False,
     strict: bool = False,
     force: bool = False,
-    sidecars: bool = True,
+    sidecars: SidecarPolicy = "auto",
     dry_run: bool = False,
 ) -> ModelReport:
     """Rename the KV buffers of one model: in place, or into ``output``.
@@ -75,8 +75,9 @@ def rename(
         verify: Prove dataflow and validity of the result before it is written.
         strict: Treat every warning as an error.
         force: Overwrite existing and read-only files; write through links.
-        sidecars: Rename in text files beside the model that repeat its names, such as
-            ``custom_io.yaml``. If false, they stay as they are, with a warning.
+        sidecars: Whether text files beside the model that repeat its names, such as
+            ``custom_io.yaml``, are renamed as well: ``auto`` for those that belong to the model,
+            ``require`` if all must, ``off`` for none, with a warning.
         dry_run: Plan and check only.
 
     Returns:
@@ -121,7 +122,7 @@ def rename_all(
     group_windows: bool = True,
     strict: bool = False,
     force: bool = False,
-    sidecars: bool = True,
+    sidecars: SidecarPolicy = "auto",
     dry_run: bool = False,
     executor: Executor | None = None,
 ) -> Report:
@@ -161,16 +162,8 @@ def rename_all(
 
 
 def _build_request(arguments: Mapping[str, Any], models: Sequence[Path]) -> Request:
-    """Return a request: the library starts no processes, and never requires that sidecars fit."""
-    no_sidecars = not arguments["sidecars"]
-    return build_request(
-        Request,
-        arguments,
-        models=tuple(models),
-        sidecars=False,
-        no_sidecars=no_sidecars,
-        jobs=1,
-    )
+    """Return a request; the library starts no processes by itself."""
+    return build_request(Request, arguments, models=tuple(models), jobs=1)
 
 
 def run_rename(
