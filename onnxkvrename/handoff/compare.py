@@ -221,7 +221,7 @@ def _collect_findings(
         *check_unmatched_non_kv(writer, reader),
         *(root.finding for root in root_causes),
     ]
-    order_findings = check_order(setup)
+    order_findings = [*check_order(setup)]
     findings += order_findings
     reported = {finding.code for finding in findings}
     if not reported.isdisjoint(("KV608", "KV617")):

@@ -7,7 +7,7 @@ buffer that is only shifted by another one is not a root cause.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from onnxkvrename.findings import (
     build_finding,
     format_layers,
     format_list,
+    report_names,
 )
 from onnxkvrename.handoff.comparison import (
     BufferPair,
@@ -85,15 +86,13 @@ _HINTS = {
 }
 _MAX_DRAFT_LAYERS = 3
 """The most layers of a draft model."""
-
-
 _SHIFTING_CAUSES = {
-    ("KV613", "KV614", "KV615", "KV618"): "shape mismatch",
-    ("KV612",): "dtype mismatch",
-    ("KV611", "KV620"): "missing buffers",
-    ("KV605",): "truncated buffers",
+    **dict.fromkeys(("KV613", "KV614", "KV615", "KV618"), "shape mismatch"),
+    "KV612": "dtype mismatch",
+    **dict.fromkeys(("KV611", "KV620"), "missing buffers"),
+    "KV605": "truncated buffers",
 }
-"""Codes of root causes that shift other buffers, with a short name for each group."""
+"""Codes of root causes that shift other buffers, with a short name for each."""
 
 
 class RootCause(NamedTuple):
@@ -199,6 +198,10 @@ def _list_ids(pairs: Sequence[BufferPair]) -> tuple[BufferId, ...]:
     return tuple(pair.buffer_id for pair in pairs)
 
 
+def _list_layers(pairs: Iterable[BufferPair]) -> list[int]:
+    return sorted({pair.present_buffer.layer for pair in pairs})
+
+
 def _find_missing_buffers(
     pairs: Sequence[BufferPair], *, is_otherwise_equal: bool
 ) -> Iterator[RootCause]:
@@ -207,20 +210,24 @@ def _find_missing_buffers(
     A draft model that shares the graph has one to three whole layers, directly after the last
     layer of its target model, and fewer than that one. All else must be equal.
     """
-    prefill_layers = {pair.present_buffer.layer for pair in pairs if pair.prefill is not None}
-    decode_layers = {pair.present_buffer.layer for pair in pairs if pair.decode is not None}
     incomplete = [pair for pair in pairs if None in pair]
-    prefill_only = [pair for pair in incomplete if pair.decode is None]
-    decode_only = [pair for pair in incomplete if pair.prefill is None]
-    for side, other_side, other_layers, group in (
-        ("prefill", "decode", decode_layers, prefill_only),
-        ("decode", "prefill", prefill_layers, decode_only),
-    ):
+    for index, (side, other_side) in enumerate((("prefill", "decode"), ("decode", "prefill"))):
+        group = [pair for pair in incomplete if pair[index] is not None]
         if not group:
             continue
-        summary = f"{_begin_missing_layers(group, other_layers)} on {side} only"
-        text = _describe_missing_buffers(group, side)
-        if is_otherwise_equal and group == incomplete and _can_be_draft_layers(group, other_layers):
+        layers = _list_layers(group)
+        other_layers = _list_layers(pair for pair in pairs if pair[1 - index] is not None)
+        parts = format_list(list(dict.fromkeys(pair.present_buffer.part for pair in group)))
+        buffers = f"{parts} of {format_layers(layers)}"
+        verb = "is" if len(group) == 1 else "are"
+        summary = f"{buffers} {verb} on {side} only"
+        if set(layers).isdisjoint(other_layers):
+            verb = "is" if len(layers) == 1 else "are"
+            summary = f"{format_layers(layers)} {verb} on {side} only"
+        names = [pair.name for pair in group]
+        text = f"{begin_message(names, f'{names[0]} is', 'are', 'buffers')} on {side} only"
+        text += f" ({buffers})"
+        if is_otherwise_equal and group == incomplete and _can_be_draft(layers, other_layers):
             text += f", directly after the last layer of {other_side} ({max(other_layers)})"
             hint = (
                 "export both sides with the layers of the draft model, or both without; or check "
@@ -237,33 +244,10 @@ def _find_missing_buffers(
         yield RootCause(finding, _list_ids(group), own_summary=summary)
 
 
-def _can_be_draft_layers(group: Sequence[BufferPair], other_layers: Set[int]) -> bool:
-    layers = sorted({pair.present_buffer.layer for pair in group})
+def _can_be_draft(layers: Sequence[int], other_layers: Sequence[int]) -> bool:
     first = max(other_layers, default=-1) + 1
     has_room = len(layers) <= min(_MAX_DRAFT_LAYERS, len(other_layers) - 1)
     return has_room and layers == [*range(first, first + len(layers))]
-
-
-def _begin_missing_layers(group: Sequence[BufferPair], other_layers: Set[int]) -> str:
-    """Return the layers and a verb, with parts if the other side has the rest: ``layer 1 is``."""
-    layers = sorted({pair.present_buffer.layer for pair in group})
-    text = format_layers(layers)
-    if other_layers.isdisjoint(layers):
-        return f"{text} {'is' if len(layers) == 1 else 'are'}"
-    return f"{_format_parts(group)} of {text} {'is' if len(group) == 1 else 'are'}"
-
-
-def _describe_missing_buffers(group: Sequence[BufferPair], side: str) -> str:
-    """Return the whole sentence: ``4 buffers (first: past_key.2) are on decode only: …``."""
-    beginning = begin_message(
-        [pair.name for pair in group], f"{group[0].name} is", "are", "buffers"
-    )
-    layers = format_layers(sorted({pair.present_buffer.layer for pair in group}))
-    return f"{beginning} on {side} only ({_format_parts(group)} of {layers})"
-
-
-def _format_parts(group: Sequence[BufferPair]) -> str:
-    return format_list(list(dict.fromkeys(pair.present_buffer.part for pair in group)))
 
 
 def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
@@ -305,7 +289,7 @@ def _build_difference_finding(
     if difference.code == "KV626":
         message = f"{_begin_difference(pairs)} {_describe_scales(pairs[0])}"
     if len(pairs) > 1:
-        message += f" ({format_layers(sorted({pair.present_buffer.layer for pair in pairs}))})"
+        message += f" ({format_layers(_list_layers(pairs))})"
     if difference.window_sizes:
         message += f": {_summarize_windows(difference)}"
     if difference.code == "KV614" and last_equal:
@@ -355,57 +339,49 @@ def _find_truncated_buffers(comparison: Comparison) -> Iterator[RootCause]:
             key = (describe_content(pair.decode), type_text, ranges[-1][1])
             groups.setdefault(key, []).append(pair)
     for (content, type_text, last), pairs in groups.items():
-        is_limited = last < UNLIMITED_LENGTH
-        prompts = (
-            f"a prompt of up to {format_token_count(last)}" if is_limited else "a short prompt"
-        )
-        beginning = _begin_difference(pairs)
+        prompts = "a short prompt"
+        if last < UNLIMITED_LENGTH:
+            prompts = f"a prompt of up to {format_token_count(last)}"
         finding = build_finding(
             "KV605",
             pairs[0].name,
-            f"{beginning} {type_text} ({content}), and {prompts} moves only a part",
+            f"{_begin_difference(pairs)} {type_text} ({content}), and {prompts} moves only a part",
             "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides to move all of each buffer, and "
             "pass `--full-transfer`",
         )
         yield RootCause(finding, _list_ids(pairs))
 
 
-def check_order(setup: TransferSetup) -> list[Finding]:
-    """Return KV617 if buffers that both sides have are not in the same order."""
+def check_order(setup: TransferSetup) -> Iterator[Finding]:
+    """Yield KV617 if buffers that both sides have are not in the same order."""
     transferred = setup.transferred_ids
     written, read = (
         [each for each in values if each.buffer_id in transferred]
         for values in (setup.prefill_outputs, setup.decode_inputs)
     )
-    misplaced = [
-        (output, place)
-        for output, place in zip(written, read, strict=False)
-        if output.buffer_id != place.buffer_id
-    ]
-    if not misplaced:
-        return []
-    _, place = misplaced[0]
-    names = [each.value.name for each, _ in misplaced]
-    where = f"where decode reads {place.value.name}"
-    if len(names) > 1:
-        where = f"where decode reads other buffers, the first one where it reads {place.value.name}"
-    finding = build_finding(
+    pairs = [*zip(written, read, strict=False)]
+    misplaced = [(out, place) for out, place in pairs if out.buffer_id != place.buffer_id]
+    where = "where decode reads "
+    if len(misplaced) > 1:
+        where += "other buffers, the first one where it reads "
+    first = misplaced[0][1].value.name if misplaced else ""
+    return report_names(
         "KV617",
-        names[0],
-        f"{begin_message(names, 'is', 'are', 'outputs')} written {where}: prefill's outputs and "
-        "decode's inputs have different orders",
+        [output.value.name for output, _ in misplaced],
+        ("is", "are"),
+        f"written {where}{first}: prefill's outputs and decode's inputs have different orders",
         "use the same names on both sides: the consumer pairs by order only",
+        "outputs",
     )
-    return [finding]
 
 
 def check_shifted_buffers(
     comparison: Comparison, root_causes: Sequence[RootCause]
-) -> list[Finding]:
-    """Return KV618, once for all buffers that are right themselves but have another offset."""
+) -> Iterator[Finding]:
+    """Yield KV618, once for all buffers that are right themselves but have another offset."""
     setup, simulation = comparison.setup, comparison.simulation
     if simulation is None:
-        return []
+        return
     root_ids = {buffer_id for root in root_causes for buffer_id in root.buffer_ids}
     candidates = setup.transferred_ids - root_ids
     shifted = {
@@ -414,29 +390,29 @@ def check_shifted_buffers(
         if ranges and buffer_id in candidates
     }
     if not shifted:
-        return []
+        return
     tokens = merge_ranges(*shifted.values())[0][0]
     buffer_id = next(each for each, ranges in shifted.items() if is_in_ranges(tokens, ranges))
     names = {pair.buffer_id: pair.name for pair in comparison.pairs}
     is_refused = is_in_ranges(tokens, simulation.refused_ranges)
     later = f"{_format_later_count(len(shifted) - 1)}, and " if len(shifted) > 1 else ""
     effect = REFUSALS[setup.consumer.memory] if is_refused else "decode cannot detect it"
-    finding = build_finding(
+    yield build_finding(
         "KV618",
         names.get(buffer_id, buffer_id[1]),
         f"is shifted: {_format_offsets(buffer_id, comparison, tokens)}; {later}{effect}",
         _choose_shift_hint(comparison, root_causes),
     )
-    return [finding]
 
 
 def _choose_shift_hint(comparison: Comparison, root_causes: Sequence[RootCause]) -> str:
     """Return the hint for shifted buffers: fix the root cause, or use the same names or context."""
     if comparison.setup.consumer.memory == "separate":
         return "use the same names on both sides: buffers are handed over by position"
-    for codes, cause in _SHIFTING_CAUSES.items():
-        if any(root.buffer_ids and root.finding.code in codes for root in root_causes):
-            return f"fix the {cause} above"
+    reported = {root.finding.code for root in root_causes if root.buffer_ids}
+    cause = next((name for code, name in _SHIFTING_CAUSES.items() if code in reported), None)
+    if cause is not None:
+        return f"fix the {cause} above"
     return "compile both for the same context: each side computes offsets from its own shapes"
 
 
