@@ -134,7 +134,7 @@ def _circumstances(results: dict[str, Any]) -> Iterator[str]:
         f"{results['rounds']} rounds, seed {results['seed']}, {results['date']}.\n"
     )
     yield "```sh"
-    yield "python bench/run.py             # everything: 16 GB of memory, 10 GB of disk, half an hour"
+    yield "python bench/run.py             # half an hour, 16 GB of memory, 10 GB of disk"
     yield "python bench/run.py --quick     # scaled down, to see that it works"
     yield "python bench/run.py --only a,c  # a part; the published results stay"
     yield "python bench/report.py          # this page and its picture, from bench/results.json"
