@@ -454,7 +454,7 @@ def make_kv405() -> None:
 
 @show(
     "KV406",
-    "export/model.onnx --prefix VLLM --no-sidecars",
+    "export/model.onnx --prefix VLLM --sidecars off",
     "verify export/model.onnx",
     fix=(
         "export/model.onnx --prefix VLLM",

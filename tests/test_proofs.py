@@ -201,7 +201,7 @@ def missed_data(tmp_path: Path, run) -> Example:
 def stale_sidecar(tmp_path: Path, run) -> Example:
     path = Path(shutil.copy(PLAIN / "decoder.onnx", tmp_path / "model.onnx"))
     (tmp_path / "custom_io.yaml").write_text("- IOName: past_key.0\n  Precision: mxint8\n")
-    run(path, "--prefix", TOKEN, "--no-sidecars", "-q")
+    run(path, "--prefix", TOKEN, "--sidecars", "off", "-q")
     return Example(path)
 
 

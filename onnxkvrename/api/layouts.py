@@ -9,14 +9,9 @@ from pathlib import Path
 from onnxkvrename.api.arguments import (
     PathLike,
     RulesLike,
-    as_lengths,
-    as_optional_path,
-    as_path,
-    as_paths,
-    as_sizes,
-    as_text,
-    check_flags,
-    load_rules_for,
+    build_request,
+    find_rules,
+    read_arguments,
 )
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
@@ -40,8 +35,6 @@ from onnxkvrename.layout.load import load_layout as load_models
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 
-_LAYOUT_TYPES = "a LoadedLayout, a Layout or a path (str or os.PathLike)"
-
 
 def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
     """Return what is in a model file: its KV buffers, tokens, weights and findings.
@@ -63,8 +56,10 @@ def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
         >>> len(summary.buffers), summary.layers
         (4, (0, 1))
     """
-    path = as_path(model, "model")
-    summary = inspect_model(path, load_rules_for(rules, [path]), trace_buffer_updates)
+    arguments = read_arguments(inspect, locals())
+    path = arguments["model"]
+    found = find_rules(arguments["profile"], arguments["rules"], [path])
+    summary = inspect_model(path, found, trace_buffer_updates)
     if summary.error is not None:
         raise summary.error
     return summary
@@ -103,13 +98,10 @@ def load_layout(
         >>> [buffer.input for buffer in loaded.layout.buffers if buffer.layer == 2]
         ['past_key.2', 'past_value.2']
     """
-    compile_info = CompileInfo(
-        sizes=as_sizes(sizes, "sizes"),
-        specializations_path=as_optional_path(specializations, "specializations"),
-        custom_io_path=as_optional_path(custom_io, "custom_io"),
-    )
-    models = as_paths(paths, "paths")
-    return load_traced(models, load_rules_for(rules, models), compile_info)
+    arguments = read_arguments(load_layout, locals())
+    models = arguments["paths"]
+    found = find_rules(arguments["profile"], arguments["rules"], models)
+    return load_traced(models, found, build_request(CompileInfo, arguments))
 
 
 def load_traced(
@@ -164,10 +156,9 @@ def check_consumer(
         >>> [finding.code for finding in onnxkvrename.check_consumer("model.onnx", "vllm-qaic")]
         ['KV601']
     """
-    check_flags(full_transfer=full_transfer)
-    as_text(target, "target")
-    buffers = _as_loaded(layout, "layout").layout
-    configured = configure_consumer(_load_consumer(target), buffers)
+    arguments = read_arguments(check_consumer, locals())
+    buffers = _load(arguments["layout"]).layout
+    configured = configure_consumer(load_consumer(target), buffers)
     return tuple(consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer))
 
 
@@ -207,48 +198,34 @@ def compare(
         >>> handoff.verdict.outcome, handoff.findings
         ('works', ())
     """
-    check_flags(full_transfer=full_transfer)
-    tokens = as_lengths(prompts, "prompts")
-    sides = {"prefill": prefill, "decode": decode}
-    paths = [
-        as_path(side, name, expected=_LAYOUT_TYPES)
-        for name, side in sides.items()
-        if not isinstance(side, (Layout, LoadedLayout))
-    ]
-    loaded_consumer = _load_consumer(target)
-    loaded_rules = load_rules_for(rules, paths)
-    first, second = (_load_side(name, side, loaded_rules) for name, side in sides.items())
-    loaded_consumer = configure_consumer(loaded_consumer, first.layout)
+    arguments = read_arguments(compare, locals())
+    sides = (arguments["prefill"], arguments["decode"])
+    consumer = load_consumer(target)
+    paths = [side for side in sides if isinstance(side, Path)]
+    found = find_rules(arguments["profile"], arguments["rules"], paths)
+    first, second = (_load_side(side, found) for side in sides)
+    consumer = configure_consumer(consumer, first.layout)
     return compare_sides(
-        _build_side("prefill", first, loaded_consumer, loaded_rules),
-        _build_side("decode", second, loaded_consumer, loaded_rules),
-        loaded_consumer,
+        _build_side("prefill", first, consumer, found),
+        _build_side("decode", second, consumer, found),
+        consumer,
         ranks=None,
         full_transfer=full_transfer,
-        tokens=tokens,
+        tokens=arguments["prompts"],
     )
 
 
-def _load_side(label: str, value: LoadedLayout | Layout | PathLike, rules: Rules) -> LoadedLayout:
+def _load_side(side: LoadedLayout | Layout | Path, rules: Rules) -> LoadedLayout:
     """Return a side; for a path with what the compiles beside its models say."""
-    loaded = _as_loaded(value, label, rules)
-    is_path = not isinstance(value, (Layout, LoadedLayout))
-    return apply_found_compiles(loaded)[0] if is_path else loaded
+    loaded = _load(side, rules)
+    return apply_found_compiles(loaded)[0] if isinstance(side, Path) else loaded
 
 
 def _build_side(label: str, loaded: LoadedLayout, consumer: Consumer, rules: Rules) -> HandoffSide:
     return build_loaded_side(label, Path(*loaded.layout.models[:1]), loaded, consumer, rules)
 
 
-def _load_consumer(target: str) -> Consumer:
-    return load_consumer(as_text(target, "target"))
-
-
-def _as_loaded(
-    value: LoadedLayout | Layout | PathLike, name: str, rules: RulesLike = None
-) -> LoadedLayout:
-    if isinstance(value, LoadedLayout):
-        return value
-    if isinstance(value, Layout):
-        return LoadedLayout(value, ())
-    return load_layout(as_path(value, name, expected=_LAYOUT_TYPES), rules=rules)
+def _load(layout: LoadedLayout | Layout | Path, rules: RulesLike = None) -> LoadedLayout:
+    if isinstance(layout, Layout):
+        return LoadedLayout(layout, ())
+    return layout if isinstance(layout, LoadedLayout) else load_layout(layout, rules=rules)

@@ -66,7 +66,7 @@ def load_sidecars(
         WriteError: Two sidecars would be written to the same place.
     """
     run = _Run(request, jobs, rules)
-    policy = request.sidecar_policy
+    policy = request.sidecars
     is_strict = policy == "require"
     formats = load_sidecar_formats(rules)
     if is_strict:
@@ -84,12 +84,12 @@ def load_sidecars(
         named = FoundSidecar(path, path.parent, detected, has_known_name=True)
         distinct.setdefault(identify_path(path), _build_sidecar(named, run, is_named=True))
     # Those that stay may be anything.
-    with suppress(ModelError) if policy == "leave" else nullcontext():
+    with suppress(ModelError) if policy == "off" else nullcontext():
         for item in detect_sidecars(candidates, formats, strict=is_strict):
             sidecar = _build_sidecar(item, run, is_named=is_strict)
             distinct.setdefault(identify_path(item.path), sidecar)
     sidecars = tuple(distinct.values())
-    if policy == "leave":
+    if policy == "off":
         sidecars = tuple(item for item in sidecars if not item.is_found or _is_readable(item.path))
     _check_distinct_outputs(sidecars)
     return sidecars
@@ -124,7 +124,7 @@ def _build_sidecar(found: FoundSidecar, run: _Run, *, is_named: bool) -> Sidecar
     below = [] if is_named else _list_jobs_below(directory, run.jobs)
     own_jobs = beside or below or list(run.jobs)
     own_paths = {str(job.model) for job in own_jobs}
-    is_left = not is_named and run.request.sidecar_policy == "leave"
+    is_left = not is_named and run.request.sidecars == "off"
     job = own_jobs[0]
     if is_named and beside and job.same_directory and not job.in_place:
         raise ModelError(

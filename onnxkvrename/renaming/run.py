@@ -179,9 +179,9 @@ def _find_sidecars(
     try:
         candidates = find_candidates(directories, rules)
     except ModelError:
-        if request.sidecar_policy != "leave":
+        if request.sidecars != "off":
             raise
-    if not jobs or not (candidates or request.sidecar or request.sidecars):
+    if not jobs or not (candidates or request.sidecar or request.sidecars == "require"):
         return ()
     from onnxkvrename.renaming.load_sidecars import load_sidecars  # most models have none
 

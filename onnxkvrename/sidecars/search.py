@@ -17,7 +17,7 @@ from onnxkvrename.storage.read import open_file, read_status, resolve_path
 _YAML_COST = 8
 """How many bytes of other sidecars a byte of YAML counts as, which takes far longer to parse."""
 
-LEAVE_HINT = "`--no-sidecars` does not change it"
+LEAVE_HINT = "`--sidecars off` does not change it"
 """How to continue without a sidecar that was found."""
 
 

@@ -73,7 +73,7 @@ def build_sidecar(root: Path) -> tuple[object, ...]:
     """A model and a text file that repeats its names."""
     model = saved(models.decoder(), root / "a.onnx")
     assert main(["custom-io", str(model), "--precision", "float16"]) == 0
-    return (model, *RENAME, "--sidecars")
+    return (model, *RENAME, "--sidecars", "require")
 
 
 def build_cache(root: Path) -> tuple[object, ...]:

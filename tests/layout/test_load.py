@@ -253,7 +253,7 @@ def test_a_size_for_nearly_a_symbol_is_told_the_symbol(
 def test_a_custom_io_of_before_the_rename_is_told_how_to_follow(decoder: Path) -> None:
     custom = decoder.parent / "custom_io.yaml"
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
-    rename(decoder, "VLLM", sidecars=False)
+    rename(decoder, "VLLM", sidecars="off")
     with pytest.raises(ModelError, match="no input or output") as error:
         gather(decoder, compile_info=CompileInfo(custom_io_path=custom))
     assert "rename --sidecar" in str(error.value)
