@@ -189,10 +189,12 @@ def _parse_kind(table: ObjectReader, name: str, update: str) -> KindRule:
 
 def _read_axes(table: ObjectReader, parts: Collection[str]) -> Mapping[str, tuple[str, ...]]:
     """Return words for the axes of each part: one list for all, or a table by part."""
-    if isinstance(table.values.get("axes"), list):
+    if "axes" not in table.values:
+        return {}
+    if isinstance(table.values["axes"], list):
         lists = dict.fromkeys(parts, table.read_strings("axes"))
     else:
-        by_part = table.read_object("axes", "a list of axes, or a table of them by part", {})
+        by_part = table.read_object("axes", "a list of axes, or a table of them by part")
         lists = {part: by_part.read_strings(part) for part in by_part.values}
     _check_words(table, "axes", lists, parts)
     _check_words(table, "axes", (axis for axes in lists.values() for axis in axes), AXES)
@@ -254,7 +256,9 @@ def _read_tables(table: ObjectReader, key: str) -> list[ObjectReader]:
 
 def _read_texts(table: ObjectReader, key: str) -> dict[str, str]:
     """Return a table in which all values are text; empty if the key is not there."""
-    texts = table.read_object(key, "a table of texts", default={})
+    if key not in table.values:
+        return {}
+    texts = table.read_object(key, "a table of texts")
     return {name: texts.read_string(name) for name in texts.values}
 
 

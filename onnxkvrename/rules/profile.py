@@ -66,7 +66,7 @@ class KindRule(NamedTuple):
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts that a layer must have: all but those beside others."""
-        return tuple(part for part in self.roles if part not in self.beside)
+        return tuple([part for part in self.roles if part not in self.beside])
 
 
 class NameMatch(NamedTuple):
@@ -240,7 +240,8 @@ class Rules(NamedTuple):
         """The parts that the rules know, in the order of their kinds; last those beside others."""
         kinds = self.kinds.values()
         own = [part for kind in kinds for part in kind.parts]
-        return tuple(dict.fromkeys([*own, *(part for kind in kinds for part in kind.beside)]))
+        beside = [part for kind in kinds for part in kind.beside]
+        return tuple(dict.fromkeys((*own, *beside)))
 
     def match(self, side: str, name: str) -> NameMatch | None:
         """Split the name of a graph ``input`` or ``output`` by the first rule that matches it.
