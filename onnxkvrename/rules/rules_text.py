@@ -129,16 +129,20 @@ def _make_part_name(words: Sequence[str]) -> str:
 
 
 def _write_kinds(states: Iterable[_PlacedState]) -> Iterator[str]:
-    """Yield a table for the parts of each kind and update, and which of them a layer may lack."""
-    layers_by_part: dict[tuple[str, str], dict[str, set[int]]] = {}
-    quantized: dict[str, None] = {}
+    """Yield a table for each kind: parts in the same layers, with the same update."""
+    layers: dict[str, set[int]] = {}
+    natures: dict[str, tuple[str, str]] = {}
+    quantized: set[str] = set()
     for names, part, layer in states:
-        parts = layers_by_part.setdefault((names.kind, names.update), {})
-        parts.setdefault(part, set()).add(layer)
+        layers.setdefault(part, set()).add(layer)
+        natures[part] = names.kind, names.update
         if names.is_quantized:
-            quantized[part] = None
+            quantized.add(part)
+    kinds: dict[tuple[str, str, frozenset[int]], list[str]] = {}
+    for part, nature in natures.items():
+        kinds.setdefault((*nature, frozenset(layers[part])), []).append(part)
     counts: Counter[str] = Counter()
-    for (kind, update), parts in layers_by_part.items():
+    for (kind, update, _), parts in kinds.items():
         counts[kind] += 1
         yield f"[kv.kinds.{kind}]" if counts[kind] == 1 else f"[kv.kinds.{kind}_{counts[kind]}]"
         yield f"parts = [{', '.join(map(_quote, parts))}]"
@@ -146,15 +150,11 @@ def _write_kinds(states: Iterable[_PlacedState]) -> Iterator[str]:
             yield f'kind = "{kind}"'
         if update in UPDATES:
             yield f'update = "{update}"'
-        layers = set().union(*parts.values())
-        optional = [part for part, own_layers in parts.items() if own_layers != layers]
-        if optional:
-            yield f"optional = [{', '.join(map(_quote, optional))}]"
         scales = [
             f"{_quote(part)} = {_quote(main)}"
             for part in parts
-            for main in quantized
-            if part not in quantized and part.startswith(main) and main in parts
+            for main in parts
+            if main in quantized and part not in quantized and part.startswith(main)
         ]
         if scales:
             yield f"beside = {{ {', '.join(scales)} }}"

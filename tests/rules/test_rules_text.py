@@ -78,7 +78,7 @@ def test_the_token_comes_before_what_the_output_has_more() -> None:
     }
 
 
-def test_parts_with_another_update_are_another_kind_and_a_layer_may_lack_some() -> None:
+def test_parts_of_other_layers_or_updates_are_other_kinds() -> None:
     states = [
         StateNames("k.0", "n.k.0", "", "attention", "append"),
         StateNames("v.0", "n.v.0", "", "attention", "append"),
@@ -92,11 +92,9 @@ def test_parts_with_another_update_are_another_kind_and_a_layer_may_lack_some() 
     text = write_rules(states, "m.onnx")
     tables = re.findall(r"\[kv\.kinds\.(\w+)\]\n((?:\w.*\n)+)", text)
     assert [(kind, lines.splitlines()) for kind, lines in tables] == [
-        (
-            "attention",
-            ['parts = ["k", "v", "w"]', 'update = "append"', 'optional = ["k", "v", "w"]'],
-        ),
+        ("attention", ['parts = ["k", "v"]', 'update = "append"']),
         ("attention_2", ['parts = ["k_2"]', 'kind = "attention"', 'update = "delta"']),
+        ("attention_3", ['parts = ["w"]', 'kind = "attention"', 'update = "append"']),
         ("cross", ['parts = ["x"]', 'update = "once"']),
         ("linear", ['parts = ["s"]']),
     ]
