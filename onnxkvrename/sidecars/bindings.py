@@ -7,11 +7,10 @@ no name may change that the runtime would make itself.
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
 
@@ -26,8 +25,15 @@ from onnxkvrename.limits import (
     shorten_text,
 )
 from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat
-from onnxkvrename.sidecars.model_names import ModelNames, OneModel
-from onnxkvrename.sidecars.tree import MappingNode, Node, ScalarNode, SequenceNode, list_children
+from onnxkvrename.sidecars.model_names import ModelNames, OneModel, check_distinct
+from onnxkvrename.sidecars.tree import (
+    MappingNode,
+    Node,
+    OpaqueNode,
+    ScalarNode,
+    SequenceNode,
+    list_children,
+)
 
 PLACEHOLDER = "%d"
 """Where a template has the number of a layer, as printf writes it."""
@@ -120,7 +126,7 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
         rest = [*governed, *models.near] if locations else models.beside
         planner.check_rest(owned, rest)
     if locations:
-        planner.check_shared_nodes()
+        planner.check_shared_nodes(tree)
     return BindingPlan(
         planner.changes,
         frozenset(planner.matched),
@@ -180,7 +186,7 @@ class _Planner:
                 self.matched.add(text)
                 if new != text:
                     self.changes[scalar] = new
-        _check_distinct(new_texts)
+        check_distinct(new_texts)
         for model in models:
             self.covered.setdefault(id(model), set()).update(covered)
             self.texts.setdefault(id(model), set()).update(new_texts)
@@ -329,9 +335,10 @@ class _Planner:
             "set its filename to that model, and write templates with %d",
         )
 
-    def check_shared_nodes(self) -> None:
+    def check_shared_nodes(self, tree: Node) -> None:
         """Refuse a change where an alias takes it to another place of the file."""
-        shared = next((scalar for scalar in self.changes if scalar.is_shared), None)
+        aliases = _find_aliases(tree)
+        shared = next((s for s in self.changes if not aliases.isdisjoint(s.anchors)), None)
         if shared is not None:
             self._refuse(
                 f"{shorten_text(shared.value)} is below a YAML anchor, and its alias may belong to "
@@ -379,46 +386,11 @@ def _list_kept(model: OneModel) -> set[str]:
     return {model.name_map.get(name, name) for name in model.graph_values}
 
 
-def _check_distinct(new_texts: Mapping[str, str | None]) -> None:
-    """Raise if two texts of a section get the same new text: the change could not be undone."""
-    sources: dict[str, str] = {}
-    for old, new in new_texts.items():
-        if new is not None and sources.setdefault(new, old) != old:
-            raise UnreadableTextError(
-                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
-                "which are the same buffer",
-                "keep one of the two",
-            )
-
-
-def list_bound_names(
-    tree: Node,
-    sidecar_format: SidecarFormat,
-    directory: str,
-    locations: frozenset[str],
-    names: ModelNames,
-) -> Iterator[str]:
-    """Yield the names in a configuration that may be of models; a template as its first name.
-
-    The locations are the paths of the models relative to `directory`, the configuration's, with
-    ``/`` between names.
-    """
-    sections = _list_read_sections(tree, sidecar_format)
-    has_files = any(section.files for section in sections)
-    is_beside = any("/" not in location for location in locations)
-    models = {_join(directory, location) for location in locations}
-    for section in sections:
-        files = {_join(directory, location) for location in section.files}
-        if (is_beside and not has_files) or not models.isdisjoint(files):
-            for text in dict.fromkeys(scalar.value for scalar in section.scalars):
-                if not is_template(text):
-                    yield text
-                elif (layer := names.find_layer(fill_template(text, 0))) is not None:
-                    yield fill_template(text, layer)
-
-
-def _join(directory: str, location: str) -> str:
-    return os.path.abspath(os.path.join(directory, location))
+def _find_aliases(node: Node) -> set[str]:
+    """Return the anchors that a tree repeats elsewhere."""
+    if isinstance(node, OpaqueNode):
+        return {node.anchor}
+    return set[str]().union(*map(_find_aliases, list_children(node)))
 
 
 def is_template(text: str) -> bool:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.rewrite import rewrite_name
 
 _NO_NAMES: Mapping[str, str] = {}
+
+
+class SameBufferError(UnreadableTextError):
+    """Two names in a text become one, so the change could not be undone."""
 
 
 class OneModel(NamedTuple):
@@ -135,10 +140,12 @@ class ModelNames(NamedTuple):
 
     def _rewrite_name(self, name: str, *, is_graph_value: bool) -> Iterator[tuple[str, str]]:
         """Yield the token of a name, and the name that a buffer of the models has instead."""
-        normalize = self.token_change.normalize and is_graph_value
+        suffixes = (True, False) if self.token_change.normalize and is_graph_value else (False,)
         for side in ("input", "output"):
             match = self.rules.match(side, name)
-            if match is not None:
+            if match is None:
+                continue
+            for normalize in suffixes:
                 token = self.token_change.final_token
                 new_name = rewrite_name(self.rules, match, token, normalize=normalize)
                 if new_name in self.kv_names:
@@ -164,6 +171,18 @@ class ModelNames(NamedTuple):
             if match is not None and (match.scope, match.buffer) in self.first_layers:
                 return self.first_layers[match.scope, match.buffer]
         return None
+
+
+def check_distinct(new_names: Mapping[str, str | None]) -> None:
+    """Raise :class:`SameBufferError` if two texts become the same; ``None`` is no name."""
+    sources: dict[str, str] = {}
+    for old, new in new_names.items():
+        if new is not None and sources.setdefault(new, old) != old:
+            raise SameBufferError(
+                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
+                "which are the same buffer",
+                "keep one of the two",
+            )
 
 
 def _has_surrogate(name: str) -> bool:

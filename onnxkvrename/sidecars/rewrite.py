@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -10,16 +9,10 @@ from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.sidecars.bindings import (
-    BindingPlan,
-    BoundModels,
-    list_bound_names,
-    plan_bindings,
-)
+from onnxkvrename.sidecars.bindings import BindingPlan, BoundModels, plan_bindings
 from onnxkvrename.sidecars.formats import SidecarFormat
-from onnxkvrename.sidecars.model_names import ModelNames
-from onnxkvrename.sidecars.text_edit import splice_values
-from onnxkvrename.sidecars.tree import Node, ScalarNode, flatten_tree
+from onnxkvrename.sidecars.model_names import ModelNames, check_distinct
+from onnxkvrename.sidecars.tree import Node, ScalarNode, read_content, splice_values
 
 STALE_CODE = "KV406"
 """The code of a sidecar with names from before a rename, or that cannot get the new ones."""
@@ -84,11 +77,13 @@ def rewrite_sidecar(
             return RewrittenSidecar(encoded, renamed, findings, matched, shared, problem)
         new_names, conflicting = _find_new_names(scalars, names, sidecar_format)
         changes = {old: new for old, new in new_names.items() if new is not None and new != old}
-        _check_distinct(new_names)
+        check_distinct(new_names)
         scalar_changes = {s: changes[s.value] for s in scalars if s.value in changes}
         encoded = _splice_names(text, tree, scalar_changes, sidecar_format, data)
     except UnreadableTextError as error:
-        raise _build_form_error(error, path, sidecar_format) from None
+        hint = error.hint or f"expected: {sidecar_format.expected_form}"
+        message = f"cannot be read as {sidecar_format.caption}: it {error}"
+        raise ModelError(message, path=path, hint=hint) from error
     if conflicting:
         tokens, hint = names.describe_conflict(conflicting)
         message = f"has {tokens}; {sidecar_format.effect}"
@@ -127,31 +122,6 @@ def _find_new_names(
     return new_names, conflicting
 
 
-def list_names(
-    data: bytes,
-    path: str,
-    sidecar_format: SidecarFormat,
-    locations: frozenset[str],
-    names: ModelNames,
-) -> tuple[str, ...]:
-    """Return the names in a sidecar that may be of some models, each once, as in the file.
-
-    The locations are the paths of the models relative to the sidecar's directory.
-
-    Raises:
-        ModelError: The content cannot be read in this format.
-    """
-    try:
-        tree, scalars = _parse_names(_decode_text(data), sidecar_format)
-        if sidecar_format.is_binding and tree is not None:
-            directory = os.path.dirname(path)
-            bound = list_bound_names(tree, sidecar_format, directory, locations, names)
-            return tuple(dict.fromkeys(bound))
-    except UnreadableTextError as error:
-        raise _build_form_error(error, path, sidecar_format) from None
-    return tuple(dict.fromkeys(scalar.value for scalar in scalars))
-
-
 def _parse_names(
     text: str, sidecar_format: SidecarFormat
 ) -> tuple[Node | None, tuple[ScalarNode, ...]]:
@@ -160,15 +130,6 @@ def _parse_names(
     if tree is None or sidecar_format.find_names is None:
         return tree, ()
     return tree, tuple(sidecar_format.find_names(tree))
-
-
-def _build_form_error(
-    error: UnreadableTextError, path: str, sidecar_format: SidecarFormat
-) -> ModelError:
-    hint = error.hint or f"expected: {sidecar_format.expected_form}"
-    return ModelError(
-        f"cannot be read as {sidecar_format.caption}: it {error}", path=path, hint=hint
-    )
 
 
 def _decode_text(data: bytes) -> str:
@@ -187,18 +148,6 @@ def _encode_text(text: str) -> bytes:
         ) from None
 
 
-def _check_distinct(new_names: _NewNames) -> None:
-    """Raise if two names get the same new name, because the change could not be undone."""
-    sources: dict[str, str] = {}
-    for old, new in new_names.items():
-        if new is not None and sources.setdefault(new, old) != old:
-            raise UnreadableTextError(
-                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
-                "which are the same buffer",
-                "keep one of the two",
-            )
-
-
 def _splice_names(
     text: str,
     tree: Node | None,
@@ -212,7 +161,7 @@ def _splice_names(
     result = splice_values(text, changes)
     try:
         result_tree = sidecar_format.parse(result)
-        is_proved = list(flatten_tree(result_tree, {})) == list(flatten_tree(tree, changes))
+        is_proved = read_content(result_tree, {}) == read_content(tree, changes)
     except UnreadableTextError:
         is_proved = False
     if not is_proved:
