@@ -352,7 +352,23 @@ def test_the_path_of_a_directory_is_no_output(tmp_path: Path) -> None:
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=[-4]), "must be 1 or more, not -4"),
         (
             lambda: onnxkvrename.verify(PLAIN, reference=PLAIN),
-            "reference and dims require run=True",
+            "reference requires run=True",
+        ),
+        (
+            lambda: onnxkvrename.verify(PLAIN, compare_data=True),
+            "compare_data requires renamed_from",
+        ),
+        (
+            lambda: onnxkvrename.rename(PLAIN, strip=True, replace=True),
+            "strip and replace cannot be used together",
+        ),
+        (
+            lambda: onnxkvrename.rename_all(PLAIN, to="qeff", target="vllm-qaic"),
+            "to and target cannot be used together: convert first",
+        ),
+        (
+            lambda: onnxkvrename.rename_bytes(b"", strip=True, replace=True),
+            "strip and replace cannot be used together",
         ),
     ],
 )

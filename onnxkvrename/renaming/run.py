@@ -89,7 +89,10 @@ def rename_batch(
     check_token_change(request.change)
     directories = [job.target.parent for job in jobs]
     read = [*request.read_files, *(job.model for job in jobs)]
-    is_half_done = request.writes and settle_stopped_runs(directories, read, knows_inputs=False)
+    restored = list[Path]()
+    is_half_done = request.writes and settle_stopped_runs(
+        directories, read, restored.extend, knows_inputs=False
+    )
     sidecars = (*sidecars, *_find_sidecars(request, jobs, rules))
     inputs = [*read, *(item.path for item in sidecars)]
     models = _prepare_models(request, jobs, rules, progress, executor)
@@ -100,14 +103,15 @@ def rename_batch(
     models = _check_places(models, prepared_sidecars, request, rules, directory_map or {})
     models = tuple(_settle(model, strict=request.strict) for model in models)
     if not request.writes or any(model.report.failed for model in models):
-        return Report(_list_reports(models), _list_sidecar_reports(prepared_sidecars))
+        sidecar_reports = _list_sidecar_reports(prepared_sidecars)
+        return Report(_list_reports(models), sidecar_reports, restored=tuple(restored))
     inputs += [file.path for model in models for file in model.data_files]
     tasks = list_tasks(models, prepared_sidecars, force=request.force)
     writer = BatchWriter(tasks, progress, executor, directory_map, inputs)
     report = _write_results(models, prepared_sidecars, writer)
     if is_half_done and not report.failed:
         settle_stopped_runs(directories, inputs)  # this run has finished the work of the other
-    return report
+    return report._replace(restored=tuple(restored))
 
 
 def _settle(model: PreparedModel, *, strict: bool = False) -> PreparedModel:
