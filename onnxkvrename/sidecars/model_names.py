@@ -118,6 +118,34 @@ class ModelNames(NamedTuple):
                 return new_name
         return None
 
+    def find_new_names(
+        self, names: Iterable[str], present: Iterable[str] = (), *, is_graph_value: bool = True
+    ) -> tuple[dict[str, str | None], list[str]]:
+        """Return the new name of each name, and those with a token that the run may not replace.
+
+        Of names with a different token only those count whose buffer has no other name in the
+        file: a file may serve several models.
+
+        Args:
+            names: The names in a sidecar.
+            present: Further new names that will be in it.
+            is_graph_value: As for :meth:`find_new_name`.
+        """
+        new_names = {
+            name: self.find_new_name(name, is_graph_value=is_graph_value) for name in names
+        }
+        present = {*present, *(new for new in new_names.values() if new is not None)}
+        conflicting = []
+        for name in [old for old, new in new_names.items() if new is None]:
+            other = self.find_other_token(name, is_graph_value=is_graph_value)
+            if other is None or other.new_name in present:
+                continue
+            if other.may_change:
+                new_names[name] = other.new_name
+            else:
+                conflicting.append(name)
+        return new_names, conflicting
+
     def find_other_token(self, name: str, *, is_graph_value: bool) -> OtherToken | None:
         """Return what a name becomes that only has a different token than the buffers have.
 

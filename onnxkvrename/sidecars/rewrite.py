@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError
@@ -75,7 +75,9 @@ def rewrite_sidecar(
             problem, findings = _check_binding(path, plan)
             matched, shared = plan.matched_names, plan.shared_names
             return RewrittenSidecar(encoded, renamed, findings, matched, shared, problem)
-        new_names, conflicting = _find_new_names(scalars, names, sidecar_format)
+        new_names, conflicting = names.find_new_names(
+            (scalar.value for scalar in scalars), is_graph_value=sidecar_format.only_graph_values
+        )
         changes = {old: new for old, new in new_names.items() if new is not None and new != old}
         check_distinct(new_names)
         scalar_changes = {s: changes[s.value] for s in scalars if s.value in changes}
@@ -94,32 +96,6 @@ def rewrite_sidecar(
     return RewrittenSidecar(
         encoded, tuple(changes.items()), findings, matched, frozenset(changes), problem
     )
-
-
-def _find_new_names(
-    scalars: Iterable[ScalarNode], names: ModelNames, sidecar_format: SidecarFormat
-) -> tuple[_NewNames, list[str]]:
-    """Return the new names, and the names with a different token that the run may not replace.
-
-    Of names with a different token only those count whose buffer has no other name in the file:
-    a file may serve several models.
-    """
-    is_graph_value = sidecar_format.only_graph_values
-    new_names = {
-        scalar.value: names.find_new_name(scalar.value, is_graph_value=is_graph_value)
-        for scalar in scalars
-    }
-    present = {new for new in new_names.values() if new is not None}
-    conflicting = []
-    for name in [old for old, new in new_names.items() if new is None]:
-        other = names.find_other_token(name, is_graph_value=is_graph_value)
-        if other is None or other.new_name in present:
-            continue
-        if other.may_change:
-            new_names[name] = other.new_name
-        else:
-            conflicting.append(name)
-    return new_names, conflicting
 
 
 def _parse_names(
