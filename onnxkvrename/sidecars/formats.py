@@ -19,7 +19,6 @@ from onnxkvrename.sidecars.tree import (
     ScalarNode,
     SequenceNode,
     expect,
-    find_texts,
     parse_json_tree,
     parse_yaml_tree,
 )
@@ -36,7 +35,7 @@ FindNames = Callable[[Node], Iterator[ScalarNode]]
 class SidecarFormat:
     """A format of text files that repeat the names of a model.
 
-    A file has this format if its name matches `file_name_pattern`; otherwise if its content
+    A file has this format if its name shows it; otherwise if its content
     has one of the `markers`.
 
     Attributes:
@@ -45,15 +44,14 @@ class SidecarFormat:
         parse: Returns the tree of a text, ``None`` for an empty document. It raises
             `UnreadableTextError` for text that it cannot parse.
         find_names: Yields the scalars of a tree that are names of values. It raises
-            `UnreadableTextError` for a tree of another form. ``None`` for a format without
-            such names: its files are recognised, and never change.
+            `UnreadableTextError` for a tree of another form. ``None`` for a configuration by which
+            a runtime binds inputs and outputs: any text in it may be a name or, with ``%d``, a
+            template (:mod:`.bindings`).
         has_file_name: Returns a true value for the complete name of a file of this format.
         markers: Bytes that only files of this format contain.
         only_graph_values: True if every name is an input or output of the graph.
         requires_pairs: True if both sides of each buffer must be named.
         effect: What happens with names from before a rename, for messages.
-        is_binding: True for a configuration by which a runtime binds inputs and outputs: any
-            text in it may be a name or, with ``%d``, a template (:mod:`.bindings`).
         is_package: True if the runtime loads the whole folder that the file is in.
         reader: What reads the file, for messages.
         default_names: Keys that may be left out, each with the object that has it, such as
@@ -66,18 +64,22 @@ class SidecarFormat:
     caption: str
     expected_form: str
     parse: Callable[[str], Node | None]
-    find_names: FindNames | None
+    find_names: FindNames | None = None
     has_file_name: Callable[[str], object] = lambda name: False
     markers: tuple[bytes, ...] = ()
     only_graph_values: bool = False
     requires_pairs: bool = False
     effect: str = "a compile ignores these entries"
-    is_binding: bool = False
     is_package: bool = False
     reader: str = "its reader"
     default_names: tuple[tuple[str, str, str], ...] = ()
     reads_template: Callable[[tuple[str, ...]], bool] | None = None
     max_name_bytes: int | None = None
+
+    @property
+    def is_binding(self) -> bool:
+        """Whether any text may be a name of the models that its section refers to."""
+        return self.find_names is None
 
 
 def _find_compile_params_names(tree: Node) -> Iterator[ScalarNode]:
@@ -183,17 +185,6 @@ BUILT_IN = (
         find_names=_find_node_precision_names,
         markers=(b"NodeInstanceNames",),
     ),
-    # Partitions, settings and specializations: known files without names of inputs or outputs.
-    #
-    # They name nodes and symbols, which a rename keeps, so these files never change.
-    SidecarFormat(
-        caption="partitions, settings and symbols",
-        expected_form="names of nodes and symbols",
-        parse=parse_json_tree,
-        find_names=None,
-        has_file_name=re.compile(r"qconfig\.json|specializations\.json|mdp_.*\.json").fullmatch,
-        markers=(b'"nodeList"', b'"partitions"'),
-    ),
     # ``genai_config.json``: how onnxruntime-genai binds the inputs and outputs of its models.
     #
     # Names are templates (``"past_key_names": "past_key_values.%d.key"``) or, in a pipeline, lists.
@@ -204,10 +195,8 @@ BUILT_IN = (
         caption="a configuration of onnxruntime-genai",
         expected_form="model, and in it decoder with inputs and outputs",
         parse=parse_json_tree,
-        find_names=find_texts,
         has_file_name=re.compile(r"genai_config\.json").fullmatch,
         effect="onnxruntime-genai fails at the first token",
-        is_binding=True,
         is_package=True,
         reader="onnxruntime-genai",
         default_names=(
@@ -235,10 +224,8 @@ BUILT_IN = (
         caption="inference metadata",
         expected_form="model, and in it io with the names of inputs and outputs",
         parse=parse_yaml_tree,
-        find_names=find_texts,
         has_file_name=re.compile(r"inference_metadata\.ya?ml").fullmatch,
         effect="onnx-genai does not find these inputs and outputs",
-        is_binding=True,
         is_package=True,
         reader="onnx-genai",
     ),
@@ -250,10 +237,8 @@ BUILT_IN = (
         caption="bundle metadata",
         expected_form="model_files, and in it inputs and outputs by name",
         parse=parse_json_tree,
-        find_names=find_texts,
         markers=(b'"model_files"',),
         effect="a program that reads the bundle does not find these inputs and outputs",
-        is_binding=True,
         reader="a program that runs the bundle",
     ),
 )
@@ -284,8 +269,8 @@ def detect_format(
 
 
 def describe_formats(formats: Sequence[SidecarFormat]) -> str:
-    """Return the captions of all formats that have names, for a message."""
-    return "known formats: " + ", ".join(each.caption for each in formats if each.find_names)
+    """Return the captions of all formats, for a message."""
+    return "known formats: " + ", ".join(dict.fromkeys(each.caption for each in formats))
 
 
 def _build_rule_format(rule: SidecarRule) -> SidecarFormat:
@@ -293,10 +278,8 @@ def _build_rule_format(rule: SidecarRule) -> SidecarFormat:
         caption="a file that the rules name",
         expected_form="JSON or YAML with names of inputs and outputs, or templates with %d",
         parse=_parse_json_or_yaml,
-        find_names=find_texts,
         has_file_name=rule.file_pattern.matches,
         effect=f"{rule.reader} does not find these inputs and outputs",
-        is_binding=True,
         reader=rule.reader,
     )
 

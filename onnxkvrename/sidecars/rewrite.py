@@ -63,23 +63,25 @@ def rewrite_sidecar(
         ModelError: The content cannot be read in this format, or a name in it cannot be
             replaced.
     """
-    if sidecar_format.find_names is None:
-        return RewrittenSidecar(data)
     try:
         text = _decode_text(data)
-        tree, scalars = _parse_names(text, sidecar_format)
-        if sidecar_format.is_binding and models is not None and tree is not None:
+        tree = sidecar_format.parse(text)
+        if tree is None:
+            return RewrittenSidecar(data)
+        if sidecar_format.find_names is None:
+            assert models is not None
             plan = plan_bindings(tree, sidecar_format, models)
             encoded = _splice_names(text, tree, plan.changes, sidecar_format, data)
             renamed = tuple(dict.fromkeys((s.value, new) for s, new in plan.changes.items()))
             problem, findings = _check_binding(path, plan)
             matched, shared = plan.matched_names, plan.shared_names
             return RewrittenSidecar(encoded, renamed, findings, matched, shared, problem)
+        scalars = tuple(sidecar_format.find_names(tree))
         new_names, conflicting = names.find_new_names(
             (scalar.value for scalar in scalars), is_graph_value=sidecar_format.only_graph_values
         )
-        changes = {old: new for old, new in new_names.items() if new is not None and new != old}
         check_distinct(new_names)
+        changes = {old: new for old, new in new_names.items() if new is not None and new != old}
         scalar_changes = {s: changes[s.value] for s in scalars if s.value in changes}
         encoded = _splice_names(text, tree, scalar_changes, sidecar_format, data)
     except UnreadableTextError as error:
@@ -96,16 +98,6 @@ def rewrite_sidecar(
     return RewrittenSidecar(
         encoded, tuple(changes.items()), findings, matched, frozenset(changes), problem
     )
-
-
-def _parse_names(
-    text: str, sidecar_format: SidecarFormat
-) -> tuple[Node | None, tuple[ScalarNode, ...]]:
-    """Return the tree of a text, and the names in it; raises `UnreadableTextError`."""
-    tree = sidecar_format.parse(text)
-    if tree is None or sidecar_format.find_names is None:
-        return tree, ()
-    return tree, tuple(sidecar_format.find_names(tree))
 
 
 def _decode_text(data: bytes) -> str:

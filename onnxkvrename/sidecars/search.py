@@ -60,7 +60,7 @@ def detect_sidecars(
             except ModelError:
                 if strict:
                     raise
-        if detected is not None and detected.find_names is not None:
+        if detected is not None:
             status = None if strict else read_status(path)
             cost = _YAML_COST if path.suffix in (".yaml", ".yml") else 1
             total_size += cost * status.st_size if status is not None else 0

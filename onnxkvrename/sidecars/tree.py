@@ -118,14 +118,6 @@ def list_children(node: Node) -> Iterator[Node]:
             yield value
 
 
-def find_texts(tree: Node) -> Iterator[ScalarNode]:
-    """Yield every text of a tree, keys included: any may be a name."""
-    if isinstance(tree, ScalarNode):
-        yield tree
-    for child in list_children(tree):
-        yield from find_texts(child)
-
-
 def read_content(node: Node | None, changes: Mapping[ScalarNode, str]) -> object:
     """Return what a tree says in any notation, with the new values of some scalars."""
     if isinstance(node, ScalarNode):
