@@ -11,9 +11,6 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.findings import Finding
-from onnxkvrename.layout.kinds import (
-    BufferKind,
-)
 from onnxkvrename.layout.layout import GraphTrace, build_buffers, check_stamp, fold_alike
 from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
@@ -27,9 +24,11 @@ from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
 from onnxkvrename.records import fill_record
+from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
-from onnxkvrename.rules.profile import MERGED, PartPath, Rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED, PartPath
 from onnxkvrename.rules.windows import check_parts
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 
@@ -306,13 +305,13 @@ def _list_buffers(
 ) -> Iterator[InspectedBuffer]:
     """Yield the buffers by layer, with those that a layer lacks between those that it has."""
     plan = model.plan
-    layers: dict[tuple[int, int, str], dict[str, list[InspectedBuffer]]] = {}
+    layers: dict[tuple[int, str], dict[str, list[InspectedBuffer]]] = {}
     for pair, buffer in zip(plan.pairs, build_buffers(model, GraphTrace(updates)), strict=True):
         found = fill_record(InspectedBuffer, buffer, state=_classify_pair(pair, broken))
-        parts = layers.setdefault((pair.layer, pair.rule, pair.kind), {})
+        parts = layers.setdefault((pair.layer, pair.kind), {})
         parts.setdefault(pair.buffer, []).append(found)
-    for (layer, rule, kind), parts in layers.items():
-        parts_here = {*plan.required_parts[rule, kind], *parts}
+    for (layer, kind), parts in layers.items():
+        parts_here = {*plan.required_parts[kind], *parts}
         for part in (name for name in plan.part_order if name in parts_here):
             first = next(iter(parts.values()))[0]
             missing = InspectedBuffer(

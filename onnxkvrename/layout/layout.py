@@ -12,12 +12,9 @@ from typing import NamedTuple, TypeVar
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_word
 from onnxkvrename.layout.kinds import (
-    BufferKind,
-    KindTraits,
     find_context_axis,
     find_pair_dtype,
     find_pair_shape,
-    get_kind_traits,
     group_by_layer,
     has_block_table,
     infer_buffer_kind,
@@ -30,6 +27,7 @@ from onnxkvrename.model.proto_reader import get_dtype_bits
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight, merge_weights
+from onnxkvrename.rules.kinds import BufferKind, KindTraits, get_kind_traits
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, UnchangedName
 
@@ -55,7 +53,7 @@ class KvBuffer(NamedTuple):
     Attributes:
         layer: The number of its layer.
         part: Its content, for example ``key`` or ``compressed_kv``.
-        kind: Its kind, one of :data:`onnxkvrename.layout.kinds.KINDS`.
+        kind: Its kind, one of :data:`onnxkvrename.rules.kinds.KINDS`.
         buffer: The name of the part in the model's own names, for example ``past_key``.
         scope: The prefix of its names, empty for none.
         input: The name of its input, ``None`` if that side is missing.
@@ -398,11 +396,10 @@ def _name_part(pair: KvPair, kind: BufferKind, layer: Sequence[KvPair]) -> str:
     The states of a linear layer may have the names of attention. Their ranks tell which is
     which; where the ranks are equal, the names stay.
     """
-    if pair.role:  # a layer of a decoder may have a cache of its own and one of the encoder's
-        is_cross = get_kind_traits(kind).grows_with == "encoder"
-        return f"{pair.role}_cross" if is_cross else pair.role
-    part = pair.buffer.removeprefix("past_")
-    if not get_kind_traits(kind).is_state or part not in ("key", "value"):
+    part, traits = pair.role or pair.buffer.removeprefix("past_"), get_kind_traits(kind)
+    if pair.role and traits.grows_with == "encoder":  # beside a cache of the decoder's own
+        return f"{part}_cross"
+    if not traits.is_state or part not in ("key", "value"):
         return part
     ranks = [len(find_pair_shape(sibling) or ()) for sibling in layer]
     if len(set(ranks)) < len(ranks):

@@ -35,7 +35,8 @@ from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, Rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED, PREFIXED, WINDOW
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
 from onnxkvrename.sidecars.compiles import parse_specializations, read_compiles

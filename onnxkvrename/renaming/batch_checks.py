@@ -16,7 +16,8 @@ from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import build_minimal_plan
-from onnxkvrename.rules.profile import MERGED, Rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED
 from onnxkvrename.storage.read import read_status
 from onnxkvrename.storage.temp_file import check_free_space
 

@@ -12,7 +12,7 @@ from onnxkvrename.findings import Finding, build_finding, format_list, quote_pat
 from onnxkvrename.limits import MAX_ALTERNATIVES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.kv_model import KvModel
-from onnxkvrename.rules.load import find_profiles, is_built_in
+from onnxkvrename.rules.load import find_profiles
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import is_directory
@@ -163,7 +163,7 @@ def _check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Find
 
     Only a built-in profile is compared with the others.
     """
-    if not is_built_in(rules.name):
+    if not rules.is_built_in:
         return
     for name in find_profiles(list(outputs)):
         finding = build_finding(

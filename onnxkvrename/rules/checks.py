@@ -22,11 +22,11 @@ from onnxkvrename.model.signature import (
     format_shape,
     is_shape_compatible,
 )
+from onnxkvrename.rules.kinds import is_state
 from onnxkvrename.rules.plan import (
     REASON_NOT_RETAINED,
     REASON_TOO_LONG,
     REASON_UNKNOWN,
-    STATE_KINDS,
     KvPair,
     RenamePlan,
     find_conflicting_symbols,
@@ -227,7 +227,7 @@ def _check_rank(pair: KvPair, plan: RenamePlan) -> Iterator[Finding]:
 
     A state may have any axes, as what the user's own rules name, and the scales of a cache.
     """
-    if not plan.is_built_in or pair.beside or (pair.cache or pair.kind) in STATE_KINDS:
+    if not plan.is_built_in or pair.beside or is_state(pair.cache or pair.kind):
         return
     for side in pair.sides:
         shape = side.value.shape
@@ -309,15 +309,15 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
 
 
 def _check_layers(plan: RenamePlan) -> Iterator[Finding]:
-    names_by_layer: dict[tuple[int, int, str], dict[str, str]] = {}
-    mains_by_layer: dict[tuple[int, int, str], set[str]] = {}
+    names_by_layer: dict[tuple[int, str], dict[str, str]] = {}
+    mains_by_layer: dict[tuple[int, str], set[str]] = {}
     for pair in plan.pairs:
-        key = pair.layer, pair.rule, pair.kind
+        key = pair.layer, pair.kind
         names_by_layer.setdefault(key, {})[pair.buffer] = pair.sides[0].old_name
         mains_by_layer.setdefault(key, set()).update({pair.beside} - {""})
-    for (layer, rule, kind), names in sorted(names_by_layer.items()):
-        required = plan.required_parts[rule, kind]
-        mains = mains_by_layer[layer, rule, kind]
+    for (layer, kind), names in sorted(names_by_layer.items()):
+        required = plan.required_parts[kind]
+        mains = mains_by_layer[layer, kind]
         for buffer in dict.fromkeys((*required, *sorted(mains))):
             if buffer not in names:
                 yield build_finding(

@@ -21,12 +21,12 @@ def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
     Yields:
         Findings, each with the index of the model that it is about.
     """
-    fed = {(feed.buffer, feed.layer) for model in models for feed in model.plan.feeds}
+    fed = {(feed.kind, feed.buffer, feed.layer) for model in models for feed in model.plan.feeds}
     for index, model in enumerate(models):
         inputs = _find_inputs(models, index)
         lost, misfits = [], []
         for feed in model.plan.feeds:
-            found = inputs.get((feed.buffer, feed.layer), [])
+            found = inputs.get((feed.kind, feed.buffer, feed.layer), [])
             if not found:
                 lost.append(feed.side.old_name)
             elif not any(_can_fill(feed.side.value, *candidate) for candidate in found):
@@ -51,7 +51,7 @@ def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
             )
             yield index, build_finding("KV308", value.name, message, _HINT)
         keys = {
-            pair.input.old_name: (pair.buffer, pair.layer)
+            pair.input.old_name: (pair.kind, pair.buffer, pair.layer)
             for pair in model.pairs
             if pair.input is not None
         }
@@ -85,7 +85,7 @@ def check_feed_names(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]
         broken = []
         for feed in model.plan.feeds:
             name = feed.side.old_name
-            found = inputs.get((feed.buffer, feed.layer), [])
+            found = inputs.get((feed.kind, feed.buffer, feed.layer), [])
             names = [each[0].name for each in found if _can_fill(feed.side.value, *each)]
             if names and name not in names:
                 broken.append((name, names[0]))
@@ -107,9 +107,9 @@ def find_filled_outputs(models: Sequence[KvModel]) -> list[frozenset[str]]:
     for index, model in enumerate(models):
         names: set[str] = set()
         for other in (*models[:index], *models[index + 1 :]):
-            feeds = {(feed.buffer, feed.layer): feed.side for feed in other.plan.feeds}
+            feeds = {(feed.kind, feed.buffer, feed.layer): feed.side for feed in other.plan.feeds}
             for pair in model.pairs:
-                side = feeds.get((pair.buffer, pair.layer))
+                side = feeds.get((pair.kind, pair.buffer, pair.layer))
                 if side is None or pair.input is None or pair.output is None:
                     continue
                 if side.new_name == pair.input.new_name:
@@ -166,23 +166,25 @@ def check_folder_tokens(models: Sequence[KvModel]) -> Iterator[tuple[int, Findin
 
 def _find_inputs(
     models: Sequence[KvModel], index: int
-) -> dict[tuple[str, int], list[tuple[Value, frozenset[Dim]]]]:
+) -> dict[tuple[str, str, int], list[tuple[Value, frozenset[Dim]]]]:
     """Return the KV inputs of all models but one, by part and layer.
 
     Each comes with the contexts of its model: the sizes on axis 2 of the buffers that the model
     at `index` does not fill.
     """
-    filled = {(feed.buffer, feed.layer) for feed in models[index].plan.feeds}
-    inputs: dict[tuple[str, int], list[tuple[Value, frozenset[Dim]]]] = {}
+    filled = {(feed.kind, feed.buffer, feed.layer) for feed in models[index].plan.feeds}
+    inputs: dict[tuple[str, str, int], list[tuple[Value, frozenset[Dim]]]] = {}
     for other in (*models[:index], *models[index + 1 :]):
         taken = [(p, p.input.value) for p in other.pairs if p.input is not None]
         contexts = frozenset(
             value.shape[2]
             for pair, value in taken
-            if (pair.buffer, pair.layer) not in filled and value.shape and len(value.shape) == 4
+            if (pair.kind, pair.buffer, pair.layer) not in filled
+            and value.shape
+            and len(value.shape) == 4
         )
         for pair, value in taken:
-            inputs.setdefault((pair.buffer, pair.layer), []).append((value, contexts))
+            inputs.setdefault((pair.kind, pair.buffer, pair.layer), []).append((value, contexts))
     return inputs
 
 

@@ -24,7 +24,8 @@ from onnxkvrename.rules.plan import (
     build_rename_plan,
     rename_symbols,
 )
-from onnxkvrename.rules.profile import MERGED, PartPath, Rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED, PartPath
 from onnxkvrename.storage.read import OpenFile
 
 _MOVE_OPS = frozenset(("Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"))

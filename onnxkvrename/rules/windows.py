@@ -31,7 +31,8 @@ from onnxkvrename.model.signature import (
 from onnxkvrename.rules.checks import WINDOW_SIZE_HINT
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, TokenChange
-from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, PartName, Rules, SetRule
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED, PREFIXED, WINDOW, PartName, SetRule
 
 _MERGE_HINT = "give all windows that were merged, or merge them again"
 _EXPORT_AGAIN_HINT = "export all of them again, together"

@@ -166,7 +166,7 @@ input = 'in_(?P<layer>[0-9]+)_(?P<buffer>k|v)(?:_(?P<token>[A-Z]+))?'
 output = 'out_(?P<layer>[0-9]+)_(?P<buffer>k)(?:_(?P<token>[A-Z]+))?'
 input_name = "in_{layer}_{buffer}[_{token}]"
 output_name = "out_{layer}_{buffer}[_{token}]"
-kinds = { attention = ["k", "v"] }
+kinds.attention.parts = ["k", "v"]
 """
 
 
@@ -236,11 +236,11 @@ def test_few_axes_are_no_error_under_rules_of_ones_own() -> None:
     values = tuple(value(f"past_{part}.0:F[1,b]") for part in ("key", "value"))
     outputs = tuple(each._replace(name=f"{each.name}_RetainedState") for each in values)
     codes = {}
-    for name in ("qeff", "mine.toml"):
-        signature = Signature(values, outputs)
-        plan = build_rename_plan(signature, QEFF._replace(name=name), TokenChange("VLLM"))
-        codes[name] = {f.code for f in check_model(signature, plan, NameUses())}
-    assert "KV125" in codes["qeff"] - codes["mine.toml"]
+    for is_built_in in (True, False):
+        signature, rules = Signature(values, outputs), QEFF._replace(is_built_in=is_built_in)
+        plan = build_rename_plan(signature, rules, TokenChange("VLLM"))
+        codes[is_built_in] = {f.code for f in check_model(signature, plan, NameUses())}
+    assert "KV125" in codes[True] - codes[False]
 
 
 def test_a_retained_output_must_be_produced_by_a_node() -> None:
@@ -317,7 +317,7 @@ def test_templates_may_not_give_two_values_one_name() -> None:
         output = '{pattern}(?:_out)?'
         input_name = "k{{layer}}[_{{token}}]"
         output_name = "k{{layer}}[_{{token}}]"
-        kinds.one = ["k"]
+        kinds.one.parts = ["k"]
         """,
         "mine",
     )
@@ -336,7 +336,7 @@ input = '(?P<buffer>key|value)[.](?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z]+))?'
 output = '(?P<buffer>key|value)[.](?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z]+))?_out'
 input_name = "{buffer}.{layer}[_{token}]"
 output_name = "{buffer}.{layer}[_{token}]_out"
-kinds.attention = ["key", "value"]
+kinds.attention.parts = ["key", "value"]
 """
 
 

@@ -20,7 +20,7 @@ input = 'past_key_values\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)(?:_(?P<token>
 output = 'present\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)(?:_(?P<token>[A-Za-z0-9]+))?'
 input_name = "past_key_values.{layer}.{buffer}[_{token}]"
 output_name = "present.{layer}.{buffer}[_{token}]"
-kinds = { attention = ["key", "value"] }
+kinds.attention.parts = ["key", "value"]
 """
 MODULE = f"""
 from importlib.resources import files

@@ -236,7 +236,7 @@ def test_rules_need_not_know_of_sets() -> None:
         output = '(?P<buffer>k)(?P<layer>[0-9])(?:_(?P<token>[A-Z]+))?_out'
         input_name = "k{layer}[_{token}]"
         output_name = "k{layer}[_{token}]_out"
-        kinds.one = ["k"]
+        kinds.one.parts = ["k"]
         """,
         "mine",
     )
