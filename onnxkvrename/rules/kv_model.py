@@ -75,6 +75,11 @@ class KvModel(NamedTuple):
         return self.plan.pairs
 
     @property
+    def tokens(self) -> frozenset[str]:
+        """The tokens of the buffers' names; empty strings for names without one."""
+        return frozenset(side.token for pair in self.pairs for side in pair.sides)
+
+    @property
     def output_names(self) -> tuple[str, ...]:
         """The names of the graph outputs, as they are in the file."""
         return tuple(value.name for value in self.signature.outputs)

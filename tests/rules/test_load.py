@@ -117,7 +117,7 @@ def test_a_broken_profile_names_its_distribution_when_it_is_asked_for(
 
 def test_two_distributions_with_one_profile_are_both_named(install: Install) -> None:
     install("hub-profiles", hub="hub_profiles:TEXT")
-    install("other-profiles", hub="hub_profiles:TEXT")
+    install("other-profiles", hub="hub_profiles:PATH")
     with pytest.raises(RulesError, match="hub-profiles and other-profiles"):
         load_rules("hub")
 
