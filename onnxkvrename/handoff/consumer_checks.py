@@ -16,7 +16,7 @@ from onnxkvrename.findings import Finding, report_names
 from onnxkvrename.handoff import name_checks
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import ConsumerView, SelectedValue, build_view
-from onnxkvrename.layout.layout import KvBuffer, Layout, Shape, apply_updates, build_layout
+from onnxkvrename.layout.layout import GraphTrace, KvBuffer, Layout, Shape, build_layout
 from onnxkvrename.layout.updates import BufferUpdate, build_update_finding
 from onnxkvrename.rules.kv_model import KvModel
 
@@ -119,18 +119,18 @@ def check_sets(
     Raises:
         ModelError: Two models of a set have the same buffer, and `splits_overlaps` is false.
     """
+    traces = {path: GraphTrace(each) for path, each in updates.items()}
     findings: list[list[Finding]] = [[] for _ in models]
     pending = [tuple(indexes) for indexes in reversed(list(sets))]
     while pending:
         indexes = pending.pop()
         try:
-            layout = build_layout([models[index] for index in indexes])
+            layout = build_layout([models[index] for index in indexes], traces)
         except ModelError:
             if not splits_overlaps or len(indexes) < 2:
                 raise
             pending += ((index,) for index in reversed(indexes))
             continue
-        layout = apply_updates(layout, updates)
         for finding in check_consumer(layout, consumer, full_transfer=full_transfer):
             owner = layout.models.index(find_owning_model(layout, finding.name))
             findings[indexes[owner]].append(finding)
