@@ -114,6 +114,9 @@ TARGET = Option(
     "--target", "The consumer, one of: {names}.", "NAME", names="consumers", shows_default=True
 )
 PAGE = Option("--html", "Also write an HTML page.", "FILE", writes="file")
+ReplacedByPage = Annotated[
+    bool, Option("--force", "With --html: replace any file, not only a page.")
+]
 NO_SET = Option("--no-set", "Skip the checks across the windows of one model.", negates=True)
 FORMAT = Option(
     "--format", "Output format: {names}.", "FORMAT", names="formats", shows_default=True

@@ -98,8 +98,8 @@ def _find_rules_by_dataflow(paths: Sequence[Path], token: str) -> Rules:
 def read_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a public function as the rest of the program takes them.
 
-    A path becomes a `Path`, several become a list. The argument ``rules`` becomes the `profile` and
-    the `rules` of a request; nothing is read yet.
+    A path becomes a `Path`, several a tuple, and ``rules`` the `profile` and the `rules` of a
+    request. Nothing is read yet.
 
     Args:
         function: The function, whose annotations say what each argument may be.
@@ -239,14 +239,14 @@ def _get_path_text(value: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _read_paths(argument: _Argument, values: object) -> list[Path]:
+def _read_paths(argument: _Argument, values: object) -> tuple[Path, ...]:
     if isinstance(values, (str, os.PathLike)):
-        return [_read_path(argument, values)]
+        return (_read_path(argument, values),)
     is_data = isinstance(values, (bytes, bytearray, memoryview)) or hasattr(values, "read")
     if is_data or not isinstance(values, Iterable):
         raise argument.refuse(values, "a path or several (str or os.PathLike)")
     each = argument._replace(name=f"each of {argument.name}")
-    paths = [_read_path(each, value) for value in values]
+    paths = tuple(_read_path(each, value) for value in values)
     if not paths:
         raise ValueError(f"{argument.name} must not be empty")
     return paths

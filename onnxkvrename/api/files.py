@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxkvrename.api.arguments import (
     PathLike,
@@ -101,7 +101,8 @@ def rename(
     path = arguments["model"]
     if is_directory(path):
         raise ModelError("is a directory", path=str(path), hint="rename_all takes directories")
-    (report,) = run_rename(_build_request(arguments, [path])).models
+    request = build_request(Request, arguments, models=(path,), jobs=1)  # without processes
+    (report,) = run_rename(request).models
     if report.error is not None:
         raise report.error
     return report
@@ -158,12 +159,7 @@ def rename_all(
         ['renamed', 'renamed', 'renamed']
     """
     arguments = read_arguments(rename_all, locals())
-    return run_rename(_build_request(arguments, arguments["models"]), executor)
-
-
-def _build_request(arguments: Mapping[str, Any], models: Sequence[Path]) -> Request:
-    """Return a request; the library starts no processes by itself."""
-    return build_request(Request, arguments, models=tuple(models), jobs=1)
+    return run_rename(build_request(Request, arguments, jobs=1), executor)
 
 
 def run_rename(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from onnxkvrename.api.arguments import (
@@ -24,14 +23,16 @@ from onnxkvrename.handoff.find_consumers import (
 )
 from onnxkvrename.handoff.worker import HandoffSide, build_loaded_side
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.layout.layout import GraphTrace, Layout
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
     apply_found_compiles,
-    load_model_or_manifest,
 )
-from onnxkvrename.layout.load import load_layout as load_models
+from onnxkvrename.layout.load import load_layout as load_layouts
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.weights import describe_weights
+from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 
@@ -119,14 +120,19 @@ def load_traced(
         compile_info: What is known of a compile.
         strict: Whether every warning is an error.
     """
-    load = partial(load_models, paths) if paths[1:] else partial(load_model_or_manifest, paths[0])
-    return load(
-        rules,
-        compile_info,
-        strict=strict,
-        trace_updates=trace_buffer_updates,
-        trace_scales=trace_buffer_scales,
-        with_weights=True,
+    return load_layouts(paths, rules, compile_info, strict=strict, trace=trace_graph)
+
+
+def trace_graph(source: ByteSource, pairs: Sequence[KvPair], directory: Path) -> GraphTrace:
+    """Return what the nodes of a model show of its buffers; its external data are in a directory.
+
+    Raises:
+        ReadError: A file of the model cannot be read.
+    """
+    return GraphTrace(
+        trace_buffer_updates(source, pairs),
+        trace_buffer_scales(source, pairs, directory),
+        describe_weights(source, directory),
     )
 
 

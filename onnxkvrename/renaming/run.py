@@ -99,7 +99,7 @@ def rename_batch(
     models = check_batch(models, request, rules)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
-        models, prepared_sidecars = _prepare_sidecars(models, sidecars, request)
+        models, prepared_sidecars = _prepare_sidecars(models, sidecars, request, rules)
     models = _check_places(models, prepared_sidecars, request, rules, directory_map or {})
     models = tuple(_settle(model, strict=request.strict) for model in models)
     if not request.writes or any(model.report.failed for model in models):
@@ -132,7 +132,7 @@ def _check_places(
     """Return the models with what is wrong with the places of all results together."""
     jobs = [model.job for model in models]
     directories = [job.output.parent for job in jobs if not job.same_directory]
-    if any(each.sidecar.is_found and each.plan is None for each in sidecars):
+    if any("asked" not in each.sidecar.facts and each.plan is None for each in sidecars):
         directories += [job.output.parent for job in jobs if job.in_place]
     if directories:
         with suppress(ModelError):  # a directory that takes files, but cannot be listed
@@ -148,12 +148,12 @@ def _check_places(
 
 
 def _prepare_sidecars(
-    models: tuple[PreparedModel, ...], sidecars: Sequence[Sidecar], request: Request
+    models: tuple[PreparedModel, ...], sidecars: Sequence[Sidecar], request: Request, rules: Rules
 ) -> tuple[tuple[PreparedModel, ...], tuple[PreparedSidecar, ...]]:
     """Prepare the text files, and return the models with the findings about them."""
     from onnxkvrename.renaming.prepare_sidecars import add_sidecar_findings, prepare_sidecars
 
-    prepared = tuple(prepare_sidecars(sidecars, _list_reports(models), request))
+    prepared = tuple(prepare_sidecars(sidecars, _list_reports(models), request, rules))
     models = add_sidecar_findings(models, prepared)
     if not request.only_checks and any(item.takes_folder for item in prepared):
         from onnxkvrename.renaming.package_files import add_package_files  # only with -d

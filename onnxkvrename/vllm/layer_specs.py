@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.layout.kinds import BufferKind, get_vllm_kind
 from onnxkvrename.layout.layout import KvBuffer, Layout, count_elements, format_size_option
 from onnxkvrename.model.signature import Dim
+from onnxkvrename.rules.kinds import BufferKind, get_vllm_kind
 from onnxkvrename.vllm.specs import (
     ATTENTION_ITEMSIZES,
     CHUNKED_KINDS,
