@@ -14,6 +14,7 @@ from onnxkvrename.findings import find_similar, quote_path, quote_word
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.read import (
+    is_directory,
     is_link,
     is_occupied,
     read_status,
@@ -254,30 +255,13 @@ def _find_models(path: Path, results: os.stat_result | None) -> _FoundModels:
 
 
 def _search_directory(directory: Path, results: os.stat_result | None) -> list[Path]:
-    """Return the models below a directory, except those in the directory `results` below it.
-
-    What a killed run left of a new directory has none.
-    """
-
-    def refuse(error: OSError) -> None:
-        place = str(Path(error.filename or directory))
-        raise ModelError(f"cannot be listed: {error.strerror}", path=place) from None
-
-    def is_results(folder: str) -> bool:
-        status = None if results is None else read_status(folder, follow_links=False)
-        return results is not None and status is not None and os.path.samestat(status, results)
-
+    """Return the models below a directory, except those in the directory `results` below it."""
     models: list[Path] = []
-    try:
-        for folder, folders, files in os.walk(directory, onerror=refuse):
-            folders[:] = [
-                name
-                for name in folders
-                if not name.startswith(TEMP_PREFIX) and not is_results(os.path.join(folder, name))
-            ]
-            models += (Path(folder, name) for name in files if name.endswith(".onnx"))
-    except RecursionError:  # os.walk before Python 3.12
-        raise ModelError("has directories nested too deeply", path=str(directory)) from None
+    pending = [os.fspath(directory)]
+    while pending:
+        found, folders = _list_folder(pending.pop(), results)
+        models += found
+        pending += folders
     if not models:
         raise ModelError(
             "has no .onnx file, at any depth",
@@ -285,6 +269,34 @@ def _search_directory(directory: Path, results: os.stat_result | None) -> list[P
             hint="pass an .onnx file, or a directory that has some",
         )
     return sorted(models, key=_build_sort_key)
+
+
+def _list_folder(folder: str, results: os.stat_result | None) -> tuple[list[Path], list[str]]:
+    """Return the models in a folder, and the folders in it that may hold more.
+
+    Raises:
+        ModelError: It cannot be listed, or it cannot be determined what is in it.
+    """
+    models, folders = list[Path](), list[str]()
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    if _may_hold_models(entry, results):
+                        folders.append(entry.path)
+                elif entry.name.endswith(".onnx") and not is_directory(entry.path):
+                    models.append(Path(entry.path))
+    except OSError as error:
+        place = str(Path(folder))
+        raise ModelError(f"cannot be listed: {error.strerror}", path=place) from None
+    return models, folders
+
+
+def _may_hold_models(directory: os.DirEntry[str], results: os.stat_result | None) -> bool:
+    """Return whether a directory is neither `results` nor half of one that a killed run left."""
+    if directory.name.startswith(TEMP_PREFIX):
+        return False
+    return results is None or not os.path.samestat(os.lstat(directory.path), results)
 
 
 def _list_candidates(
