@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.findings import Finding
@@ -16,6 +16,7 @@ from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
     UNTRACED_UPDATE,
     BufferUpdate,
+    ShownUpdate,
     UpdateTracer,
     find_mix_ups,
 )
@@ -23,7 +24,7 @@ from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
-from onnxkvrename.records import Spread, fill_record
+from onnxkvrename.records import fill_record
 from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
@@ -80,7 +81,7 @@ class InspectedBuffer(NamedTuple):
     input: str | None
     output: str | None
     kind_guessed: bool = False
-    update: Annotated[BufferUpdate, Spread(("update", "update_axis"))] = UNKNOWN_UPDATE
+    update: ShownUpdate = UNKNOWN_UPDATE
 
 
 class BufferGroup(NamedTuple):
