@@ -504,20 +504,19 @@ def find_stamp_mismatches(layout: Layout, stamps: Mapping[str, str | None]) -> d
     }
 
 
-def check_stamp(source: KvModel, stamp: str | None) -> Finding | None:
+def check_stamp(source: KvModel) -> tuple[Finding, ...]:
     """Return KV621 for a model with a stamp that is not the digest of its own layout.
 
-    The model is a complete one, not a window. It may have no stamp (``None``).
+    The stamp of a window is that of its set, which the window does not know.
     """
-    if stamp is None:
-        return None
+    if source.stamp is None or source.is_window:
+        return ()
     try:
         layout = build_layout([source])
     except ModelError as error:
-        return build_finding(
-            "KV621", "", f"has a stamp, but no layout: it {error.message}", _STAMP_HINT
-        )
-    return find_stamp_mismatches(layout, {source.path: stamp}).get(source.path)
+        message = f"has a stamp, but no layout: it {error.message}"
+        return (build_finding("KV621", "", message, _STAMP_HINT),)
+    return tuple(find_stamp_mismatches(layout, {source.path: source.stamp}).values())
 
 
 def _build_stamp_finding(stamp: str | None, digest: str) -> Finding:
