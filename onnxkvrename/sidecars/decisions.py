@@ -1,7 +1,7 @@
 """What becomes of a sidecar: it follows its models, it refuses the run, or it is left as it is.
 
 One table, for files that the user names and for those that are found: the first row of which all
-facts hold for a sidecar decides. ``docs/sidecars.md`` has the same rows.
+facts hold for a sidecar decides. ``docs/sidecars.md`` says it for users.
 """
 
 from __future__ import annotations
