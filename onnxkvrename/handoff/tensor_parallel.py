@@ -10,12 +10,7 @@ from onnxkvrename.layout.layout import KvBuffer, Layout
 
 
 class TensorParallelSizes(NamedTuple):
-    """The number of tensor parallel ranks on each side.
-
-    Attributes:
-        prefill: Ranks of prefill.
-        decode: Ranks of decode.
-    """
+    """The number of tensor parallel ranks on each side."""
 
     prefill: int
     decode: int

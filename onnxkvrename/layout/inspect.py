@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.findings import Finding
@@ -23,7 +23,7 @@ from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
-from onnxkvrename.records import fill_record
+from onnxkvrename.records import Spread, fill_record
 from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
@@ -56,17 +56,18 @@ class InspectedBuffer(NamedTuple):
     """A KV buffer, with the names of its two sides as they are in the file.
 
     Attributes:
-        layer: The layer, from 0.
-        buffer: The part of the layer, such as ``past_key``.
-        scope: What precedes the name in models of several parts; mostly empty.
-        kind: The kind of cache, by the profile or by its shape.
-        state: Whether the names carry a token, and whether the buffer is there and sound.
-        dtype: The dtype; empty if it is missing.
-        shape: The shape, with symbols; ``None`` if the graph does not say it.
-        input: The name of the input; ``None`` if it is missing.
-        output: The name of the retained output; ``None`` if it is missing.
-        is_kind_guessed: True if only its shape or its name suggests its kind.
-        update: How the output is made from the input.
+        layer: The number of the layer.
+        buffer: The part of the name that says what is in the buffer, such as past_key.
+        scope: The part of the name before the last slash, as in layerwise exports; usually empty.
+        kind: vLLM's own strings; mamba for every state without a context axis.
+        state: half: a token on one side only; broken: an error of its own; missing: its layer
+            should have it.
+        dtype: The element type, in ONNX's words; empty for a missing buffer.
+        shape: Sizes and symbols, `None` for what the file does not say.
+        input: The graph input of the pair; `None` if it is missing.
+        output: The retained output of the pair; `None` if it is missing.
+        kind_guessed: Whether only its shape or its name suggests the kind.
+        update: How its output is made from its input.
     """
 
     layer: int
@@ -78,8 +79,8 @@ class InspectedBuffer(NamedTuple):
     shape: tuple[Dim, ...] | None
     input: str | None
     output: str | None
-    is_kind_guessed: bool = False
-    update: BufferUpdate = UNKNOWN_UPDATE
+    kind_guessed: bool = False
+    update: Annotated[BufferUpdate, Spread(("update", "update_axis"))] = UNKNOWN_UPDATE
 
 
 class BufferGroup(NamedTuple):
@@ -94,7 +95,7 @@ class BufferGroup(NamedTuple):
     dtype: str
     shape: tuple[Dim, ...] | None
     layers: tuple[int, ...]
-    is_kind_guessed: bool = False
+    kind_guessed: bool = False
     update: BufferUpdate = UNTRACED_UPDATE
 
 
@@ -271,7 +272,7 @@ def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]
         (
             item.buffer,
             item.layer,
-            (item.kind, item.dtype, item.shape, item.is_kind_guessed, item.update),
+            (item.kind, item.dtype, item.shape, item.kind_guessed, item.update),
         )
         for item in buffers
         if item.state != "missing"
@@ -365,6 +366,7 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
     for window in ordered:
         tokens.update(dict(window.token_counts))
     kept = {(item.name, item.reason): item for window in ordered for item in window.kept}
+    buffers = chain.from_iterable(window.buffers for window in ordered)
     first = ordered[0]
     return ModelSummary(
         path="" if first.part is None else first.part.root,
@@ -372,7 +374,7 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
         export=first.export,
         weight=_add_stats([window.weight for window in ordered]),
         files=_list_files(ordered),
-        buffers=_sort_buffers(chain.from_iterable(window.buffers for window in ordered)),
+        buffers=tuple(sorted(buffers, key=lambda buffer: buffer.layer)),
         token_counts=tuple(tokens.most_common()),
         name_count=sum(window.name_count for window in ordered),
         kept=tuple(kept.values()),
@@ -385,10 +387,6 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
 
 def _find_first_layer(window: ModelSummary) -> int:
     return 0 if window.part is None else window.part.name.first_layer
-
-
-def _sort_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[InspectedBuffer, ...]:
-    return tuple(sorted(buffers, key=lambda item: item.layer))
 
 
 def _add_stats(stats: Sequence[ModelStats]) -> ModelStats:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_word
@@ -27,6 +27,7 @@ from onnxkvrename.model.proto_reader import get_dtype_bits
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight, merge_weights
+from onnxkvrename.records import Spread
 from onnxkvrename.rules.kinds import BufferKind, KindTraits, get_kind_traits
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, UnchangedName
@@ -51,27 +52,28 @@ class KvBuffer(NamedTuple):
     """A KV buffer.
 
     Attributes:
-        layer: The number of its layer.
-        part: Its content, for example ``key`` or ``compressed_kv``.
-        kind: Its kind, one of :data:`onnxkvrename.rules.kinds.KINDS`.
-        buffer: The name of the part in the model's own names, for example ``past_key``.
-        scope: The prefix of its names, empty for none.
-        input: The name of its input, ``None`` if that side is missing.
-        output: The name of its retained output, ``None`` if that side is missing.
-        dtype: ONNX's name of the dtype that is transferred, or ``MXINT8``: the graph's own,
-            or that of a custom_io.yaml.
-        shape: The exported shape, with its symbols; ``None`` if the graph has none.
-        sequence_axis: The axis that grows with the context, ``None`` for a state.
-        window: The symbol or the length in tokens of a sliding window, ``None`` without one.
-        model: The path of the model that it is in.
-        token: The token in its names, empty for none, ``None`` if the names disagree.
-        is_kind_guessed: True if only its shape or its name suggests its kind.
+        layer: The number of the layer.
+        part: What is in the buffer: key, value, compressed_kv, k_pe, conv_state, recurrent_state.
+        kind: The kind of the buffer, in vLLM's words.
+        buffer: The part of the name that says what is in the buffer, such as past_key.
+        scope: The part of the name before the last slash, as in layerwise exports; usually empty.
+        input: The graph input of the pair; `None` if it is missing.
+        output: The retained output of the pair; `None` if it is missing.
+        dtype: The element type, in ONNX's words, or MXINT8: the graph's, or a custom_io.yaml's.
+        shape: Sizes, symbols, and `None` for what the file does not say; `None` for an unknown
+            rank.
+        sequence_axis: The axis that grows with the context; `None` for a state.
+        window: The symbol or the length of a sliding window; `None` without one.
+        model: The path of the model that has the buffer.
+        token: The token in the names, empty for none; `None` if the names do not agree.
+        kind_guessed: Whether only its shape or its name suggests the kind.
         update: How its output is made from its input.
-        axes: The profile's word for each axis, empty for one that it does not know; none at all
-            if it knows none.
-        beside: The part of its layer that it moves with, such as the key of a scale; empty for
-            a cache by itself.
-        scales: The scales of its numbers; ``None`` if it is not quantized, or they are not known.
+        axes: The profile's word for each axis, empty for one that it does not know; none at all if
+            it knows none.
+        beside: The part of its layer that it moves with, such as the key of a scale; empty for a
+            cache by itself.
+        scales: The scales of a quantized buffer; `None` if it is not quantized, or nothing is known
+            of them.
     """
 
     layer: int
@@ -87,8 +89,8 @@ class KvBuffer(NamedTuple):
     window: Dim
     model: str
     token: str | None = ""
-    is_kind_guessed: bool = False
-    update: BufferUpdate = UNTRACED_UPDATE
+    kind_guessed: bool = False
+    update: Annotated[BufferUpdate, Spread(("update", "update_axis"))] = UNTRACED_UPDATE
     axes: tuple[str, ...] = ()
     beside: str = ""
     scales: BufferScales | None = None
@@ -374,7 +376,7 @@ def build_buffers(source: KvModel, trace: GraphTrace = _UNTRACED) -> Iterator[Kv
             window=window,
             model=source.path,
             token=tokens.pop() if len(tokens) == 1 else None,
-            is_kind_guessed=is_guess,
+            kind_guessed=is_guess,
             update=trace.updates.get(output_name or "", UNKNOWN_UPDATE)
             if trace.updates
             else UNTRACED_UPDATE,

@@ -303,7 +303,7 @@ def _rewrite(
     if not (sidecar_format.is_binding and MODEL_SUFFIX.encode() in data):  # else it says whose
         if neighbours.values:
             names = names._replace(neighbour_names=neighbours.names)
-            models = models.with_neighbours(neighbours.names)
+            models = models._replace(neighbour_names=neighbours.names)
             result = rewrite_sidecar(data, path, sidecar_format, names, models)
         if neighbours.unread:
             result = _drop_unproved_findings(result, path, neighbours.unread[0])

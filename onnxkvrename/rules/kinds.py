@@ -189,7 +189,7 @@ def list_kind_words() -> tuple[str, ...]:
 
 
 def find_kinds(word: str) -> Kinds:
-    """Return the rows that a word of rules stands for: a kind, or all of a family."""
+    """Return the rows that a word of rules means: a kind, or all of a family."""
     return {name: row for name, row in KINDS.items() if word in (name, row.family)}
 
 
@@ -199,5 +199,5 @@ def get_family(word: str) -> str:
 
 
 def is_state(word: str) -> bool:
-    """Return whether a word of rules stands for states: of any rank, and often only one part."""
+    """Return whether a word of rules means states: of any rank, and often only one part."""
     return any(row.is_state for row in find_kinds(word).values())

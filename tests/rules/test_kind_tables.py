@@ -41,7 +41,7 @@ def test_a_role_says_what_is_in_a_buffer_and_kind_what_vllm_calls_it(tmp_path: P
     model = save_caches(tmp_path, *list_caches(NAMES, [0], "kv"))
     rules = write_rules(tmp_path, 'kind = "sliding_window"')
     buffers = load_layout(model, rules=rules).layout.buffers
-    assert [(b.part, b.buffer, b.kind, b.is_kind_guessed) for b in buffers] == [
+    assert [(b.part, b.buffer, b.kind, b.kind_guessed) for b in buffers] == [
         ("key", "k", "sliding_window", False),
         ("value", "v", "sliding_window", False),
     ]
