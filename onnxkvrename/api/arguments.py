@@ -171,7 +171,7 @@ class _Argument(NamedTuple):
     is_optional: bool = False
 
     def require(self, is_right: bool, value: object, expected: str) -> None:
-        """Raise :class:`TypeError` for a value of the wrong type; a class is no value of it."""
+        """Raise :class:`TypeError` for a value of the wrong type; a class is not a value of it."""
         if is_right and not isinstance(value, type):
             return
         kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

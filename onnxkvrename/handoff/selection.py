@@ -18,7 +18,7 @@ BufferId = tuple[int, str]
 
 
 class SelectedValue(NamedTuple):
-    """A graph input or output that a consumer selects; without a buffer it is no KV buffer.
+    """A graph input or output that a consumer selects; without a buffer it is not a KV buffer.
 
     The consumer uses the `input_name` for it: the name of an input, or the input name that it
     derives from an output's.

@@ -202,7 +202,7 @@ class ModelNames(NamedTuple):
 
 
 def check_distinct(new_names: Mapping[str, str | None]) -> None:
-    """Raise :class:`SameBufferError` if two texts become the same; ``None`` is no name."""
+    """Raise :class:`SameBufferError` if two texts become the same; ``None`` is not a name."""
     sources: dict[str, str] = {}
     for old, new in new_names.items():
         if new is not None and sources.setdefault(new, old) != old:
