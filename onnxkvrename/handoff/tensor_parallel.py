@@ -10,7 +10,12 @@ from onnxkvrename.layout.layout import KvBuffer, Layout
 
 
 class TensorParallelSizes(NamedTuple):
-    """The number of tensor parallel ranks on each side."""
+    """The number of tensor parallel ranks on each side.
+
+    Attributes:
+        prefill: The ranks of prefill.
+        decode: The ranks of decode.
+    """
 
     prefill: int
     decode: int
