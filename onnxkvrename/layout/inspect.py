@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from onnxkvrename.errors import KvRenameError, RulesError
+from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import Finding
 from onnxkvrename.layout.kinds import (
     BufferKind,
@@ -21,7 +21,8 @@ from onnxkvrename.layout.kinds import (
     has_block_table,
     infer_buffer_kind,
 )
-from onnxkvrename.layout.layout import check_stamp, fold_alike
+from onnxkvrename.layout.layout import build_layout, check_stamp, fold_alike
+from onnxkvrename.layout.manifest import ByteTotals, add_byte_totals, compute_byte_totals
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate, UpdateTracer, find_mix_ups
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
@@ -128,6 +129,7 @@ class ModelSummary(NamedTuple):
         findings: The problems of the model.
         error: What kept it from being read.
         stamp: The layout digest in its metadata, if it carries one.
+        totals: The bytes of all buffers; ``None`` where a buffer is there twice.
         part: What its path says about a set of windows; ``None`` outside of sets.
         feeds: The outputs that fill KV buffers of another model, which a rename changes as well.
         windows: For windows folded into one summary, each of them; then `path` is the directory
@@ -146,6 +148,7 @@ class ModelSummary(NamedTuple):
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
     stamp: StampStatus | None = None
+    totals: ByteTotals | None = None
     part: PartPath | None = None
     feeds: tuple[str, ...] = ()
     windows: tuple[ModelSummary, ...] = ()
@@ -261,9 +264,17 @@ def summarize_model(
         kept=model.plan.unchanged_names,
         findings=findings,
         stamp=stamp,
+        totals=_compute_totals(model),
         part=model.part,
     )
     return summary, model
+
+
+def _compute_totals(model: KvModel) -> ByteTotals | None:
+    try:
+        return compute_byte_totals(build_layout([model]))
+    except ModelError:  # a buffer twice, of which there is a finding
+        return None
 
 
 def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]:
@@ -400,6 +411,7 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
         kept=tuple(kept.values()),
         findings=tuple(chain.from_iterable(window.findings for window in ordered)),
         stamp=first.stamp,
+        totals=add_byte_totals([window.totals for window in ordered]),
         part=first.part,
         windows=tuple(ordered),
     )

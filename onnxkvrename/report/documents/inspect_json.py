@@ -15,6 +15,7 @@ from onnxkvrename.layout.inspect import (
     StampStatus,
 )
 from onnxkvrename.layout.kinds import BufferKind
+from onnxkvrename.layout.manifest import ByteTotals
 from onnxkvrename.layout.updates import UpdateKind
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.records import Document, fill_record
@@ -98,6 +99,7 @@ class Model(NamedTuple):
         layers: The layers that have buffers.
         tokens: The tokens found, the most frequent first.
         names: How many names could carry a token: the inputs and outputs of all buffers.
+        totals: The bytes of all buffers; `None` if one is there twice.
         stamp: The digest of a layout that onnxkvrename manifest --stamp wrote; `None` without one.
         buffers: The KV buffers.
         kept: Inputs and outputs of the model whose names stay, each with the reason.
@@ -114,6 +116,7 @@ class Model(NamedTuple):
     layers: tuple[int, ...]
     tokens: tuple[TokenCount, ...]
     names: int
+    totals: ByteTotals | None
     stamp: StampStatus | None
     buffers: tuple[Buffer, ...]
     kept: tuple[UnchangedName, ...]
