@@ -5,32 +5,37 @@ from __future__ import annotations
 import posixpath
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import Finding
-from onnxkvrename.layout.kinds import (
-    BufferKind,
-    InferredKind,
-    find_pair_dtype,
-    find_pair_shape,
-    group_by_layer,
-    has_block_table,
-    infer_buffer_kind,
+from onnxkvrename.layout.layout import (
+    GraphTrace,
+    build_buffers,
+    build_layout,
+    check_stamp,
+    fold_alike,
 )
-from onnxkvrename.layout.layout import build_layout, check_stamp, fold_alike
 from onnxkvrename.layout.manifest import ByteTotals, add_byte_totals, compute_byte_totals
-from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate, UpdateTracer, find_mix_ups
+from onnxkvrename.layout.updates import (
+    UNKNOWN_UPDATE,
+    UNTRACED_UPDATE,
+    BufferUpdate,
+    UpdateTracer,
+    find_mix_ups,
+)
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
+from onnxkvrename.records import Spread, fill_record
+from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
-from onnxkvrename.rules.profile import MERGED, PartPath, Rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED, PartPath
 from onnxkvrename.rules.windows import check_parts
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 
@@ -58,17 +63,18 @@ class InspectedBuffer(NamedTuple):
     """A KV buffer, with the names of its two sides as they are in the file.
 
     Attributes:
-        layer: The layer, from 0.
-        buffer: The part of the layer, such as ``past_key``.
-        scope: What precedes the name in models of several parts; mostly empty.
-        kind: The kind of cache, by the profile or by its shape.
-        state: Whether the names carry a token, and whether the buffer is there and sound.
-        dtype: The dtype; empty if it is missing.
-        shape: The shape, with symbols; ``None`` if the graph does not say it.
-        input: The name of the input; ``None`` if it is missing.
-        output: The name of the retained output; ``None`` if it is missing.
-        is_kind_guessed: True if only its shape or its name suggests its kind.
-        update: How the output is made from the input.
+        layer: The number of the layer.
+        buffer: The part of the name that says what is in the buffer, such as past_key.
+        scope: The part of the name before the last slash, as in layerwise exports; usually empty.
+        kind: vLLM's own strings; mamba for every state without a context axis.
+        state: half: a token on one side only; broken: an error of its own; missing: its layer
+            should have it.
+        dtype: The element type, in ONNX's words; empty for a missing buffer.
+        shape: Sizes and symbols, `None` for what the file does not say.
+        input: The graph input of the pair; `None` if it is missing.
+        output: The retained output of the pair; `None` if it is missing.
+        kind_guessed: Whether only its shape or its name suggests the kind.
+        update: How its output is made from its input.
     """
 
     layer: int
@@ -80,8 +86,8 @@ class InspectedBuffer(NamedTuple):
     shape: tuple[Dim, ...] | None
     input: str | None
     output: str | None
-    is_kind_guessed: bool = False
-    update: BufferUpdate = UNKNOWN_UPDATE
+    kind_guessed: bool = False
+    update: Annotated[BufferUpdate, Spread(("update", "update_axis"))] = UNKNOWN_UPDATE
 
 
 class BufferGroup(NamedTuple):
@@ -96,8 +102,8 @@ class BufferGroup(NamedTuple):
     dtype: str
     shape: tuple[Dim, ...] | None
     layers: tuple[int, ...]
-    is_kind_guessed: bool = False
-    update: BufferUpdate = UNKNOWN_UPDATE
+    kind_guessed: bool = False
+    update: BufferUpdate = UNTRACED_UPDATE
 
 
 class StampStatus(NamedTuple):
@@ -283,7 +289,7 @@ def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]
         (
             item.buffer,
             item.layer,
-            (item.kind, item.dtype, item.shape, item.is_kind_guessed, item.update),
+            (item.kind, item.dtype, item.shape, item.kind_guessed, item.update),
         )
         for item in buffers
         if item.state != "missing"
@@ -316,41 +322,20 @@ def _list_buffers(
     model: KvModel, broken: frozenset[str], updates: Mapping[str, BufferUpdate]
 ) -> Iterator[InspectedBuffer]:
     """Yield the buffers by layer, with those that a layer lacks between those that it has."""
-    plan, siblings = model.plan, group_by_layer(model.plan.pairs)
-    infer = partial(infer_buffer_kind, has_block_table=has_block_table(model.signature.inputs))
-    layers: dict[tuple[int, int, str], dict[str, list[KvPair]]] = {}
-    for pair in plan.pairs:
-        parts = layers.setdefault((pair.layer, pair.rule, pair.kind), {})
-        parts.setdefault(pair.buffer, []).append(pair)
-    for (layer, rule, kind), pairs_by_part in layers.items():
-        parts_here = {*plan.required_parts[rule, kind], *pairs_by_part}
+    plan = model.plan
+    layers: dict[tuple[int, str], dict[str, list[InspectedBuffer]]] = {}
+    for pair, buffer in zip(plan.pairs, build_buffers(model, GraphTrace(updates)), strict=True):
+        found = fill_record(InspectedBuffer, buffer, state=_classify_pair(pair, broken))
+        parts = layers.setdefault((pair.layer, pair.kind), {})
+        parts.setdefault(pair.buffer, []).append(found)
+    for (layer, kind), parts in layers.items():
+        parts_here = {*plan.required_parts[kind], *parts}
         for part in (name for name in plan.part_order if name in parts_here):
-            if part not in pairs_by_part:
-                first = next(iter(pairs_by_part.values()))[0]
-                cache_kind = infer(first, siblings[first.scope, layer, kind]).kind
-                yield InspectedBuffer(
-                    layer, part, first.scope, cache_kind, "missing", "", None, None, None
-                )
-            for pair in pairs_by_part.get(part, ()):
-                inferred = infer(pair, siblings[pair.scope, layer, kind])
-                buffer = _build_buffer(pair, inferred, broken)
-                update = updates.get(buffer.output or "", UNKNOWN_UPDATE)
-                yield buffer._replace(update=update)
-
-
-def _build_buffer(pair: KvPair, kind: InferredKind, broken: frozenset[str]) -> InspectedBuffer:
-    return InspectedBuffer(
-        layer=pair.layer,
-        buffer=pair.buffer,
-        scope=pair.scope,
-        kind=kind.kind,
-        state=_classify_pair(pair, broken),
-        dtype=find_pair_dtype(pair),
-        shape=find_pair_shape(pair),
-        input=None if pair.input is None else pair.input.old_name,
-        output=None if pair.output is None else pair.output.old_name,
-        is_kind_guessed=kind.is_guess,
-    )
+            first = next(iter(parts.values()))[0]
+            missing = InspectedBuffer(
+                layer, part, first.scope, first.kind, "missing", "", None, None, None
+            )
+            yield from parts.get(part, (missing,))
 
 
 def _classify_pair(pair: KvPair, broken: frozenset[str]) -> NameStatus:
@@ -398,6 +383,7 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
     for window in ordered:
         tokens.update(dict(window.token_counts))
     kept = {(item.name, item.reason): item for window in ordered for item in window.kept}
+    buffers = chain.from_iterable(window.buffers for window in ordered)
     first = ordered[0]
     return ModelSummary(
         path="" if first.part is None else first.part.root,
@@ -405,7 +391,7 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
         export=first.export,
         weight=_add_stats([window.weight for window in ordered]),
         files=_list_files(ordered),
-        buffers=_sort_buffers(chain.from_iterable(window.buffers for window in ordered)),
+        buffers=tuple(sorted(buffers, key=lambda buffer: buffer.layer)),
         token_counts=tuple(tokens.most_common()),
         name_count=sum(window.name_count for window in ordered),
         kept=tuple(kept.values()),
@@ -419,10 +405,6 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
 
 def _find_first_layer(window: ModelSummary) -> int:
     return 0 if window.part is None else window.part.name.first_layer
-
-
-def _sort_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[InspectedBuffer, ...]:
-    return tuple(sorted(buffers, key=lambda item: item.layer))
 
 
 def _add_stats(stats: Sequence[ModelStats]) -> ModelStats:

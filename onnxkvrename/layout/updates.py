@@ -47,8 +47,8 @@ class BufferUpdate(NamedTuple):
     """How a retained output is made from its input.
 
     Attributes:
-        kind: One of `UpdateKind`.
-        axis: For ``append`` and ``delta`` the axis with another size, ``None`` if not known.
+        kind: How the retained output is made from its input.
+        axis: For append and delta the axis with another size, `None` if it is not known.
         other_inputs: The inputs of other buffers that the output is made of instead of its own:
             the model mixes up its buffers.
     """

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.rewrite import rewrite_name
 
 _NO_NAMES: Mapping[str, str] = {}
+
+
+class SameBufferError(UnreadableTextError):
+    """Two names in a text become one, so the change could not be undone."""
 
 
 class OneModel(NamedTuple):
@@ -113,6 +118,34 @@ class ModelNames(NamedTuple):
                 return new_name
         return None
 
+    def find_new_names(
+        self, names: Iterable[str], present: Iterable[str] = (), *, is_graph_value: bool = True
+    ) -> tuple[dict[str, str | None], list[str]]:
+        """Return the new name of each name, and those with a token that the run may not replace.
+
+        Of names with a different token only those count whose buffer has no other name in the
+        file: a file may serve several models.
+
+        Args:
+            names: The names in a sidecar.
+            present: Further new names that will be in it.
+            is_graph_value: As for :meth:`find_new_name`.
+        """
+        new_names = {
+            name: self.find_new_name(name, is_graph_value=is_graph_value) for name in names
+        }
+        present = {*present, *(new for new in new_names.values() if new is not None)}
+        conflicting = []
+        for name in [old for old, new in new_names.items() if new is None]:
+            other = self.find_other_token(name, is_graph_value=is_graph_value)
+            if other is None or other.new_name in present:
+                continue
+            if other.may_change:
+                new_names[name] = other.new_name
+            else:
+                conflicting.append(name)
+        return new_names, conflicting
+
     def find_other_token(self, name: str, *, is_graph_value: bool) -> OtherToken | None:
         """Return what a name becomes that only has a different token than the buffers have.
 
@@ -135,10 +168,12 @@ class ModelNames(NamedTuple):
 
     def _rewrite_name(self, name: str, *, is_graph_value: bool) -> Iterator[tuple[str, str]]:
         """Yield the token of a name, and the name that a buffer of the models has instead."""
-        normalize = self.token_change.normalize and is_graph_value
+        suffixes = (True, False) if self.token_change.normalize and is_graph_value else (False,)
         for side in ("input", "output"):
             match = self.rules.match(side, name)
-            if match is not None:
+            if match is None:
+                continue
+            for normalize in suffixes:
                 token = self.token_change.final_token
                 new_name = rewrite_name(self.rules, match, token, normalize=normalize)
                 if new_name in self.kv_names:
@@ -164,6 +199,18 @@ class ModelNames(NamedTuple):
             if match is not None and (match.scope, match.buffer) in self.first_layers:
                 return self.first_layers[match.scope, match.buffer]
         return None
+
+
+def check_distinct(new_names: Mapping[str, str | None]) -> None:
+    """Raise :class:`SameBufferError` if two texts become the same; ``None`` is not a name."""
+    sources: dict[str, str] = {}
+    for old, new in new_names.items():
+        if new is not None and sources.setdefault(new, old) != old:
+            raise SameBufferError(
+                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
+                "which are the same buffer",
+                "keep one of the two",
+            )
 
 
 def _has_surrogate(name: str) -> bool:

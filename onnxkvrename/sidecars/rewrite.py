@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.sidecars.bindings import (
-    BindingPlan,
-    BoundModels,
-    list_bound_names,
-    plan_bindings,
-)
+from onnxkvrename.sidecars.bindings import BindingPlan, BoundModels, plan_bindings
 from onnxkvrename.sidecars.formats import SidecarFormat
-from onnxkvrename.sidecars.model_names import ModelNames
-from onnxkvrename.sidecars.text_edit import splice_values
-from onnxkvrename.sidecars.tree import Node, ScalarNode, flatten_tree
+from onnxkvrename.sidecars.model_names import ModelNames, check_distinct
+from onnxkvrename.sidecars.tree import Node, ScalarNode, read_content, splice_values
 
 STALE_CODE = "KV406"
 """The code of a sidecar with names from before a rename, or that cannot get the new ones."""
 
 _NewNames = Mapping[str, "str | None"]
 """The new name of each name in a sidecar; ``None`` if it matches nothing in the model."""
+
+
+Problem = Literal["refused", "of another token", "foreign"]
 
 
 class RewrittenSidecar(NamedTuple):
@@ -37,8 +33,8 @@ class RewrittenSidecar(NamedTuple):
         findings: Problems with the names in the sidecar.
         matched_names: The names in the sidecar that the models have or had.
         shared_names: Old names that other models beside the sidecar may have, too.
-        stays: True if the file is left where and as it is, whatever becomes of the models.
-        has_other_token: True if names have a different token, which the run may not replace.
+        problem: That it cannot get the new names, because of their tokens or for another reason,
+            or that it names buffers of other models only; the findings say which.
     """
 
     data: bytes
@@ -46,8 +42,7 @@ class RewrittenSidecar(NamedTuple):
     findings: tuple[Finding, ...] = ()
     matched_names: frozenset[str] = frozenset()
     shared_names: frozenset[str] = frozenset()
-    stays: bool = False
-    has_other_token: bool = False
+    problem: Problem | None = None
 
 
 def rewrite_sidecar(
@@ -68,111 +63,40 @@ def rewrite_sidecar(
         ModelError: The content cannot be read in this format, or a name in it cannot be
             replaced.
     """
-    if sidecar_format.find_names is None:
-        return RewrittenSidecar(data)
     try:
         text = _decode_text(data)
-        tree, scalars = _parse_names(text, sidecar_format)
-        if sidecar_format.is_binding and models is not None and tree is not None:
+        tree = sidecar_format.parse(text)
+        if tree is None:
+            return RewrittenSidecar(data)
+        if sidecar_format.find_names is None:
+            assert models is not None
             plan = plan_bindings(tree, sidecar_format, models)
             encoded = _splice_names(text, tree, plan.changes, sidecar_format, data)
             renamed = tuple(dict.fromkeys((s.value, new) for s, new in plan.changes.items()))
-            return RewrittenSidecar(
-                encoded,
-                renamed,
-                matched_names=plan.matched_names,
-                shared_names=plan.shared_names,
-                findings=tuple(_build_binding_findings(path, plan)),
-                has_other_token=plan.has_other_token,
-            )
-        new_names, conflicting = _find_new_names(scalars, names, sidecar_format)
+            problem, findings = _check_binding(path, plan)
+            matched, shared = plan.matched_names, plan.shared_names
+            return RewrittenSidecar(encoded, renamed, findings, matched, shared, problem)
+        scalars = tuple(sidecar_format.find_names(tree))
+        new_names, conflicting = names.find_new_names(
+            (scalar.value for scalar in scalars), is_graph_value=sidecar_format.only_graph_values
+        )
+        check_distinct(new_names)
         changes = {old: new for old, new in new_names.items() if new is not None and new != old}
-        _check_distinct(new_names)
         scalar_changes = {s: changes[s.value] for s in scalars if s.value in changes}
         encoded = _splice_names(text, tree, scalar_changes, sidecar_format, data)
     except UnreadableTextError as error:
-        raise _build_form_error(error, path, sidecar_format) from None
-    findings = tuple(_check_names(path, new_names, sidecar_format, names))
+        hint = error.hint or f"expected: {sidecar_format.expected_form}"
+        message = f"cannot be read as {sidecar_format.caption}: it {error}"
+        raise ModelError(message, path=path, hint=hint) from error
     if conflicting:
-        findings = (_build_token_finding(path, conflicting, sidecar_format, names),)
+        tokens, hint = names.describe_conflict(conflicting)
+        message = f"has {tokens}; {sidecar_format.effect}"
+        problem, findings = "of another token", (build_finding(STALE_CODE, path, message, hint),)
+    else:
+        problem, findings = _check_names(path, new_names, sidecar_format, names)
     matched = frozenset(old for old, new in new_names.items() if new is not None)
     return RewrittenSidecar(
-        encoded,
-        tuple(changes.items()),
-        findings,
-        matched,
-        frozenset(changes),
-        has_other_token=bool(conflicting),
-    )
-
-
-def _find_new_names(
-    scalars: Iterable[ScalarNode], names: ModelNames, sidecar_format: SidecarFormat
-) -> tuple[_NewNames, list[str]]:
-    """Return the new names, and the names with a different token that the run may not replace.
-
-    Of names with a different token only those count whose buffer has no other name in the file:
-    a file may serve several models.
-    """
-    is_graph_value = sidecar_format.only_graph_values
-    new_names = {
-        scalar.value: names.find_new_name(scalar.value, is_graph_value=is_graph_value)
-        for scalar in scalars
-    }
-    present = {new for new in new_names.values() if new is not None}
-    conflicting = []
-    for name in [old for old, new in new_names.items() if new is None]:
-        other = names.find_other_token(name, is_graph_value=is_graph_value)
-        if other is None or other.new_name in present:
-            continue
-        if other.may_change:
-            new_names[name] = other.new_name
-        else:
-            conflicting.append(name)
-    return new_names, conflicting
-
-
-def list_names(
-    data: bytes,
-    path: str,
-    sidecar_format: SidecarFormat,
-    locations: frozenset[str],
-    names: ModelNames,
-) -> tuple[str, ...]:
-    """Return the names in a sidecar that may be of some models, each once, as in the file.
-
-    The locations are the paths of the models relative to the sidecar's directory.
-
-    Raises:
-        ModelError: The content cannot be read in this format.
-    """
-    try:
-        tree, scalars = _parse_names(_decode_text(data), sidecar_format)
-        if sidecar_format.is_binding and tree is not None:
-            directory = os.path.dirname(path)
-            bound = list_bound_names(tree, sidecar_format, directory, locations, names)
-            return tuple(dict.fromkeys(bound))
-    except UnreadableTextError as error:
-        raise _build_form_error(error, path, sidecar_format) from None
-    return tuple(dict.fromkeys(scalar.value for scalar in scalars))
-
-
-def _parse_names(
-    text: str, sidecar_format: SidecarFormat
-) -> tuple[Node | None, tuple[ScalarNode, ...]]:
-    """Return the tree of a text, and the names in it; raises `UnreadableTextError`."""
-    tree = sidecar_format.parse(text)
-    if tree is None or sidecar_format.find_names is None:
-        return tree, ()
-    return tree, tuple(sidecar_format.find_names(tree))
-
-
-def _build_form_error(
-    error: UnreadableTextError, path: str, sidecar_format: SidecarFormat
-) -> ModelError:
-    hint = error.hint or f"expected: {sidecar_format.expected_form}"
-    return ModelError(
-        f"cannot be read as {sidecar_format.caption}: it {error}", path=path, hint=hint
+        encoded, tuple(changes.items()), findings, matched, frozenset(changes), problem
     )
 
 
@@ -192,18 +116,6 @@ def _encode_text(text: str) -> bytes:
         ) from None
 
 
-def _check_distinct(new_names: _NewNames) -> None:
-    """Raise if two names get the same new name, because the change could not be undone."""
-    sources: dict[str, str] = {}
-    for old, new in new_names.items():
-        if new is not None and sources.setdefault(new, old) != old:
-            raise UnreadableTextError(
-                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
-                "which are the same buffer",
-                "keep one of the two",
-            )
-
-
 def _splice_names(
     text: str,
     tree: Node | None,
@@ -217,7 +129,7 @@ def _splice_names(
     result = splice_values(text, changes)
     try:
         result_tree = sidecar_format.parse(result)
-        is_proved = list(flatten_tree(result_tree, {})) == list(flatten_tree(tree, changes))
+        is_proved = read_content(result_tree, {}) == read_content(tree, changes)
     except UnreadableTextError:
         is_proved = False
     if not is_proved:
@@ -229,9 +141,12 @@ def _splice_names(
 
 def _check_names(
     path: str, new_names: _NewNames, sidecar_format: SidecarFormat, names: ModelNames
-) -> Iterator[Finding]:
+) -> tuple[Problem | None, tuple[Finding, ...]]:
+    """Return what is wrong with the names in a file whose names are all of the models."""
     if not sidecar_format.only_graph_values:
-        return
+        return None, ()
+    problem: Problem | None = None
+    findings: list[Finding] = []
     present = {new for new in new_names.values() if new is not None}
     unmatched = [
         shorten_text(old)
@@ -239,42 +154,34 @@ def _check_names(
         if new is None and old not in names.neighbour_names
     ]
     if unmatched and names.kv_names and not present & names.kv_names:
-        yield _build_wrong_model_finding(path, unmatched)
+        problem = "foreign"
+        findings.append(_build_foreign_finding(path, f", but {format_list(unmatched)}"))
     elif unmatched:
-        yield build_finding(
-            "KV404",
-            path,
-            f"names {format_list(unmatched)}, which match nothing in the model",
-            "remove these entries, or correct their names",
-        )
+        message = f"names {format_list(unmatched)}, which match nothing in the model"
+        hint = "remove these entries, or correct their names"
+        findings.append(build_finding("KV404", path, message, hint))
     if sidecar_format.requires_pairs:
-        yield from _check_both_sides(path, new_names, names)
+        findings += _check_both_sides(path, new_names, names)
+    return problem, tuple(findings)
 
 
-def _build_token_finding(
-    path: str, conflicting: list[str], sidecar_format: SidecarFormat, names: ModelNames
-) -> Finding:
-    """Return KV406 as an error: without these names the file would not fit the result."""
-    problem, hint = names.describe_conflict(conflicting)
-    message = f"has {problem}; {sidecar_format.effect}"
-    return build_finding(STALE_CODE, path, message, hint)._replace(severity="error")
+def _check_binding(path: str, plan: BindingPlan) -> tuple[Problem | None, tuple[Finding, ...]]:
+    """Return why a configuration cannot get the new names of the models, if so."""
+    if plan.refusals:
+        findings = (
+            build_finding(STALE_CODE, path, f"cannot be updated: {problem}", hint)
+            for problem, hint in plan.refusals
+        )
+        return "of another token" if plan.has_other_token else "refused", tuple(findings)
+    if not plan.matched_names:
+        return "foreign", (_build_foreign_finding(path),)
+    return None, ()
 
 
-def _build_binding_findings(path: str, plan: BindingPlan) -> Iterator[Finding]:
-    """Yield KV406 as an error where the file cannot get the new names of the models."""
-    for problem, hint in plan.refusals:
-        finding = build_finding(STALE_CODE, path, f"cannot be updated: {problem}", hint)
-        yield finding._replace(severity="error")
-    if not (plan.refusals or plan.matched_names):
-        yield _build_wrong_model_finding(path, [])
-
-
-def _build_wrong_model_finding(path: str, unmatched: list[str]) -> Finding:
-    """Return KV404 as an error: the file would not change, and the compile would be wrong."""
-    message = "belongs to another model: it names no KV buffer of this one"
-    message += f", but {format_list(unmatched)}" if unmatched else ""
-    hint = "use the file that belongs to this model"
-    return build_finding("KV404", path, message, hint)._replace(severity="error")
+def _build_foreign_finding(path: str, names: str = "") -> Finding:
+    """Return KV404: the file would not change, and the compile would be wrong."""
+    message = f"belongs to another model: it names no KV buffer of this one{names}"
+    return build_finding("KV404", path, message, "use the file that belongs to this model")
 
 
 def _check_both_sides(path: str, new_names: _NewNames, names: ModelNames) -> Iterator[Finding]:

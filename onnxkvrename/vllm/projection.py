@@ -6,7 +6,7 @@ not have, as impossible.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
@@ -16,9 +16,11 @@ from onnxkvrename.vllm.groups import Grouping, group_layers
 from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignment_conditions
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.memory_v024 import build_allocations_v024
-from onnxkvrename.vllm.memory_v033 import NIXL_LAYOUT, build_allocations_v033
+from onnxkvrename.vllm.memory_v033 import build_allocations_v033
+from onnxkvrename.vllm.nixl import build_transfers
 from onnxkvrename.vllm.specs import (
     MLA_KINDS,
+    VERSION_TRAITS,
     Condition,
     KvCacheSpec,
     ProjectionRequest,
@@ -86,21 +88,33 @@ def project_layout(
     except RefusalError as error:
         return Projection(request, model.specs, model.conditions, (error.refusal,))
     conditions = (*model.conditions, *list_alignment_conditions(specs, request))
-    version, lengths = request.vllm_version, request.prompt_lengths
+    version = request.vllm_version
     grouping = group_layers(specs, version)
     if version == "0.24":
         groupings: tuple[Grouping, ...] = (grouping,)
-        allocations = build_allocations_v024(grouping, lengths)
+        allocations = build_allocations_v024(grouping)
     else:
         block_outermost = group_layers(specs, version, block_outermost=True)
         groupings = (grouping, block_outermost)
-        allocations = build_allocations_v033(specs, grouping, block_outermost, lengths)
+        allocations = build_allocations_v033(specs, grouping, block_outermost)
     try:
         stages = build_stages(groupings, allocations, request) if allocations else ()
     except RefusalError as error:
         return Projection(request, specs, conditions, (error.refusal,))
+    allocations = tuple(_count_transfers(each, groupings, request) for each in allocations)
     allocations = tuple(apply_stages(groupings, allocations, stages, request))
     return Projection(request, specs, conditions, (), groupings, allocations, stages)
+
+
+def _count_transfers(
+    allocation: Allocation, groupings: Sequence[Grouping], request: ProjectionRequest
+) -> Allocation:
+    """Fill in what NIXL moves for each prompt."""
+    groups = groupings[allocation.grouping_index].groups
+    if allocation.registration is None:
+        return allocation
+    transfers = build_transfers(groups, allocation.registration, request.prompt_lengths)
+    return allocation._replace(transfers=transfers)
 
 
 def _append_draft(layout: Layout, draft: Layout) -> Layout:
@@ -123,10 +137,9 @@ def find_nixl_allocation(projection: Projection) -> Allocation | None:
     It is the one that the connector selects, else vLLM's default. ``None`` without groups.
     """
     is_mla = any(spec.kind in MLA_KINDS for spec in projection.specs)
-    if projection.request.vllm_version == "0.24" or is_mla:
-        chosen = (each for each in projection.allocations if each.is_default)
-    else:
-        chosen = (each for each in projection.allocations if each.name == NIXL_LAYOUT)
+    layout = "" if is_mla else VERSION_TRAITS[projection.request.vllm_version].nixl_layout
+    allocations = projection.allocations
+    chosen = (each for each in allocations if (each.name == layout if layout else each.is_default))
     return next(chosen, None)
 
 

@@ -21,7 +21,6 @@ from onnxkvrename.handoff.consumers.vllm_qaic import (
     selects_output,
 )
 from onnxkvrename.handoff.selection import select_values
-from onnxkvrename.layout.kinds import BufferKind
 from onnxkvrename.layout.layout import (
     KvBuffer,
     Layout,
@@ -31,6 +30,7 @@ from onnxkvrename.layout.layout import (
 )
 from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import build_minimal_plan
@@ -439,7 +439,7 @@ def test_keys_and_values_of_an_encoder_are_cut_whatever_their_axis_is_called() -
         shape: tuple[Dim, ...] = ("batch_size", 2, length, 4)
         layout = model(decoder(1, shape))
         buffers = tuple(
-            one._replace(kind="cross_attention", is_kind_guessed=False) for one in layout.buffers
+            one._replace(kind="cross_attention", kind_guessed=False) for one in layout.buffers
         )
         one = only(layout._replace(buffers=buffers), "KV605")
         assert "not the context (the encoder's output)" in one.message

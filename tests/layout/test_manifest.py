@@ -7,7 +7,7 @@ import math
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -21,13 +21,14 @@ from tiers import thin
 
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.findings import CODES, Finding, build_finding
-from onnxkvrename.layout import kinds, manifest
 from onnxkvrename.layout import layout as layouts
 from onnxkvrename.layout import load as gathering
+from onnxkvrename.layout import manifest
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.layout.load import CompileInfo
 from onnxkvrename.model.signature import Value
 from onnxkvrename.model.weights import Weight
+from onnxkvrename.rules.kinds import list_kinds
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.results import ModelReport
 
@@ -74,7 +75,7 @@ def buffers(draw: st.DrawFn, values: Values, models: list[str]) -> KvBuffer:
     if into is not None and out is not None and draw(st.booleans()):
         out = None
     shape = next((end.shape for end in (into, out) if end and end.shape is not None), None)
-    kind = draw(st.sampled_from(get_args(kinds.BufferKind)))
+    kind = draw(st.sampled_from(list_kinds()))
     sequence, window = layouts.find_axis_and_window(kind, shape)
     return KvBuffer(
         layer=draw(st.integers(0, 999_999)),
@@ -362,20 +363,14 @@ def test_another_layout_of_the_same_document_is_no_change() -> None:
         (changed(models=None), "valid: models: expected array, got null"),
         (changed(models=[1]), "models[0]: expected str, got int"),
         (changed(sizes={"ctx_len": True}), "sizes[...]: expected int, got bool"),
-        (changed(sizes={"ctx_len": 0}), "sizes.ctx_len is less"),
         (changed(buffers=[[]]), "buffers[0]: expected object"),
         (changed(buffers=[{}]), "buffers[0]: object missing required field"),
         (changed(findings=[{"model": "", "code": "", "severity": 1}]), "findings[0].severity: "),
-        (with_buffer(kind="attention"), "the kind attention"),
+        (with_buffer(kind="attention"), "buffers[0].kind: invalid"),
         (with_buffer(layer=True), "buffers[0].layer: expected int"),
         (with_buffer(layer="0"), "buffers[0].layer: expected int"),
         (with_buffer(shape=[1.5]), "buffers[0].shape[0]: expected"),
-        (with_buffer(sequence_axis=1), "sequence_axis or"),
-        (with_buffer(window="ctx_len"), "sequence_axis or"),
-        (with_buffer(output="other"), "a buffer has a name"),
-        (with_buffer(input=None, output=None), "a buffer has a shape"),
-        (with_buffer(shape=["b", 1, "ctx_len", 8]), "a buffer has a shape"),
-        (with_buffer(model="other"), "belongs to a model"),
+        (with_buffer(shape=["b", 9, "ctx_len", 8]), "kv_layout_sha256"),
         (with_buffer(dtype="FLOAT16"), "kv_layout_sha256"),
         (with_buffer(layer=7), "kv_layout_sha256"),
         (with_buffer(part="k_pe"), "kv_layout_sha256"),
@@ -478,7 +473,6 @@ def test_a_manifest_describes_the_weights_that_tell_models_apart() -> None:
     [
         ("update", "grows", r"buffers\[0\]\.update: "),
         ("update", None, r"\.update: expected str"),
-        ("update_axis", -1, "update_axis that is less than 0"),
         ("update_axis", True, r"\.update_axis: expected int"),
         ("kind_guessed", 1, r"\.kind_guessed: expected bool"),
     ],

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
+import pickle
 from collections.abc import Iterator
-from io import BytesIO, TextIOWrapper
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from onnxkvrename.verification.running import isolated_run, run_process
+from onnxkvrename.records import serialize
+from onnxkvrename.verification.running import isolated_run
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +24,7 @@ def run_here() -> Iterator[None]:
         yield
 
 
-def _serve_here(request: bytes, seconds: int) -> Any:
-    stdout = TextIOWrapper(BytesIO())
-    with (
-        patch.object(sys, "stdout", stdout),
-        patch.multiple(run_process, limit_process=_set_no_limit, limit_memory=_set_no_limit),
-    ):
-        run_process.serve_request(json.loads(request))
-    return isolated_run._EndedProcess(0, stdout.buffer.getvalue(), False)
-
-
-def _set_no_limit(*_: object) -> None:
-    pass
+def _serve_here(request: bytes, *_: object) -> Any:
+    loop, _limits = pickle.loads(request)
+    reply = json.dumps(serialize(isolated_run._run_loop(loop)))
+    return isolated_run._EndedProcess(0, reply.encode(), b"")

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from onnxkvrename.layout.inspect import InspectedBuffer, NameStatus
-from onnxkvrename.layout.kinds import BufferKind, get_kind_traits, list_kinds
+from onnxkvrename.rules.kinds import get_kind_traits, list_kinds
 
 MAX_COLUMNS = 256
 """Columns of the largest map. Above it, neighbors that are alike share one."""
@@ -144,7 +144,7 @@ def get_symbol(cell: Cell, column: MapColumn) -> str:
 
 def list_legend(grid: KvGrid) -> Iterator[LegendEntry]:
     """Yield what the letters, the signs and the case of letters of a map mean."""
-    kinds: dict[BufferKind, InspectedBuffer] = {}
+    kinds: dict[str, InspectedBuffer] = {}
     states: dict[NameStatus, InspectedBuffer] = {}
     for cell in grid.cells:
         states.setdefault(cell.state, cell)

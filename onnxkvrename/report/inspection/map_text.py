@@ -14,7 +14,6 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, NameStatus
-from onnxkvrename.layout.kinds import get_kind_traits
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.inspection.grid import (
     Cell,
@@ -24,6 +23,7 @@ from onnxkvrename.report.inspection.grid import (
     get_symbol,
     list_legend,
 )
+from onnxkvrename.rules.kinds import get_kind_traits
 
 _STATUS_STYLES: Mapping[NameStatus, str] = {
     "half": "black on white",

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise, zip_longest
 from types import MappingProxyType
 from typing import NamedTuple
 
-from onnxkvrename.handoff.side_checks import STARTUP_FAILURE_CODES
+from onnxkvrename.handoff.verdict import STARTUP_FAILURE_CODES
 from onnxkvrename.layout.layout import format_size_option
 from onnxkvrename.model.signature import Dim, format_shape
 from onnxkvrename.report.documents.compare_json import (

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from rich.filesize import decimal
 
 from onnxkvrename.layout.inspect import ModelSummary
-from onnxkvrename.layout.kinds import get_kind_traits
 from onnxkvrename.report.inspection.facts import (
     describe_tokens,
     format_bytes,
@@ -26,6 +25,7 @@ from onnxkvrename.report.inspection.grid import (
     list_legend,
 )
 from onnxkvrename.report.pages.page import render_page, shorten_path
+from onnxkvrename.rules.kinds import KINDS, get_kind_traits
 
 _MAX_TITLE = 80
 _BAND = 10
@@ -56,6 +56,10 @@ def render_inspect_page(summaries: Sequence[ModelSummary]) -> str:
     return render_page(
         "inspect",
         with_script=any(model["bands"] for model in models),
+        more_style="".join(
+            f".kind-{kind} {{ --kind: light-dark({', '.join(traits.page_colors)}) }}\n"
+            for kind, traits in KINDS.items()
+        ),
         models=models,
         kind=get_kind_traits,
         captions=STATUS_CAPTIONS,

@@ -27,7 +27,7 @@ _MAX_NAME = 120
 _MAX_TEXT = 1500
 
 
-def render_page(command: str, *, with_script: bool, **values: Any) -> str:
+def render_page(command: str, *, with_script: bool, more_style: str = "", **values: Any) -> str:
     """Return a page that needs nothing but itself: no network, no other file.
 
     Its Content-Security-Policy allows this one style and this one script, by their digests. So no
@@ -36,6 +36,7 @@ def render_page(command: str, *, with_script: bool, **values: Any) -> str:
     Args:
         command: The command that makes it, such as ``inspect``, and has its template.
         with_script: Whether there is anything on the page that a script can move.
+        more_style: CSS of ours, after that of the page.
         values: The other values of the template.
     """
     environment = Environment(
@@ -54,6 +55,7 @@ def render_page(command: str, *, with_script: bool, **values: Any) -> str:
         "text": _show_text,
     }
     style = "".join(read_text_file(_SOURCES / f"{name}.css") for name in ("page", command))
+    style += more_style
     script = read_text_file(_SOURCES / f"{command}.js") if with_script else ""
     template = environment.get_template(f"{command}.html.j2")
     page = template.render(

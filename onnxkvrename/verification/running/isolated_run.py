@@ -1,58 +1,60 @@
 """Run the retention loop in a process of its own, with limits for time and memory.
 
 A graph is a program of someone else: it can loop forever, ask for any amount of memory, or
-crash onnxruntime. The process gets a request of one line of JSON through its standard
-input, which stays open as long as the reply is wanted, and prints the reply, one line
-of JSON, as its last line. Everything in a reply is read as what it should be, and nothing of
-it is ever run, opened or written.
+crash onnxruntime. The process is started, not forked; it gets its request through its standard
+input, which stays open as long as the reply is wanted, and writes the reply into a temporary
+file. Everything in a reply is read as what it should be, and nothing of it is ever run, opened
+or written.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from tempfile import TemporaryFile
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import IO, Literal, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, parse_json
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding
 from onnxkvrename.limits import MAX_MATCHED_CHARS, MAX_REASON_CHARS, MAX_TEXT_BYTES
-from onnxkvrename.records import fill_record, read_record
+from onnxkvrename.records import read_record, serialize
 from onnxkvrename.verification.running.dim_sizes import read_specialized_sizes
+from onnxkvrename.verification.running.ort_session import MemoryLimitError
 from onnxkvrename.verification.running.retention_loop import (
     DEFAULT_STEPS,
     RetentionRun,
     RunnableModel,
     build_difference_finding,
-    build_feedback_finding,
     compare_runs,
+    run_retention_loop,
 )
-from onnxkvrename.verification.running.run_process import Reply, SentRun
 
 TIME_VARIABLE, MEMORY_VARIABLE = "ONNXKVRENAME_RUN_TIMEOUT", "ONNXKVRENAME_RUN_MEMORY"
 """What the environment may say instead: seconds, and MiB."""
 _LEAST_SECONDS, _SECONDS_PER_GIB = 600, 60
 _LEAST_MEBIBYTES, _MEMORY_PER_MODEL_BYTE = 4096, 4
 """onnxruntime parses the weights, copies them, and packs some of them again."""
+_OWN_MEBIBYTES = 512
+"""Address space that Python, numpy and onnxruntime take before there is a model."""
 _MEMORY_PATTERN = (
     rb"MemoryError|bad_alloc|annot allocate memory|emory allocation|can't start new thread"
 )
 """How Python, C++, the system and OpenBLAS say that there is no more memory."""
 
 _BOOTSTRAP = (
-    "import json, sys; request = json.loads(sys.stdin.buffer.readline()); "
-    "sys.path[:] = request['sys_path']; "
-    "from onnxkvrename.verification.running.run_process import serve_request; "
-    "serve_request(request)"
+    "import sys; sys.path[:] = sys.argv[1:]; "
+    "from onnxkvrename.verification.running.isolated_run import serve_request; serve_request()"
 )
 _KEPT_VARIABLES = (
     *("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TMPDIR", "TEMP", "TMP"),
@@ -65,6 +67,21 @@ _SET_VARIABLES = {
     # The loop computes nothing in numpy, and each thread reserves memory.
     "OPENBLAS_NUM_THREADS": "1",
 }
+
+
+class RunError(NamedTuple):
+    """Why there is no run."""
+
+    kind: Literal["model", "memory", "other"]
+    message: str = ""
+    hint: str | None = None
+
+
+class Reply(NamedTuple):
+    """What the process answers: a run, or an error."""
+
+    run: RetentionRun | None = None
+    error: RunError | None = None
 
 
 class RunLimits(NamedTuple):
@@ -145,117 +162,129 @@ def run_isolated(
         KvRenameError: onnxruntime is not installed, or the process cannot be started.
     """
     limits = choose_limits(model.byte_size)
-    request = {
-        "sys_path": [path or os.getcwd() for path in sys.path],
-        "parent": os.getpid(),
-        "seconds": limits.seconds,
-        "memory_bytes": limits.mebibytes << 20,
-        "path": str(model.path),
-        "pairs": [[pair.key, pair.input, pair.output, pair.update] for pair in model.pairs],
-        "meanings": dict(model.meanings),
-        "branches": dict(model.branches),
-        "dims": dict(dims),
-        "likely_dims": dict(likely_dims),
-        "steps": steps,
-        "seed": seed,
-    }
-    ended = _run_process(json.dumps(request).encode(), limits.seconds)
+    plain = model._replace(meanings=dict(model.meanings), branches=dict(model.branches))
+    sizes = {"dims": dict(dims), "likely_dims": dict(likely_dims)}
+    loop = partial(run_retention_loop, plain, **sizes, steps=steps, seed=seed)
+    try:
+        with TemporaryFile() as reply, TemporaryFile() as printed:
+            ended = _run_process(pickle.dumps((loop, limits)), limits.seconds, reply, printed)
+    except (OSError, ValueError) as error:
+        message = f"no process can be started to run onnxruntime in: {error}"
+        raise KvRenameError(message) from None
     if ended.exit_code != 0 or ended.was_stopped:
         raise _build_end_error(ended, model, limits)
     try:
-        return _read_reply(ended.last_line, model, limits)
+        return _read_reply(ended.reply, model, limits)
     except (UnreadableTextError, UnicodeDecodeError) as error:
         message = f"the process that runs onnxruntime gave no answer that can be read: {error}"
         raise ModelError(message, path=str(model.path)) from None
 
 
-def _read_reply(line: bytes, model: RunnableModel, limits: RunLimits) -> RetentionRun:
+def _read_reply(text: bytes, model: RunnableModel, limits: RunLimits) -> RetentionRun:
     """Return the run of a reply, or raise its error."""
-    reply = read_record(Reply, parse_json(line.decode("ascii")))
-    if reply.run is not None:
-        return decode_run(reply.run)
-    if reply.error is None:
+    run, error = read_record(Reply, parse_json(text.decode("ascii")))
+    if run is not None:
+        if {len(run.names), *map(len, run.steps)} != {len(run.keys)}:
+            raise UnreadableTextError("run.steps must have a result of each output")
+        return run
+    if error is None:
         raise UnreadableTextError("has neither run nor error")
-    kind, message, hint = reply.error
-    if kind == "memory":
+    if error.kind == "memory":
         raise _build_memory_error(model, limits)
-    if kind == "model":
-        raise ModelError(message, path=str(model.path), hint=hint)
-    raise KvRenameError(message, hint=hint)
-
-
-def decode_run(sent: SentRun) -> RetentionRun:
-    """Return the run that `run_process.encode_run` has prepared for JSON.
-
-    Raises:
-        UnreadableTextError: An output has no name, or a step has no result of it.
-    """
-    if {len(sent.names), *map(len, sent.steps)} != {len(sent.keys)}:
-        raise UnreadableTextError("run.steps must have a result of each output")
-    return fill_record(
-        RetentionRun,
-        sent,
-        output_names=dict(zip(sent.keys, sent.names, strict=True)),
-        step_results=tuple(dict(zip(sent.keys, step, strict=True)) for step in sent.steps),
-        findings=tuple(build_feedback_finding(*each) for each in sent.findings),
-    )
+    if error.kind == "model":
+        raise ModelError(error.message, path=str(model.path), hint=error.hint)
+    raise KvRenameError(error.message, hint=error.hint)
 
 
 class _EndedProcess(NamedTuple):
-    """A process that has ended; it was stopped if it ran for too long, or printed too much.
+    """A process that has ended, with its reply, and all else that it printed.
 
-    The exit code is negative for a signal; the output is that of both streams.
+    The exit code is negative for a signal; it was stopped if it ran for too long.
     """
 
     exit_code: int
-    output: bytes
-    was_stopped: bool
-
-    @property
-    def last_line(self) -> bytes:
-        """The last line of what it printed."""
-        return self.output.rstrip().rpartition(b"\n")[2]
+    reply: bytes
+    printed: bytes
+    was_stopped: bool = False
 
 
-def _run_process(request: bytes, seconds: int) -> _EndedProcess:
+def _run_process(
+    request: bytes, seconds: int, reply: IO[bytes], printed: IO[bytes]
+) -> _EndedProcess:
     """Start the process, and wait until it has ended; whatever happens, it then has.
 
     Raises:
-        KvRenameError: It cannot be started.
+        OSError: It cannot be started.
+        ValueError: The same, as for a path with a zero in it.
     """
     kept = {name: text for name, text in os.environ.items() if name.upper() in _KEPT_VARIABLES}
     command = [sys.executable, "-I", "-B", "-X", f"utf8={sys.flags.utf8_mode}", "-c", _BOOTSTRAP]
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=kept | _SET_VARIABLES,
-        )
-    except (OSError, ValueError) as error:
-        message = f"no process can be started to run onnxruntime in: {error}"
-        raise KvRenameError(message) from None
-    timer = threading.Timer(seconds, process.kill)
+    process = subprocess.Popen(
+        [*command, *(path or os.getcwd() for path in sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=reply,
+        stderr=printed,
+        env=kept | _SET_VARIABLES,
+    )
+    was_stopped = False
     try:
         assert process.stdin is not None
-        assert process.stdout is not None
-        timer.start()
         with suppress(BrokenPipeError):  # it has ended already; its exit code says why
-            process.stdin.write(request + b"\n")
+            process.stdin.write(request)
             process.stdin.flush()
-        output = process.stdout.read(MAX_TEXT_BYTES + 1)
-        was_stopped = len(output) > MAX_TEXT_BYTES
-        if was_stopped:
-            process.kill()
-        exit_code = process.wait()
-        was_stopped = was_stopped or not timer.is_alive()
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        was_stopped = True
     finally:
         process.kill()
-        timer.cancel()
         with suppress(BrokenPipeError):
             process.communicate()
-    return _EndedProcess(exit_code, output, was_stopped)
+    reply.seek(0)
+    printed.seek(max(0, printed.seek(0, os.SEEK_END) - MAX_MATCHED_CHARS))
+    return _EndedProcess(
+        process.returncode, reply.read(MAX_TEXT_BYTES), printed.read(), was_stopped
+    )
+
+
+def serve_request() -> None:
+    """Limit this process, run the loop that standard input asks for, and write the reply."""
+    loop, limits = pickle.load(sys.stdin.buffer)
+    _limit_process(limits)
+    with os.fdopen(os.dup(1), "wb") as reply:
+        os.dup2(2, 1)  # onnxruntime prints
+        reply.write(json.dumps(serialize(_run_loop(loop))).encode())
+
+
+def _run_loop(loop: Callable[[], RetentionRun]) -> Reply:
+    try:
+        return Reply(loop())
+    except (MemoryError, MemoryLimitError):
+        return Reply(error=RunError("memory"))
+    except KvRenameError as error:
+        kind: Literal["model", "other"] = "model" if isinstance(error, ModelError) else "other"
+        return Reply(error=RunError(kind, error.message, error.hint))
+
+
+def _limit_process(limits: RunLimits) -> None:
+    """Limit what this process takes and writes, as far as the system lets a process do so."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    with suppress(ImportError):  # not on Windows
+        import resource
+
+        for name, limit in (
+            ("RLIMIT_AS", limits.mebibytes + _OWN_MEBIBYTES << 20),
+            ("RLIMIT_FSIZE", MAX_TEXT_BYTES),
+            ("RLIMIT_CORE", 0),
+        ):
+            with suppress(AttributeError, ValueError, OSError):  # each system has its own
+                resource.setrlimit(getattr(resource, name), (limit, limit))
+
+
+def _die_with_parent() -> None:
+    """Wait until the pipe from the parent is closed, which also its death does, and end."""
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _build_end_error(
@@ -264,15 +293,13 @@ def _build_end_error(
     """Return the error for a process that ended without a reply."""
     path = str(model.path)
     signal_name = _get_signal_name(-ended.exit_code)
-    if len(ended.output) > MAX_TEXT_BYTES:
-        return RunLimitError(f"onnxruntime printed more than {MAX_TEXT_BYTES:,} bytes", path=path)
-    if ended.was_stopped or signal_name == "SIGXCPU":
+    if ended.was_stopped:
         return RunLimitError(
             f"onnxruntime took more than {limits.seconds:,} s",
             path=path,
             hint=f"with {TIME_VARIABLE}={2 * limits.seconds} in the environment it may take more",
         )
-    if re.search(_MEMORY_PATTERN, ended.output[-MAX_MATCHED_CHARS:]):
+    if re.search(_MEMORY_PATTERN, ended.printed):
         return _build_memory_error(model, limits)
     if signal_name == "SIGKILL":
         return RunLimitError(
@@ -284,7 +311,8 @@ def _build_end_error(
             path=path,
             hint="try another version of onnxruntime; this process was not affected",
         )
-    reason = ended.last_line[:MAX_REASON_CHARS].decode("utf-8", "backslashreplace")
+    last_line = ended.printed.rstrip().rpartition(b"\n")[2]
+    reason = last_line[:MAX_REASON_CHARS].decode("utf-8", "backslashreplace")
     return KvRenameError(f"the process that runs onnxruntime failed: {reason}", path=path)
 
 

@@ -188,8 +188,7 @@ def load_session(
             take more than `MAX_FEED_BYTES`.
         KvRenameError: onnxruntime or numpy is not installed.
     """
-    load_onnxruntime()
-    ort = _import_module("onnxruntime")
+    ort, _ = _import_module("onnxruntime"), _import_module("numpy")
     ort.set_default_logger_severity(_FATAL_LOG_LEVEL)
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL_LOG_LEVEL
@@ -328,16 +327,6 @@ def digest_value(value: Any) -> OutputResult:
 def _read_bytes(value: Any) -> Any:
     size = math.prod(value.shape()) * _FEED_TYPES[value.data_type()].element_size
     return (ctypes.c_char * size).from_address(value.data_ptr()) if size else b""
-
-
-def load_onnxruntime() -> None:
-    """Load onnxruntime and numpy, and nothing of a model.
-
-    Raises:
-        KvRenameError: One of them is not installed.
-    """
-    _import_module("onnxruntime")
-    _import_module("numpy")
 
 
 def _import_module(name: str) -> Any:

@@ -80,19 +80,38 @@ class RetentionRun(NamedTuple):
     Attributes:
         dims: The sizes of the symbols in the shapes of the inputs.
         retained_inputs: For each output that is fed back, the name of its input.
-        output_names: The name of each output by its key.
-        step_results: The result of each output by its key, for each step.
+        keys: The key of each output.
+        names: The name of each output, in the same order.
+        steps: For each step the results of the outputs, in the same order.
         unchanged_outputs: The retained outputs that every step left as their inputs
             entered the first.
-        findings: What could not be fed back; the loop ends at the step that has any.
+        faults: Outputs that could not be fed back, each with the reason; the loop ends at the
+            step that has any.
     """
 
     dims: Mapping[str, int]
     retained_inputs: Mapping[str, str]
-    output_names: Mapping[ValueKey, str]
-    step_results: tuple[Mapping[ValueKey, OutputResult], ...]
+    keys: tuple[ValueKey, ...]
+    names: tuple[str, ...]
+    steps: tuple[tuple[OutputResult, ...], ...]
     unchanged_outputs: tuple[str, ...]
-    findings: tuple[Finding, ...]
+    faults: tuple[tuple[str, str], ...]
+
+    @property
+    def output_names(self) -> Mapping[ValueKey, str]:
+        """The name of each output by its key."""
+        return dict(zip(self.keys, self.names, strict=True))
+
+    @property
+    def step_results(self) -> list[Mapping[ValueKey, OutputResult]]:
+        """The result of each output by its key, for each step."""
+        return [dict(zip(self.keys, step, strict=True)) for step in self.steps]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """KV118 for each fault."""
+        hint = "both sides of a buffer share one piece of memory; export the model again"
+        return tuple(build_finding("KV118", *fault, hint) for fault in self.faults)
 
 
 def run_retention_loop(
@@ -148,7 +167,7 @@ def _run_steps(session: OrtSession, model: RunnableModel, steps: int, seed: int)
     # Feeds are numpy's memory, and an output may share it: keep those of all steps alive.
     feeds = [_build_feeds(session, model, session.dims, 0, seed)]
     initial_results = {each.output: digest_value(feeds[0][each.input]) for each in feedback}
-    results, findings, sizes = list[dict[str, OutputResult]](), list[Finding](), session.dims
+    results, faults, sizes = list[dict[str, OutputResult]](), list[tuple[str, str]](), session.dims
     has_branch = any(value.name in model.branches for value in session.inputs)
     for step in range(steps):
         outputs = run_step(session, feeds[-1], step)
@@ -164,15 +183,12 @@ def _run_steps(session: OrtSession, model: RunnableModel, steps: int, seed: int)
             meanings=model.meanings,
             branch=branch,
         )
-        findings += (build_feedback_finding(*fault) for fault in fed_back.faults)
-        if findings or fed_back.is_last:
+        faults += fed_back.faults
+        if faults or fed_back.is_last:
             break
         sizes = fed_back.sizes
         feeds.append({**_build_feeds(session, model, sizes, step + 1, seed), **fed_back.feeds})
-    output_names = {value.key: value.name for value in session.outputs}
-    step_results = tuple(
-        {key: step[name] for key, name in output_names.items()} for step in results
-    )
+    names = tuple(value.name for value in session.outputs)
     unchanged_outputs = tuple(
         name
         for name, initial_result in initial_results.items()
@@ -181,10 +197,11 @@ def _run_steps(session: OrtSession, model: RunnableModel, steps: int, seed: int)
     return RetentionRun(
         session.dims,
         {each.output: each.input for each in feedback},
-        output_names,
-        step_results,
+        tuple(value.key for value in session.outputs),
+        names,
+        tuple(tuple(step[name] for name in names) for step in results),
         unchanged_outputs,
-        tuple(findings),
+        tuple(faults),
     )
 
 
@@ -240,12 +257,6 @@ def compare_runs(run: RetentionRun, expected: RetentionRun) -> Iterator[Finding]
 def build_difference_finding(name: str, message: str) -> Finding:
     """Return KV118 for an output that is not as with the reference."""
     hint = "the two differ in more than names: do not use this model; rename the reference again"
-    return build_finding("KV118", name, message, hint)
-
-
-def build_feedback_finding(name: str, message: str) -> Finding:
-    """Return KV118 for an output that does not fit the input it is fed back to."""
-    hint = "both sides of a buffer share one piece of memory; export the model again"
     return build_finding("KV118", name, message, hint)
 
 

@@ -13,10 +13,10 @@ from handoff_pages import SIZED, compare_window, render
 from jinja2 import UndefinedError
 
 from onnxkvrename.layout.inspect import ModelSummary
-from onnxkvrename.layout.kinds import get_kind_traits, list_kinds
 from onnxkvrename.report.pages import page as page_module
 from onnxkvrename.report.pages.inspect import render_inspect_page
 from onnxkvrename.report.pages.page import build_start_pattern, render_page
+from onnxkvrename.rules.kinds import KINDS
 
 STYLES = Path(page_module.__file__).parent
 PAGES = {
@@ -41,12 +41,10 @@ def digest(tag: str, text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()}'"
 
 
-def list_colors(style: str) -> dict[str, tuple[str, str]]:
-    """The colors that a style defines, for light and dark."""
-    text = (STYLES / style).read_text("utf-8")
-    found = re.findall(
-        r"(?:--|^\.)(\w+)(?: \{ --kind)?: light-dark\((#\w{6}), (#\w{6})\)", text, re.M
-    )
+def list_colors() -> dict[str, tuple[str, str]]:
+    """The colors of all pages, for light and dark."""
+    text = (STYLES / "page.css").read_text("utf-8")
+    found = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", text)
     return {name: (light, dark) for name, light, dark in found}
 
 
@@ -91,10 +89,9 @@ def test_a_template_that_lacks_a_value_writes_nothing() -> None:
 
 @pytest.mark.parametrize("shade", [0, 1], ids=["light", "dark"])
 def test_text_has_the_contrast_of_wcag_aa(shade: int) -> None:
-    colors, kinds = list_colors("page.css"), list_colors("inspect.css")
-    assert {get_kind_traits(kind).color for kind in list_kinds()} <= kinds.keys()
+    colors = list_colors()
     for name in colors.keys() - {"paper", "card", "line"}:
         for background in ("paper", "card"):
             assert compute_contrast(colors[name][shade], colors[background][shade]) >= 4.5, name
-    for name, color in kinds.items():
-        assert compute_contrast(color[shade], colors["paper"][shade]) >= 4.5, name
+    for kind, traits in KINDS.items():
+        assert compute_contrast(traits.page_colors[shade], colors["paper"][shade]) >= 4.5, kind

@@ -258,9 +258,9 @@ def test_a_model_that_fails_where_the_reference_runs_is_found(tmp_path: Path) ->
 
 def build_run(*steps: dict[str, OutputResult]) -> RetentionRun:
     """A run with these outputs, each key its own name."""
-    keyed = tuple({(name,): result for name, result in step.items()} for step in steps)
-    names = {key: key[0] for step in keyed for key in step}
-    return RetentionRun({}, {}, names, keyed, (), ())
+    names = tuple(steps[0])
+    results = tuple(tuple(step[name] for name in names) for step in steps)
+    return RetentionRun({}, {}, tuple((name,) for name in names), names, results, (), ())
 
 
 ONE, OTHER = OutputResult("tensor(float)", (1, 2), "a"), OutputResult("tensor(float)", (1, 2), "b")
