@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from onnx import NodeProto
-
 from onnxkvrename.verification.constants import SmallConstants
 from onnxkvrename.verification.graph_bodies import Operation
 from onnxkvrename.verification.operators import OperandFlow, SizeChange
@@ -43,7 +41,7 @@ def find_lost_operands(operation: Operation, constants: SmallConstants) -> Colle
 
 
 def find_resizings(
-    flow: OperandFlow, node: NodeProto, constants: SmallConstants
+    flow: OperandFlow, node: Operation, constants: SmallConstants
 ) -> frozenset[Resizing]:
     """Return what a node does to the size of an operand, by its operator and its attributes."""
     if flow.fixing_attribute and _read_integer(node, flow.fixing_attribute):
@@ -54,18 +52,18 @@ def find_resizings(
         return frozenset({Resizing(SizeChange.MOVES_AXES, axes=_read_axes_order(node))})
     axis: int | None
     if isinstance(flow.axis, str):
-        is_said = any(attribute.name == flow.axis for attribute in node.attribute)
+        is_said = node.find_attribute(flow.axis) is not None
         axis = _read_integer(node, flow.axis) if is_said else flow.default_axis
     else:
         axis = flow.axis
-    if flow.room_operand is not None and not "".join(node.input[flow.room_operand :][:1]):
+    if flow.room_operand is not None and not "".join(node.inputs[flow.room_operand :][:1]):
         return build_resizing(SizeChange.APPENDS, axis)
     return build_resizing(flow.size_change, axis)
 
 
-def _find_slice_resizing(node: NodeProto, constants: SmallConstants) -> frozenset[Resizing]:
+def _find_slice_resizing(node: Operation, constants: SmallConstants) -> frozenset[Resizing]:
     """Return what a Slice cuts: nothing along an axis that it takes from 0 to the largest end."""
-    names = [*node.input, "", "", "", ""][1:5]
+    names = [*node.inputs, "", "", "", ""][1:5]
     starts, ends, axes, steps = (constants.find_integers(name) if name else None for name in names)
     if axes is None:
         return build_resizing(SizeChange.CUTS, None)
@@ -94,17 +92,15 @@ def _find_slice_resizing(node: NodeProto, constants: SmallConstants) -> frozense
     return frozenset({Resizing(changes, cut_axes=frozenset(cut), sliced_axes=sliced_axes)})
 
 
-def _read_axes_order(node: NodeProto) -> tuple[int, ...] | None:
+def _read_axes_order(node: Operation) -> tuple[int, ...] | None:
     """Return the order into which a Transpose brings the axes; `None` if its caller decides it."""
-    for attribute in node.attribute:
-        if attribute.name == "perm":
-            return None if attribute.ref_attr_name else tuple(attribute.ints)
-    return REVERSED_AXES
+    attribute = node.find_attribute("perm")
+    if attribute is None:
+        return REVERSED_AXES
+    return None if attribute.is_of_caller else attribute.integers
 
 
-def _read_integer(node: NodeProto, name: str) -> int | None:
+def _read_integer(node: Operation, name: str) -> int | None:
     """Return an attribute; `None` if the node has none, or a function's caller decides it."""
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return None if attribute.ref_attr_name else int(attribute.i)
-    return None
+    attribute = node.find_attribute(name)
+    return None if attribute is None or attribute.is_of_caller else attribute.integer

@@ -13,18 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from onnx import ModelProto, NodeProto
-
 from onnxkvrename.limits import MAX_ALTERNATIVES
 from onnxkvrename.verification.constants import SmallConstants
 from onnxkvrename.verification.graph_bodies import (
     Body,
     FunctionKey,
+    ModelGraph,
     Operation,
     UntraceableError,
-    build_function_bodies,
-    build_graph_body,
-    list_captured_names,
     sort_functions_bottom_up,
     sort_operations,
 )
@@ -74,7 +70,7 @@ class BodySummary(NamedTuple):
 
 
 def trace_origins(
-    model: ModelProto, sources: Sequence[str], names: Sequence[str]
+    graph: ModelGraph, sources: Sequence[str], names: Sequence[str]
 ) -> tuple[Origin, ...]:
     """Return from which sources some values of the main graph are carried.
 
@@ -83,19 +79,19 @@ def trace_origins(
     what `trace_dependencies` returns.
 
     Args:
-        model: A parsed model; weights are not needed.
+        graph: The graph of a model.
         sources: The names of graph inputs; a source's number is its position here.
         names: The values to trace.
 
     Returns:
         An origin for each name. What cannot be followed is uncertain, with the
-        reason; nothing is raised for a model that could be parsed.
+        reason; nothing is raised for nodes that can be read.
     """
-    return _trace_model(model, sources, names, dependencies_only=False)
+    return _trace_model(graph, sources, names, dependencies_only=False)
 
 
 def trace_dependencies(
-    model: ModelProto, sources: Sequence[str], names: Sequence[str]
+    graph: ModelGraph, sources: Sequence[str], names: Sequence[str]
 ) -> tuple[int, ...]:
     """Return on which sources some values of the main graph depend at all.
 
@@ -105,19 +101,18 @@ def trace_dependencies(
     Returns:
         For each name a set of source numbers as bits.
     """
-    origins = _trace_model(model, sources, names, dependencies_only=True)
+    origins = _trace_model(graph, sources, names, dependencies_only=True)
     return tuple(origin.dependency_bits for origin in origins)
 
 
 def _trace_model(
-    model: ModelProto, sources: Sequence[str], names: Sequence[str], *, dependencies_only: bool
+    graph: ModelGraph, sources: Sequence[str], names: Sequence[str], *, dependencies_only: bool
 ) -> tuple[Origin, ...]:
     with _pause_garbage_collection():
-        tracer = _Tracer(build_function_bodies(model), dependencies_only=dependencies_only)
-        main = build_graph_body(model.graph)
-        for key in sort_functions_bottom_up(main, tracer.functions):
+        tracer = _Tracer(graph.functions, dependencies_only=dependencies_only)
+        for key in sort_functions_bottom_up(graph):
             tracer.summaries[key] = tracer.summarize_body(tracer.functions[key], ())
-        return tracer.trace_body(main, sources, names)
+        return tracer.trace_body(graph.main, sources, names)
 
 
 @contextmanager
@@ -186,19 +181,18 @@ class _Tracer:
         if operation.function_key in self.functions:
             return self._trace_call(operation, operands, location)
         is_control_flow = operation.domain == "" and operation.op_type in _CONTROL_FLOW_OPS
-        if not is_control_flow and operation.number not in body.subgraphs:
-            return _trace_operator(operation, body, operands, location, constants)
+        subgraphs = body.get_subgraphs(operation.number) if operation.attribute_bytes else {}
+        if not is_control_flow and not subgraphs:
+            return _trace_operator(operation, operands, location, constants)
         summaries = {
-            name: self.summarize_body(subgraph, list_captured_names(subgraph))
-            for name, subgraph in body.subgraphs.get(operation.number, {}).items()
+            name: self.summarize_body(subgraph, subgraph.captured_names)
+            for name, subgraph in subgraphs.items()
         }
         condition = constants.find_truth("".join(operation.inputs[:1]))
-        node = _SubgraphNode(
-            body.nodes[operation.number], operands, summaries, origins, location, condition
-        )
+        node = _SubgraphNode(operation, operands, summaries, origins, location, condition)
         if not is_control_flow:
             all_operands = [*operands, *node.list_all_captured_origins()]
-            return _trace_operator(operation, body, all_operands, location, constants)
+            return _trace_operator(operation, all_operands, location, constants)
         outputs = _CONTROL_FLOW_OPS[operation.op_type](node)
         if outputs is None:
             reason = f"the {operation.op_type} does not fit its body"
@@ -221,7 +215,6 @@ class _Tracer:
 
 def _trace_operator(
     operation: Operation,
-    body: Body,
     operands: Sequence[Origin],
     location: NodeLocation,
     constants: SmallConstants,
@@ -252,8 +245,7 @@ def _trace_operator(
             if flow.size_change is not NO_CHANGE:
                 change = flow.size_change, flow.axis, flow.fixing_attribute
                 if change not in resizings:
-                    node = body.nodes[operation.number]
-                    resizings[change] = find_resizings(flow, node, constants)
+                    resizings[change] = find_resizings(flow, operation, constants)
                 resizing = resizings[change]
             carried.append(carry_origin(operands[flow.operand], flow, location, resizing))
         outputs.append(Origin(join_origins(carried).outcomes, dependency_bits))
@@ -276,7 +268,7 @@ class _SubgraphNode(NamedTuple):
     The condition is that of an If: its value where it is a constant, else `None`.
     """
 
-    node: NodeProto
+    operation: Operation
     operands: list[Origin]
     summaries: Mapping[str, BodySummary]
     outer_origins: Mapping[str, Origin]
@@ -345,7 +337,8 @@ def _trace_loop(node: _SubgraphNode) -> list[Origin] | None:
 def _trace_scan(node: _SubgraphNode) -> list[Origin] | None:
     """Trace a Scan: the states, then what is scanned. Before opset 9 there was one more input."""
     summary = node.summaries.get("body")
-    scanned = next((item.i for item in node.node.attribute if item.name == "num_scan_inputs"), 0)
+    attribute = node.operation.find_attribute("num_scan_inputs")
+    scanned = 0 if attribute is None else attribute.integer
     operand_count = len(node.operands)
     state_count = operand_count - scanned
     if summary is None or not 0 <= state_count <= operand_count == len(summary.inputs):

@@ -11,18 +11,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnx import ModelProto
-
 from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.limits import STEPS_PER_NODE
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.verification.graph_bodies import (
-    Body,
+    ModelGraph,
     Operation,
     UntraceableError,
-    build_function_bodies,
-    build_graph_body,
-    list_names_captured_at,
     sort_operations,
 )
 from onnxkvrename.verification.operators import is_shape_only
@@ -53,7 +48,7 @@ class StatePair(NamedTuple):
 
 
 def drop_unread_values(
-    pairs: Sequence[StatePair], model: ModelProto, signature: Signature
+    pairs: Sequence[StatePair], graph: ModelGraph, signature: Signature
 ) -> list[StatePair]:
     """Return the pairs without inputs that are only made into an output.
 
@@ -63,14 +58,13 @@ def drop_unread_values(
     or the type of a state that was found: an encoder's output that the decoder returns as it is,
     and does not read, is not a state.
 
-    The model needs no weights.
     """
     if all(pair.update.kind == "once" for pair in pairs):
         return list(pairs)
-    weights = {tensor.name for tensor in model.graph.initializer}
+    weights = graph.main.constants
     inputs = list(dict.fromkeys(v.name for v in signature.inputs if v.name not in weights))
     outputs = [value.name for value in signature.outputs]
-    made_of = trace_dependencies(model, inputs, outputs)
+    made_of = trace_dependencies(graph, inputs, outputs)
     in_any = in_several = 0
     for bits in made_of:
         in_several |= in_any & bits
@@ -96,7 +90,7 @@ def drop_unread_values(
 
 
 def drop_hidden_states(
-    pairs: Sequence[StatePair], model: ModelProto, signature: Signature
+    pairs: Sequence[StatePair], graph: ModelGraph, signature: Signature
 ) -> list[StatePair]:
     """Return the pairs without what comes in, is added to, and goes out again.
 
@@ -106,7 +100,6 @@ def drop_hidden_states(
     not be laid out like another input, and must not be both what all other states are computed
     from and computed from all of them.
 
-    The model needs no weights.
     """
     computed = [pair for pair in pairs if pair.is_computed]
     if not computed:
@@ -114,7 +107,7 @@ def drop_hidden_states(
     states = {pair.input.name for pair in pairs}
     others = [value for value in signature.inputs if value.name not in states]
     positions = set(_list_layouts(value for value in others if _is_integer(value)))
-    affine = _find_affine_states(computed, others, build_graph_body(model.graph), model)
+    affine = _find_affine_states(computed, others, graph)
     affine -= {pair.input.name for pair in computed if _has_positions(pair, positions)}
     layouts = set(_list_layouts(others))
     kept = [
@@ -125,7 +118,7 @@ def drop_hidden_states(
         or (_has_state_shape(pair) and (pair.input.shape or ())[:2] not in layouts)
     ]
     unclear = {pair.input.name for pair in kept if pair.is_computed} - affine
-    hubs = _find_hubs(kept, model) if unclear else frozenset()
+    hubs = _find_hubs(kept, graph) if unclear else frozenset()
     return [pair for pair in kept if pair.input.name not in unclear & hubs]
 
 
@@ -157,12 +150,12 @@ def _list_layouts(values: Iterable[Value]) -> Iterator[tuple[Dim, ...]]:
             yield shape[-2:] if _is_integer(value) else shape[:2]
 
 
-def _find_hubs(pairs: Sequence[StatePair], model: ModelProto) -> frozenset[str]:
+def _find_hubs(pairs: Sequence[StatePair], graph: ModelGraph) -> frozenset[str]:
     """Return the inputs that all states are computed from, with outputs made of all of them."""
     if len(pairs) < 2:
         return frozenset()
     names = [pair.input.name for pair in pairs]
-    dependencies = trace_dependencies(model, names, [pair.output.name for pair in pairs])
+    dependencies = trace_dependencies(graph, names, [pair.output.name for pair in pairs])
     all_bits = (1 << len(names)) - 1
     read_by_all = all_bits
     for bits in dependencies:
@@ -178,7 +171,7 @@ def _find_hubs(pairs: Sequence[StatePair], model: ModelProto) -> frozenset[str]:
 
 
 def _find_affine_states(
-    pairs: Sequence[StatePair], others: Iterable[Value], body: Body, model: ModelProto
+    pairs: Sequence[StatePair], others: Iterable[Value], graph: ModelGraph
 ) -> frozenset[str]:
     """Return the inputs with which nothing is combined that is computed from them.
 
@@ -186,7 +179,7 @@ def _find_affine_states(
     make room, scaled or chosen from by a value that is not a constant.
     """
     names = [pair.output.name for pair in pairs]
-    functions = build_function_bodies(model)
+    body, functions = graph
     try:
         operations = list(
             sort_operations(body, names, lambda _, operand_count: range(operand_count))
@@ -199,11 +192,11 @@ def _find_affine_states(
     producers: dict[str, Operation] = {}
     for operation in operations:
         producers.update(dict.fromkeys(operation.outputs, operation))
-        is_opaque = operation.function_key in functions or operation.number in body.subgraphs
+        is_opaque = operation.function_key in functions or body.get_subgraphs(operation.number)
         if is_shape_only(operation.domain, operation.op_type) and not is_opaque:
             continue
         own = 0
-        for name in (*operation.inputs, *list_names_captured_at(body, operation.number)):
+        for name in (*operation.inputs, *body.list_captured_at(operation.number)):
             own |= bits.get(name, 0)
         bits.update(dict.fromkeys(operation.outputs, own))
         if is_opaque:
