@@ -182,6 +182,7 @@ def main() -> None:
     path = here / "results.json"
     path.write_text(_lines(results))
     report.write(results, docs)
+    report.print_targets(results)
     print(f"{path}\n{docs / 'benchmarks.md'}\n{docs / 'benchmarks.svg'}")
     if not chosen.whole:
         print("A part, or scaled down: the published results are left alone.", file=sys.stderr)

@@ -115,7 +115,7 @@ class ObjectReader:
             raise self.build_error(key, "has a number that does not fit into 64 bits")
         return number
 
-    def read_boolean(self, key: str, *, default: bool) -> bool:
+    def read_boolean(self, key: str, *, default: bool | None = None) -> bool:
         """Return a truth value."""
         value: bool = self._read(key, "true or false", bool, default=default)
         return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
@@ -197,6 +197,28 @@ def begin_message(names: Sequence[str], singular: str, plural: str, noun: str = 
         noun: What the names are, in the plural.
     """
     return singular if len(names) == 1 else f"{len(names):,} {noun} (first: {names[0]}) {plural}"
+
+
+def report_names(
+    code: str,
+    names: Sequence[str],
+    verbs: tuple[str, str],
+    text: str,
+    hint: str,
+    noun: str = "names",
+) -> Iterator[Finding]:
+    """Yield one finding about all of some names, on the first of them; none without names.
+
+    Args:
+        code: The code.
+        names: The names.
+        verbs: The verb for one name and the verb for several.
+        text: What follows the verb.
+        hint: What helps.
+        noun: What the names are, in the plural.
+    """
+    if names:
+        yield build_finding(code, names[0], f"{begin_message(names, *verbs, noun)} {text}", hint)
 
 
 def format_count(count: int, noun: str, plural: str | None = None) -> str:

@@ -6,9 +6,10 @@ its help are made from it (:mod:`onnxkvrename.cli.options`), and the library fil
 """
 
 # Annotations here are values, which are read again: to evaluate them twice takes time.
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 
 class Option(NamedTuple):
@@ -50,6 +51,51 @@ class Option(NamedTuple):
     why: str = ""
 
 
+class Conflict(NamedTuple):
+    """Two fields that cannot be set together, or one without which another has no meaning.
+
+    Attributes:
+        name: The field that is set.
+        other: The other field.
+        is_missing: Whether the other field would have to be set, and is not.
+        why: The reason, after a colon; empty where it is plain.
+    """
+
+    name: str
+    other: str
+    is_missing: bool
+    why: str
+
+
+@cache
+def read_hints(request: Any) -> Mapping[str, Any]:
+    """Return the types of the fields of a request, with their options."""
+    return get_type_hints(request, include_extras=True)
+
+
+def list_options(request: Any) -> Mapping[str, Option]:
+    """Return the options of a request by its fields, in their order."""
+    return {
+        name: detail
+        for name, hint in read_hints(request).items()
+        for detail in get_args(hint)[1:]
+        if isinstance(detail, Option)
+    }
+
+
+def find_conflict(options: Mapping[str, Option], given: Collection[str]) -> Conflict | None:
+    """Return the first conflict among fields that a user sets; ``None`` without one."""
+    for name, option in options.items():
+        why = f": {option.why}" if option.why else ""
+        if name in given:
+            for other in option.excludes:
+                if other in given:
+                    return Conflict(name, other, False, why)
+            if option.needs and option.needs not in given:
+                return Conflict(name, option.needs, True, why)
+    return None
+
+
 FULL_TRANSFER = Option(
     "--full-transfer",
     "The consumer transfers all of each buffer, whatever the prompt: "
@@ -68,6 +114,9 @@ TARGET = Option(
     "--target", "The consumer, one of: {names}.", "NAME", names="consumers", shows_default=True
 )
 PAGE = Option("--html", "Also write an HTML page.", "FILE", writes="file")
+ReplacedByPage = Annotated[
+    bool, Option("--force", "With --html: replace any file, not only a page.")
+]
 NO_SET = Option("--no-set", "Skip the checks across the windows of one model.", negates=True)
 FORMAT = Option(
     "--format", "Output format: {names}.", "FORMAT", names="formats", shows_default=True

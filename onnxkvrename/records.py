@@ -253,7 +253,7 @@ def _list_fields(record: Any) -> list[tuple[Any, ...]]:
     section = cleandoc(record.__doc__ or "").partition("\nAttributes:\n")[2]
     texts = dict(re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, re.MULTILINE))
     fields: list[tuple[Any, ...]] = []
-    for name, hint in get_type_hints(record).items():
+    for name, hint in get_type_hints(record, include_extras=True).items():
         meaning = " ".join(texts.get(name, "").split()).replace("``", "`").replace("`None`", "null")
         default = record._field_defaults.get(name, msgspec.NODEFAULT)
         kind = cast(Any, Annotated)[_translate_hint(hint), msgspec.Meta(description=meaning)]
@@ -262,7 +262,10 @@ def _list_fields(record: Any) -> list[tuple[Any, ...]]:
 
 
 def _translate_hint(hint: Any) -> Any:
-    """Return a type with structs instead of records."""
+    """Return a type with structs instead of records, and with the texts that a function lists."""
+    if get_origin(hint) is Annotated:
+        (list_texts,) = hint.__metadata__
+        return Literal[list_texts()]
     if hint is KvRenameError:
         return _define_struct(Error)
     if hint is Path:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from onnxkvrename.layout.kinds import BufferKind
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.model.signature import Dim
+from onnxkvrename.rules.kinds import BufferKind
 
 
 def build_buffer(

@@ -68,9 +68,9 @@ def check_folder(name: str, work: Path, *, with_run: bool) -> Iterator[Row]:
             yield check_pairs_of_dataflow(model.path, work, with_run=with_run)
         return
     if refusals:
-        report = rename_all([source], "VLLM", directory=renamed, sidecars=False)
+        report = rename_all([source], "VLLM", directory=renamed, sidecars="off")
     if all(model.status in ("renamed", "unchanged") for model in report.models):
-        rename_all([renamed], strip=True, directory=back, sidecars=not refusals)
+        rename_all([renamed], strip=True, directory=back, sidecars="off" if refusals else "auto")
     for model in report.models:
         yield check_model(model, report, refusals, source, back, with_run=with_run)
 
@@ -104,7 +104,7 @@ def check_model(
     names = str(len(model.name_map))
     if path.as_posix() in refusals:
         (first, *_) = refusals[model.path] or [None]
-        names += f", with `--no-sidecars`{'' if first is None else f' ({first.code})'}"
+        names += f", with `--sidecars off`{'' if first is None else f' ({first.code})'}"
     verified = verify(model.output, run=with_run, reference=path if with_run else None)
     return build_row(path, profile, names, back / path.relative_to(source), verified)
 

@@ -1,91 +1,36 @@
-"""The examples in docs/findings.md; run as a script, this file writes what they print again.
+"""The passages of docs/findings.md; run as a script, this file writes what is made in them.
 
-A passage has the heading, severity and meaning of a code, what it means, an *Example* and a
-*Fix*. The example is a Python block that makes the files, if it needs any, and a console block;
-the fix may have a console block as well, which runs after that of the example.
+A passage has the heading, severity and meaning of a code, what follows from it, the finding as
+the example in `finding_examples.py` prints it, and a *Fix*.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import re
-import shlex
-import shutil
-import tempfile
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from onnxkvrename.cli.main import main
+from finding_examples import EXAMPLES, run_example
+
 from onnxkvrename.findings import CODES
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "findings.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
 WIDTH = 78
 """Characters in a line of output, so that `onnxkvrename explain` can indent it by two."""
 
 _PASSAGE = re.compile(r"^### (KV\d{3})\n\n.*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _HEAD = re.compile(r"\*\*\w+: .+\*\*")
-_PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
-_CONSOLE = re.compile(r"```console\n(.*?)```", re.DOTALL)
-_TABLE = re.compile(r"(?<=<!-- codes -->\n).*?(?=<!-- /codes -->)", re.DOTALL)
+_OUTPUT = re.compile(r"(?<=```text\n).*?(?=```)", re.DOTALL)
 
 
-class Passage(NamedTuple):
-    """What the page says about a code, from its heading to the next one."""
-
-    code: str
-    text: str
-
-    @property
-    def example(self) -> str:
-        """The part that produces the finding."""
-        return self.text.partition("\n*Example:* ")[2].partition("\n*Fix:* ")[0]
-
-    @property
-    def fix(self) -> str:
-        """The part that says how to get rid of it."""
-        return self.text.partition("\n*Fix:* ")[2]
-
-
-class Result(NamedTuple):
-    """What the commands of one part print, as the page shows it, and the last exit code."""
-
-    shown: str
-    code: int
-
-
-def list_passages(page: str) -> list[Passage]:
-    """Return the passages of all codes."""
-    return [Passage(match[1], match[0]) for match in _PASSAGE.finditer(page)]
-
-
-def run_passage(passage: Passage) -> tuple[Result, Result | None]:
-    """Run the example and its fix in an empty directory; the fix is ``None`` without commands."""
-    with _scratch_directory():
-        for block in _PYTHON.findall(passage.example):
-            exec(block, {"__name__": "example"})
-        example = _run_commands(passage.example)
-        fix = _run_commands(passage.fix) if _CONSOLE.search(passage.fix) else None
-    return example, fix
+def find_passages(page: str) -> dict[str, str]:
+    """Return what the page says about each code, from its heading to the next one."""
+    return {match[1]: match[0] for match in _PASSAGE.finditer(page)}
 
 
 def render_page(page: str) -> str:
-    """Return the page with the table of codes, and the output of all examples, as they are now."""
-    page = _TABLE.sub(lambda match: render_table(), page)
-    return _PASSAGE.sub(lambda match: _render_passage(Passage(match[1], match[0])), page)
-
-
-def render_table() -> str:
-    """Return the table that leads to each code."""
-    rows = [
-        f"| [{code}](#{code.lower()}) | {severity} | {meaning} |\n"
-        for code, (severity, meaning) in CODES.items()
-    ]
-    return "| code | severity | meaning |\n|---|---|---|\n" + "".join(rows)
+    """Return the page with the severity, the meaning and the output of each code as they are."""
+    return _PASSAGE.sub(lambda match: _render_passage(match[1], match[0]), page)
 
 
 def render_head(code: str) -> str:
@@ -93,44 +38,21 @@ def render_head(code: str) -> str:
     return "**{}: {}**".format(*CODES[code])
 
 
-def _render_passage(passage: Passage) -> str:
-    results = [result for result in run_passage(passage) if result is not None]
-    blocks = iter(f"```console\n{result.shown}```" for result in results)
-    text = _CONSOLE.sub(lambda match: next(blocks), passage.text)
-    return _HEAD.sub(lambda match: render_head(passage.code), text, count=1)
+def render_finding(code: str, printed: str) -> str:
+    """Return the first finding with a code in what commands print, wrapped."""
+    line = next(line for line in printed.splitlines() if re.search(rf": \w+ {code}: ", line))
+    lines = textwrap.wrap(
+        line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return "".join(f"{each}\n" for each in lines)
 
 
-@contextlib.contextmanager
-def _scratch_directory() -> Iterator[None]:
-    """Work in a new directory with a copy of the fixtures."""
-    before = Path.cwd()
-    directory = Path(tempfile.mkdtemp()).resolve()
-    try:
-        shutil.copytree(ROOT / "fixtures", directory / "fixtures")
-        os.chdir(directory)
-        yield
-    finally:
-        os.chdir(before)
-        shutil.rmtree(directory)
-
-
-def _run_commands(part: str) -> Result:
-    lines, code = [], 0
-    for command in re.findall(r"^\$ onnxkvrename (.*)$", part, re.MULTILINE):
-        stream = io.StringIO()
-        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
-            code = main(shlex.split(command))
-        lines.append(f"$ onnxkvrename {command}")
-        for line in stream.getvalue().replace(f"{Path.cwd()}", "/home/me").splitlines():
-            lines += textwrap.wrap(
-                line,
-                WIDTH,
-                subsequent_indent="  ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            ) or [""]
-    return Result("".join(f"{line}\n" for line in lines), code)
+def _render_passage(code: str, passage: str) -> str:
+    (printed, _), _ = run_example(code)
+    passage = _HEAD.sub(lambda match: render_head(code), passage, count=1)
+    return _OUTPUT.sub(lambda match: render_finding(code, printed), passage)
 
 
 if __name__ == "__main__":
+    assert EXAMPLES.keys() == CODES.keys()
     PAGE.write_text(render_page(PAGE.read_text("utf-8")), "utf-8")

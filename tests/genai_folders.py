@@ -18,7 +18,9 @@ input = '(?P<stem>past(?:_key_values)?)[.]{_NAME}'
 output = 'present[.]{_NAME}'
 input_name = "{{stem}}.{{layer}}.{{buffer}}[_{{token}}]"
 output_name = "present.{{layer}}.{{buffer}}[_{{token}}]"
-kinds = {{ attention = ["key", "value"], conv = ["conv"], state = ["conv_state"] }}
+kinds.attention.parts = ["key", "value"]
+kinds.conv.parts = ["conv"]
+kinds.state.parts = ["conv_state"]
 """
 """Rules for onnxruntime-genai's names."""
 DECODER = {

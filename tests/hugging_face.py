@@ -22,7 +22,7 @@ input = 'past_key_values\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)(?:_(?P<token>
 output = '(?:present|updated)\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)(?:_(?P<token>[A-Za-z]+))?'
 input_name = "past_key_values.{layer}.{buffer}[_{token}]"
 output_name = "present.{layer}.{buffer}[_{token}]"
-kinds = { attention = ["key", "value"] }
+kinds.attention.parts = ["key", "value"]
 """
 PAST = ("batch_size", 2, "past_length", 4)
 GROWN = ("batch_size", 2, "past_length + length", 4)

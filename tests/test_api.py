@@ -154,13 +154,12 @@ def test_a_target_brings_its_token(decoder: Path) -> None:
 
 @pytest.mark.parametrize("function", [onnxkvrename.rename, onnxkvrename.rename_all])
 def test_a_parameter_is_a_field_of_the_request(function: Callable[..., object]) -> None:
-    """It has its name and its default; without `sidecars` they are left as they are."""
-    own = {"model", "sidecars", "executor"}
+    """It has its name and its default."""
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in Request._field_defaults and name not in {"models", "sidecars"}:
+        if name in Request._field_defaults and name != "models":
             assert parameter.default == Request._field_defaults[name]
         else:
-            assert name in own | {"models"}
+            assert name in {"model", "models", "executor"}
 
 
 def test_layouts_consumers_and_two_sides(decoder: Path) -> None:
@@ -345,11 +344,31 @@ def test_the_path_of_a_directory_is_no_output(tmp_path: Path) -> None:
         (lambda: onnxkvrename.rename_all([""], "X"), "each of models must not be an empty path"),
         (lambda: onnxkvrename.rename("", "X"), "model must not be an empty path"),
         (lambda: onnxkvrename.rename(PLAIN, "X", output=""), "output must not be an empty path"),
+        (
+            lambda: onnxkvrename.rename(PLAIN, "X", sidecars="no"),  # type: ignore[arg-type]
+            "sidecars must be one of auto, require, off, not 'no'",
+        ),
         (lambda: onnxkvrename.load_layout(PLAIN, sizes={"ctx_len": 0}), "must be 1 or more, not 0"),
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=[-4]), "must be 1 or more, not -4"),
         (
             lambda: onnxkvrename.verify(PLAIN, reference=PLAIN),
-            "reference and dims require run=True",
+            "reference requires run=True",
+        ),
+        (
+            lambda: onnxkvrename.verify(PLAIN, compare_data=True),
+            "compare_data requires renamed_from",
+        ),
+        (
+            lambda: onnxkvrename.rename(PLAIN, strip=True, replace=True),
+            "strip and replace cannot be used together",
+        ),
+        (
+            lambda: onnxkvrename.rename_all(PLAIN, to="qeff", target="vllm-qaic"),
+            "to and target cannot be used together: convert first",
+        ),
+        (
+            lambda: onnxkvrename.rename_bytes(b"", strip=True, replace=True),
+            "strip and replace cannot be used together",
         ),
     ],
 )

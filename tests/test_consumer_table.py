@@ -11,12 +11,12 @@ import pytest
 from real_exports import EXPORTS
 from tiers import thin
 
+from onnxkvrename.api.layouts import trace_graph
 from onnxkvrename.handoff.consumer_checks import check_consumer
 from onnxkvrename.handoff.find_consumers import configure_consumer, load_consumer
 from onnxkvrename.handoff.selection import select_values
 from onnxkvrename.layout.load import load_layout
 from onnxkvrename.rules.pick import pick_rules
-from onnxkvrename.verification import trace_buffer_updates
 
 OTHER_EXPORTS = EXPORTS.parent / "exports-other"
 CONSUMERS = (
@@ -77,7 +77,7 @@ OTHERS = {
 def build_cells(model: Path) -> tuple[str, ...]:
     """Return what each consumer makes of a model."""
     rules = pick_rules([model], None, None)
-    layout = load_layout([model], rules, trace_updates=trace_buffer_updates).layout
+    layout = load_layout([model], rules, trace=trace_graph).layout
     cells = []
     for name in CONSUMERS:
         consumer = configure_consumer(load_consumer(name), layout)

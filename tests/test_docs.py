@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import click
 import pytest
-from commands_page import PAGE, find_help, render_help
 from conftest import FIXTURES
+from finding_examples import EXAMPLES, run_example
 from findings_page import PAGE as FINDINGS_PAGE
-from findings_page import list_passages, render_head, render_table, run_passage
+from findings_page import find_passages, render_finding, render_head
+from help_pages import on_page_markdown
 
 from onnxkvrename import findings
 from onnxkvrename.cli.main import COMMANDS, DEFAULT_COMMAND, load_command
@@ -54,7 +55,6 @@ CALLS = sorted({call for text in TEXTS.values() for call in list_commands(text)}
 CALLS_ON_FIXTURES = sorted(
     call
     for page, text in TEXTS.items()
-    if page != FINDINGS_PAGE  # has a test of its own
     for call in list_commands(text)
     if " fixtures/" in call and "$" not in call
 )
@@ -144,40 +144,40 @@ def test_the_readme_links_to_every_command() -> None:
     assert [name for name in list(COMMANDS)[1:] if f"`{name}`" not in table] == []
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_commands_page_has_the_help_of_every_command(name: str) -> None:
-    shown = find_help(TEXTS[PAGE], name)
-    assert shown is not None
-    assert shown[1] == render_help(name), "python tests/commands_page.py writes it"
+def test_the_site_has_the_help_of_every_command() -> None:
+    page = on_page_markdown(TEXTS[ROOT / "docs" / "commands.md"], None)
+    for name in COMMANDS:
+        help_page = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        options = (each.opts[0] for each in load_command(name).command.params)
+        assert [each for each in options if each[0] == "-" and each not in help_page] == []
 
 
-PASSAGES = {passage.code: passage for passage in list_passages(TEXTS[FINDINGS_PAGE])}
+PASSAGES = find_passages(TEXTS[FINDINGS_PAGE])
 HOW_TO_UPDATE = "python tests/findings_page.py writes it"
 
 
-def test_every_finding_code_has_a_row_and_a_passage() -> None:
+def test_every_finding_code_has_a_row_a_passage_and_an_example() -> None:
     page = TEXTS[FINDINGS_PAGE]
-    assert f"<!-- codes -->\n{render_table()}<!-- /codes -->" in page, HOW_TO_UPDATE
-    assert re.findall(r"^### (.+)$", page, re.MULTILINE) == list(findings.CODES)
+    assert list(PASSAGES) == list(findings.CODES) == list(EXAMPLES)
+    rows = re.findall(r"^\| \[(KV\d+)\]", on_page_markdown(page, None), re.MULTILINE)
+    assert rows == list(findings.CODES)
 
 
 @pytest.mark.parametrize("code", findings.CODES)
 def test_a_passage_says_what_a_finding_means_and_how_to_fix_it(code: str) -> None:
-    heading, head, meaning, *_ = PASSAGES[code].text.split("\n\n")
+    heading, head, meaning, output, *fix = PASSAGES[code].strip().split("\n\n")
     assert (heading, head) == (f"### {code}", render_head(code)), HOW_TO_UPDATE
     assert meaning.endswith(".")
-    assert PASSAGES[code].example
-    assert PASSAGES[code].fix
+    assert output.startswith("```text\n")
+    assert [each.startswith("*Fix:* ") for each in fix] == [True]
 
 
 @pytest.mark.parametrize("code", findings.CODES)
 def test_the_example_of_a_finding_produces_it_and_the_fix_removes_it(code: str) -> None:
-    if "--run" in PASSAGES[code].example:
+    if any("--run" in command for command in EXAMPLES[code].commands):
         pytest.importorskip("onnxruntime")
-    example, fix = run_passage(PASSAGES[code])
+    (printed, _), (fixed, exit_code) = run_example(code)
     severity, _ = findings.CODES[code]
-    assert re.search(rf"\b{severity}\s+{code}\b|\berror\s+{code}\b", example.shown)
-    assert f"```console\n{example.shown}```" in PASSAGES[code].example, HOW_TO_UPDATE
-    if fix is not None:
-        assert (fix.code, code in fix.shown) == (0, False)
-        assert f"```console\n{fix.shown}```" in PASSAGES[code].fix, HOW_TO_UPDATE
+    assert re.search(rf": (?:{severity}|error) {code}: ", printed)
+    assert f"```text\n{render_finding(code, printed)}```" in PASSAGES[code], HOW_TO_UPDATE
+    assert (exit_code, code in fixed) == (0, False)

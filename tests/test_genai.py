@@ -128,7 +128,7 @@ def test_a_folder_of_ours_gives_the_same_tokens(tmp_path: Path, run) -> None:
     out = tmp_path / "out"
     assert run(folder, "-d", out, "--prefix", "VLLM").code == 0
     assert generate(out) == before
-    assert run(folder, "--prefix", "VLLM", "--no-sidecars").code == 0
+    assert run(folder, "--prefix", "VLLM", "--sidecars", "off").code == 0
     assert "past_key_values.0.key" in str(generate(folder))  # what a stale configuration does
 
 

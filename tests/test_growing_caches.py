@@ -30,7 +30,7 @@ input = '(?:past_key_values)[.](?P<layer>[0-9]+)[.](?P<buffer>key|value)(?:_(?P<
 output = 'present[.](?P<layer>[0-9]+)[.](?P<buffer>key|value)(?:_(?P<token>[A-Z]+))?'
 input_name = "past_key_values.{{layer}}.{{buffer}}[_{{token}}]"
 output_name = "present.{{layer}}.{{buffer}}[_{{token}}]"
-kinds = {{ attention = ["key", "value"] }}
+kinds.attention.parts = ["key", "value"]
 {more}
 """
 
@@ -173,8 +173,8 @@ def test_inspect_and_manifest_show_it_folded(growing: Path, run) -> None:
         ("", "", {("warning", "KV120")}),
         ('update = "append"', "", set()),
         ('update = "inplace"', "", {("error", "KV120")}),
-        ('update = "inplace"', 'update = { attention = "append" }', set()),
-        ("", 'update = { attention = "inplace" }', {("error", "KV120")}),
+        ('update = "inplace"', 'kinds.attention.update = "append"', set()),
+        ("", 'kinds.attention.update = "inplace"', {("error", "KV120")}),
     ],
 )
 def test_rules_say_what_is_meant(

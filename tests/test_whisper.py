@@ -1,4 +1,4 @@
-"""Whisper has two caches in every layer, and a profile of its own."""
+"""Whisper has two caches in every layer: two kinds of the default profile."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def names(path: Path) -> list[str]:
     return [value.name for value in (*graph.input, *graph.output) if "past_" in value.name]
 
 
-def test_the_profile_renames_both_caches_and_back(model: Path, run) -> None:
+def test_both_caches_are_renamed_and_back(model: Path, run) -> None:
     before = model.read_bytes()
-    assert run(model, "--prefix", "VLLM", "--profile", "whisper", "--verify").code == 0
+    assert run(model, "--prefix", "VLLM", "--verify").code == 0
     assert len(names(model)) == 16
     assert "past_value_cross.1_VLLM_RetainedState" in names(model)
     assert all("_VLLM" in name for name in names(model))
-    assert run(model, "--strip", "--profile", "whisper").code == 0
+    assert run(model, "--strip").code == 0
     assert model.read_bytes() == before
 
 
@@ -57,31 +57,19 @@ def test_a_layer_with_one_of_the_two_is_not_whole(model: Path, run) -> None:
     for values in (changed.graph.input, changed.graph.output):
         del values[[v.name.startswith("past_value_cross.1") for v in values].index(True)]
     model.write_bytes(changed.SerializeToString())
-    outcome = run(model, "--prefix", "VLLM", "--profile", "whisper", "--check")
-    assert "KV108: past_key_cross.1 is incomplete: layer 1 has no past_value_cross" in outcome.err
-
-
-def test_other_profiles_leave_it_alone_and_say_so(model: Path, run) -> None:
-    outcome = run(model, "--prefix", "VLLM", "--check", "--profile", "qeff")
-    assert outcome.code == 1
-    assert "warning KV111: past_key_self.0_RetainedState is a retained state" in outcome.err
-    assert "--profile whisper` knows these names" in outcome.err
-
-
-def test_without_a_profile_its_own_is_picked(model: Path, run) -> None:
     outcome = run(model, "--prefix", "VLLM", "--check")
-    assert outcome.err.startswith("profile whisper knows these names\n")
+    assert "KV108: past_key_cross.1 is incomplete: layer 1 has no past_value_cross" in outcome.err
 
 
 def test_what_a_layer_holds_of_the_encoder_is_cross_attention(model: Path, run) -> None:
     sizes = ("--dim", "decoder_ctx_len=448", "--dim", "encoder_ctx_len=1500")
-    outcome = run("manifest", model, "--profile", "whisper", *sizes)
+    outcome = run("manifest", model, *sizes)
     assert outcome.code == 0
     found = json.loads(outcome.out)
     kinds = {buffer["part"]: buffer["kind"] for buffer in found["buffers"]}
     assert kinds == {
-        "key_self": "full_attention",
-        "value_self": "full_attention",
+        "key": "full_attention",
+        "value": "full_attention",
         "key_cross": "cross_attention",
         "value_cross": "cross_attention",
     }
@@ -90,8 +78,7 @@ def test_what_a_layer_holds_of_the_encoder_is_cross_attention(model: Path, run) 
 
 
 def test_vllm_takes_the_two_caches_of_a_layer_as_two(model: Path, run) -> None:
-    options = ("--profile", "whisper", "--block-size", "16")
-    outcome = run("manifest", model, *options)
+    outcome = run("manifest", model, "--block-size", "16")
     assert outcome.code == 0
     groups = json.loads(outcome.out)["vllm"]["groupings"][0]["groups"]
     assert [(group["kind"], group["layers"]) for group in groups] == [

@@ -1,12 +1,14 @@
-"""Arguments of the public functions: paths, rules, tokens; errors name the accepted types."""
+"""Arguments of the public functions: each is checked by its annotation; errors name it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, get_args
 
+from onnxkvrename.options import find_conflict, list_options
+from onnxkvrename.renaming.request import SidecarPolicy
 from onnxkvrename.rules.find_models import check_is_local, find_jobs
 from onnxkvrename.rules.load import AUTO_PROFILE, has_profile
 from onnxkvrename.rules.load import load_rules as load
@@ -18,6 +20,10 @@ RulesLike = Rules | str | os.PathLike[str] | None
 """Rules, the name of a profile, or the path of a rules file; ``"auto"`` for the profile that knows
 the models' names, ``None`` for the profile qeff, or the one that knows the names if qeff does not.
 """
+_Request = TypeVar("_Request")
+_PATH = "a path (str or os.PathLike)"
+_OUTPUTS = ("output", "directory")
+"""The arguments whose paths are written."""
 
 
 def load_rules(rules: RulesLike = None) -> Rules:
@@ -40,22 +46,8 @@ def load_rules(rules: RulesLike = None) -> Rules:
         >>> onnxkvrename.inspect("model.onnx", rules=rules).buffers
         ()
     """
-    return find_rules(*split_rules(rules))
-
-
-def load_rules_for(rules: RulesLike, paths: Sequence[Path]) -> Rules:
-    """Return the rules for some models: the requested ones, or those that match the names.
-
-    Args:
-        rules: As for :func:`load_rules`, or ``"auto"``.
-        paths: The models.
-
-    Raises:
-        RulesError: They cannot be used, or several profiles know the names equally well.
-        ModelError: A path does not exist or cannot be listed.
-        TypeError: The argument has the wrong type.
-    """
-    return find_rules(*split_rules(rules), paths)
+    arguments = read_arguments(load_rules, locals())
+    return find_rules(arguments["profile"], arguments["rules"])
 
 
 def find_rules(
@@ -103,199 +95,97 @@ def _find_rules_by_dataflow(paths: Sequence[Path], token: str) -> Rules:
     return infer_rules(traced, find_carried_tokens(traced, token)).rules
 
 
-def split_rules(rules: RulesLike) -> tuple[str | None, Path | Rules | None]:
-    """Return the profile, or the rules or their file, that the argument ``rules`` means.
+def read_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a public function as the rest of the program takes them.
 
-    Raises:
-        ModelError: It cannot be determined if there is such a file, or it is a URL.
-        TypeError: The argument has the wrong type.
-        ValueError: It is empty.
-    """
-    if rules is None or isinstance(rules, Rules):
-        return None, rules
-    if isinstance(rules, str) and (rules == AUTO_PROFILE or has_profile(rules)):
-        return rules, None
-    text = _read_path(rules)
-    if text is None:
-        raise TypeError(
-            "rules must be Rules, the name of a profile or the path of a rules file, "
-            f"not {describe_type(rules)}"
-        )
-    if not text:
-        raise ValueError("rules must not be an empty path")
-    check_is_local(text)
-    path = Path(text)
-    is_name = isinstance(rules, str) and not path.suffix and read_status(path) is None
-    return (text, None) if is_name else (None, path)  # the error for a name lists the profiles
-
-
-def as_path(
-    value: PathLike,
-    name: str,
-    *,
-    expected: str = "a path (str or os.PathLike)",
-    is_output: bool = False,
-    renames: bool = False,
-) -> Path:
-    """Return the argument ``name`` as a path.
+    A path becomes a `Path`, several a tuple, and ``rules`` the `profile` and the `rules` of a
+    request. Nothing is read yet.
 
     Args:
-        value: The argument.
-        name: Its name, for messages.
-        expected: The types that are accepted, for messages.
-        is_output: Whether it is to be written.
-        renames: Whether the function renames: others that do are suggested for a model in memory.
+        function: The function, whose annotations say what each argument may be.
+        values: Its arguments by their names: its ``locals()``, before all else.
 
     Raises:
-        TypeError: It is not a path.
-        ValueError: It is empty.
-        ModelError: It is a URL and would be read.
-        WriteError: It is a URL and would be written.
+        TypeError: An argument has the wrong type.
+        ValueError: A path is empty or that of a directory, or a number is less than 1.
+        ModelError: A path to be read is a URL, or it cannot be determined if a file is there.
+        WriteError: A path to be written is a URL.
     """
-    text = _read_path(value)
-    if text is None:
-        raise TypeError(
-            f"{name} must be {expected}, not {describe_type(value)}"
-            f"{_suggest_for_memory(value, renames=renames)}"
-        )
-    if not text:  # it would mean the working directory
-        raise ValueError(f"{name} must not be an empty path")
-    check_is_local(text, is_output=is_output)
-    return Path(text)
+    read: dict[str, Any] = {}
+    kinds = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+    for number, (name, kind) in enumerate(kinds.items()):
+        is_optional = kind.endswith(" | None")
+        if is_optional and values[name] is None:
+            read[name] = None
+            continue
+        argument = _Argument(name, function.__name__ if number == 0 else "", is_optional)
+        if kind == "RulesLike":
+            read["profile"], read["rules"] = _read_rules(argument, values[name])
+        else:
+            read[name] = _READERS[kind.removesuffix(" | None")](argument, values[name])
+    return read
 
 
-def as_optional_path(value: PathLike | None, name: str, *, is_output: bool = False) -> Path | None:
-    """Return the argument ``name`` as a path, or ``None`` if it was left out."""
-    return None if value is None else as_path(value, name, is_output=is_output)
-
-
-def as_output_file(value: PathLike | None, name: str) -> Path | None:
-    """Return the argument ``name`` as the path of a file, or ``None`` if it was left out.
-
-    Raises:
-        TypeError, ValueError, WriteError: As for :func:`as_path`.
-        ValueError: It ends as the path of a directory does.
-    """
-    path = as_optional_path(value, name, is_output=True)
-    if path is None or value is None:
-        return None
-    if os.path.basename(os.fspath(value)) in ("", ".", ".."):
-        raise ValueError(
-            f"{name} must be the path of a file, not of a directory such as {os.fspath(value)!r}; "
-            "rename_all writes into a directory"
-        )
-    return path
-
-
-def as_paths(
-    values: PathLike | Iterable[PathLike], name: str = "models", *, renames: bool = False
-) -> list[Path]:
-    """Return the argument ``name``, one path or several, as a list.
+def build_request(
+    record: Callable[..., _Request], arguments: Mapping[str, Any], **fields: Any
+) -> _Request:
+    """Return the request that the arguments of a public function make.
 
     Args:
-        values: The argument.
-        name: Its name, for messages.
-        renames: As for :func:`as_path`.
+        record: The request, a named tuple.
+        arguments: What :func:`read_arguments` returns; others than fields are ignored.
+        fields: Further fields, which no argument sets.
 
     Raises:
-        TypeError: It is neither, or one of them is not a path.
-        ValueError: There is none, or one of them is empty.
-        ModelError: One of them is a URL.
+        ValueError: Arguments contradict each other, or one requires another.
     """
-    if isinstance(values, (str, os.PathLike)):
-        return [as_path(values, name, renames=renames)]
-    is_data = isinstance(values, (bytes, bytearray, memoryview)) or hasattr(values, "read")
-    if is_data or not isinstance(values, Iterable):
-        raise TypeError(
-            f"{name} must be a path or several (str or os.PathLike), not {describe_type(values)}"
-            f"{_suggest_for_memory(values, renames=renames)}"
-        )
-    paths = [as_path(value, f"each of {name}", renames=renames) for value in values]
-    if not paths:
-        raise ValueError(f"{name} must not be empty")
-    return paths
+    defaults = getattr(record, "_field_defaults", {})
+    given = {
+        name: value
+        for name, value in arguments.items()
+        if name in defaults and name not in fields and value not in (None, defaults[name])
+    }
+    conflict = find_conflict(list_options(record), given)
+    if conflict is not None:
+        name, other, is_missing, why = conflict
+        if is_missing:
+            other = f"{other}=True" if isinstance(defaults[other], bool) else other
+            raise ValueError(f"{name} requires {other}{why}")
+        raise ValueError(f"{name} and {other} cannot be used together{why}")
+    return record(**given, **fields)
 
 
-def check_flags(**flags: object) -> None:
-    """Raise :class:`TypeError` for an argument that must be true or false, and is neither."""
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, not {describe_type(value)}")
+class _Argument(NamedTuple):
+    """An argument.
 
+    Attributes:
+        name: Its name, for messages.
+        function: The function whose model it is; empty for another argument.
+        is_optional: Whether it may be `None`.
+    """
 
-def check_executor(executor: object) -> None:
-    """Raise :class:`TypeError` unless the argument is an executor or ``None``."""
-    if executor is not None and (isinstance(executor, type) or not hasattr(executor, "submit")):
-        raise TypeError(
-            f"executor must be a concurrent.futures.Executor or None, not {describe_type(executor)}"
-        )
+    name: str
+    function: str
+    is_optional: bool = False
 
+    def refuse(self, value: object, expected: str) -> TypeError:
+        """Return the error for a value of the wrong type."""
+        kind = describe_type(value)
+        return TypeError(f"{self.name} must be {expected}, not {kind}{self._suggest(value)}")
 
-def as_text(value: str, name: str) -> str:
-    """Return the argument ``name``, or raise :class:`TypeError` unless it is text."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a str, not {describe_type(value)}")
-    return value
-
-
-def as_optional_text(value: str | None, name: str) -> str | None:
-    """Return the argument ``name`` as text, or ``None`` if it was left out."""
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{name} must be a str or None, not {describe_type(value)}")
-    return value
-
-
-def as_sizes(sizes: Mapping[str, int] | None, name: str) -> Mapping[str, int]:
-    """Return sizes of symbols, or raise :class:`TypeError` or :class:`ValueError`."""
-    if sizes is None:
-        return MappingProxyType({})
-    if not isinstance(sizes, Mapping):
-        raise TypeError(f"{name} must map symbols to sizes, not be {describe_type(sizes)}")
-    for symbol, size in sizes.items():
-        _check_positive(size, f"{name}[{as_text(symbol, f'each key of {name}')!r}]")
-    return MappingProxyType(dict(sizes))
-
-
-def as_lengths(lengths: Sequence[int], name: str) -> tuple[int, ...]:
-    """Return lengths of prompts, or raise :class:`TypeError` or :class:`ValueError`."""
-    if isinstance(lengths, (str, bytes)) or not isinstance(lengths, Iterable):
-        raise TypeError(f"{name} must be several integers, not {describe_type(lengths)}")
-    values = tuple(lengths)
-    for value in values:
-        _check_positive(value, f"each of {name}")
-    return values
-
-
-def _check_positive(value: object, name: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not {describe_type(value)}")
-    if value < 1:
-        raise ValueError(f"{name} must be 1 or more, not {value}")
-
-
-def suggest_for_file(value: object) -> str:
-    """Return a hint for the path of a model that was passed to a function for models in memory."""
-    return "; rename renames a model in a file" if isinstance(value, (str, os.PathLike)) else ""
-
-
-def suggest_other_form(value: object) -> str:
-    """Return a hint for a model in another form in memory than the function takes."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return "; rename_bytes renames a serialized model"
-    return "; rename_model renames a ModelProto" if _is_message(value) else ""
-
-
-def _suggest_for_memory(value: object, *, renames: bool) -> str:
-    """Return a hint for a model in memory that was passed to a function for files."""
-    if renames:
-        return suggest_other_form(value)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return "; write the bytes to a file first"
-    return "; save it to a file first, with onnx.save" if _is_message(value) else ""
-
-
-def _is_message(value: object) -> bool:
-    return hasattr(value, "SerializeToString")
+    def _suggest(self, value: object) -> str:
+        """Return a hint for a model in another form than the function takes."""
+        renames = self.function.startswith("rename")
+        if not self.function or isinstance(value, type):
+            return ""
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            other = "rename_bytes renames a serialized model"
+            return f"; {other}" if renames else "; write the bytes to a file first"
+        if hasattr(value, "SerializeToString") and self.function != "rename_model":
+            other = "rename_model renames a ModelProto"
+            return f"; {other}" if renames else "; save it to a file first, with onnx.save"
+        is_path = isinstance(value, (str, os.PathLike))
+        return "; rename renames a model in a file" if renames and is_path else ""
 
 
 def describe_type(value: object) -> str:
@@ -303,7 +193,42 @@ def describe_type(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
-def _read_path(value: object) -> str | None:
+def _read_flag(argument: _Argument, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise argument.refuse(value, "True or False")
+    return value
+
+
+def _read_text(argument: _Argument, value: object) -> str:
+    if not isinstance(value, str):
+        raise argument.refuse(value, "a str or None" if argument.is_optional else "a str")
+    return value
+
+
+def _read_sidecar_policy(argument: _Argument, value: object) -> str:
+    choices = get_args(SidecarPolicy)
+    policy = _read_text(argument, value)
+    if policy not in choices:
+        raise ValueError(f"{argument.name} must be one of {', '.join(choices)}, not {value!r}")
+    return policy
+
+
+def _read_path(argument: _Argument, value: object, expected: str = _PATH) -> Path:
+    text = _get_path_text(value)
+    if text is None:
+        raise argument.refuse(value, expected)
+    if not text:  # it would mean the working directory
+        raise ValueError(f"{argument.name} must not be an empty path")
+    check_is_local(text, is_output=argument.name in _OUTPUTS)
+    if argument.name == "output" and os.path.basename(text) in ("", ".", ".."):
+        raise ValueError(
+            f"output must be the path of a file, not of a directory such as {text!r}; "
+            "rename_all writes into a directory"
+        )
+    return Path(text)
+
+
+def _get_path_text(value: object) -> str | None:
     """Return a path as text, or ``None`` if it is not one; a path of bytes is not."""
     if isinstance(value, type) or not isinstance(value, (str, os.PathLike)):
         return None
@@ -312,3 +237,98 @@ def _read_path(value: object) -> str | None:
     except TypeError:
         return None
     return text if isinstance(text, str) else None
+
+
+def _read_paths(argument: _Argument, values: object) -> tuple[Path, ...]:
+    if isinstance(values, (str, os.PathLike)):
+        return (_read_path(argument, values),)
+    is_data = isinstance(values, (bytes, bytearray, memoryview)) or hasattr(values, "read")
+    if is_data or not isinstance(values, Iterable):
+        raise argument.refuse(values, "a path or several (str or os.PathLike)")
+    each = argument._replace(name=f"each of {argument.name}")
+    paths = tuple(_read_path(each, value) for value in values)
+    if not paths:
+        raise ValueError(f"{argument.name} must not be empty")
+    return paths
+
+
+def _read_rules(argument: _Argument, rules: object) -> tuple[str | None, Path | Rules | None]:
+    if rules is None or isinstance(rules, Rules):
+        return None, rules
+    if isinstance(rules, str) and (rules == AUTO_PROFILE or has_profile(rules)):
+        return rules, None
+    expected = "Rules, the name of a profile or the path of a rules file"
+    path = _read_path(argument, rules, expected)
+    if isinstance(rules, str) and not path.suffix and read_status(path) is None:
+        return rules, None  # the error for a name lists the profiles
+    return None, path
+
+
+def _read_sizes(argument: _Argument, sizes: object) -> Mapping[str, int]:
+    if not isinstance(sizes, Mapping):
+        kind = describe_type(sizes)
+        raise TypeError(f"{argument.name} must map symbols to sizes, not be {kind}")
+    for symbol, size in sizes.items():
+        name = _read_text(_Argument(f"each key of {argument.name}", ""), symbol)
+        _check_positive(_Argument(f"{argument.name}[{name!r}]", ""), size)
+    return dict(sizes)
+
+
+def _read_lengths(argument: _Argument, lengths: object) -> tuple[int, ...]:
+    if isinstance(lengths, (str, bytes)) or not isinstance(lengths, Iterable):
+        raise argument.refuse(lengths, "several integers")
+    values = tuple(lengths)
+    for value in values:
+        _check_positive(_Argument(f"each of {argument.name}", ""), value)
+    return values
+
+
+def _check_positive(argument: _Argument, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise argument.refuse(value, "an int")
+    if value < 1:
+        raise ValueError(f"{argument.name} must be 1 or more, not {value}")
+
+
+def _read_executor(argument: _Argument, executor: object) -> object:
+    if isinstance(executor, type) or not hasattr(executor, "submit"):
+        raise argument.refuse(executor, "a concurrent.futures.Executor or None")
+    return executor
+
+
+def _read_bytes(argument: _Argument, data: object) -> bytes:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise argument.refuse(data, "bytes")
+    return bytes(data)
+
+
+def _read_model(argument: _Argument, model: object) -> object:
+    is_model = hasattr(model, "SerializeToString") and hasattr(model, "graph")
+    if isinstance(model, type) or not is_model:
+        raise argument.refuse(model, "an onnx.ModelProto")
+    return model
+
+
+def _read_layout(argument: _Argument, layout: object) -> object:
+    from onnxkvrename.layout.layout import Layout  # not for a rename
+    from onnxkvrename.layout.load import LoadedLayout
+
+    if isinstance(layout, (LoadedLayout, Layout)):
+        return layout
+    return _read_path(argument, layout, f"a LoadedLayout, a Layout or {_PATH}")
+
+
+_READERS: Mapping[str, Callable[[_Argument, Any], Any]] = {
+    "bool": _read_flag,
+    "str": _read_text,
+    "SidecarPolicy": _read_sidecar_policy,
+    "PathLike": _read_path,
+    "PathLike | Iterable[PathLike]": _read_paths,
+    "Mapping[str, int]": _read_sizes,
+    "Sequence[int]": _read_lengths,
+    "Executor": _read_executor,
+    "bytes": _read_bytes,
+    "ModelProto": _read_model,
+    "LoadedLayout | Layout | PathLike": _read_layout,
+}
+"""How to read an argument, by its annotation."""

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxkvrename.api.arguments import (
     PathLike,
     RulesLike,
-    as_optional_path,
-    as_optional_text,
-    as_output_file,
-    as_path,
-    as_paths,
-    check_executor,
-    check_flags,
+    build_request,
     find_rules,
-    split_rules,
+    read_arguments,
 )
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.qefficient.export_cache import (
@@ -27,7 +21,7 @@ from onnxkvrename.qefficient.export_cache import (
     restate_cache_reuse,
 )
 from onnxkvrename.renaming.parallel import open_executor
-from onnxkvrename.renaming.request import Request
+from onnxkvrename.renaming.request import Request, SidecarPolicy
 from onnxkvrename.renaming.run import check_token_change, rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import AUTO_PROFILE, load_rules
@@ -58,7 +52,7 @@ def rename(
     verify: bool = False,
     strict: bool = False,
     force: bool = False,
-    sidecars: bool = True,
+    sidecars: SidecarPolicy = "auto",
     dry_run: bool = False,
 ) -> ModelReport:
     """Rename the KV buffers of one model: in place, or into ``output``.
@@ -81,8 +75,9 @@ def rename(
         verify: Prove dataflow and validity of the result before it is written.
         strict: Treat every warning as an error.
         force: Overwrite existing and read-only files; write through links.
-        sidecars: Rename in text files beside the model that repeat its names, such as
-            ``custom_io.yaml``. If false, they stay as they are, with a warning.
+        sidecars: Whether text files beside the model that repeat its names, such as
+            ``custom_io.yaml``, are renamed as well: ``auto`` for those that belong to the model,
+            ``require`` if all must, ``off`` for none, with a warning.
         dry_run: Plan and check only.
 
     Returns:
@@ -95,31 +90,18 @@ def rename(
         WriteError: The result cannot be written.
         KvRenameError: The target does not exist, or requires another token.
         TypeError: An argument has the wrong type.
+        ValueError: Two arguments contradict each other, or a path is empty.
 
     Examples:
         >>> report = onnxkvrename.rename("model.onnx", "VLLM", output="renamed.onnx")
         >>> report.status, report.failed, report.name_map["past_key.0"]
         ('renamed', False, 'past_key.0_VLLM')
     """
-    path = as_path(model, "model", renames=True)
+    arguments = read_arguments(rename, locals())
+    path = arguments["model"]
     if is_directory(path):
         raise ModelError("is a directory", path=str(path), hint="rename_all takes directories")
-    request = _build_request(
-        [path],
-        rules,
-        token=token,
-        target=target,
-        output=as_output_file(output, "output"),
-        strip=strip,
-        replace=replace,
-        normalize=normalize,
-        to=to,
-        verify=verify,
-        strict=strict,
-        force=force,
-        sidecars=sidecars,
-        dry_run=dry_run,
-    )
+    request = build_request(Request, arguments, models=(path,), jobs=1)  # without processes
     (report,) = run_rename(request).models
     if report.error is not None:
         raise report.error
@@ -141,7 +123,7 @@ def rename_all(
     group_windows: bool = True,
     strict: bool = False,
     force: bool = False,
-    sidecars: bool = True,
+    sidecars: SidecarPolicy = "auto",
     dry_run: bool = False,
     executor: Executor | None = None,
 ) -> Report:
@@ -169,56 +151,15 @@ def rename_all(
         WriteError: Two results have one path, or a result would replace another model.
         KvRenameError: The target does not exist, or requires another token.
         TypeError: An argument has the wrong type.
+        ValueError: Two arguments contradict each other, or a path is empty.
 
     Examples:
         >>> report = onnxkvrename.rename_all("windows", "VLLM", directory="renamed")
         >>> [model.status for model in report.models]
         ['renamed', 'renamed', 'renamed']
     """
-    check_executor(executor)
-    request = _build_request(
-        as_paths(models, renames=True),
-        rules,
-        token=token,
-        target=target,
-        directory=as_optional_path(directory, "directory", is_output=True),
-        strip=strip,
-        replace=replace,
-        normalize=normalize,
-        to=to,
-        verify=verify,
-        group_windows=group_windows,
-        strict=strict,
-        force=force,
-        sidecars=sidecars,
-        dry_run=dry_run,
-    )
-    return run_rename(request, executor)
-
-
-def _build_request(
-    models: Sequence[Path], rules: RulesLike, *, sidecars: bool, **fields: Any
-) -> Request:
-    """Return a request, or raise :class:`TypeError` for a field of the wrong type.
-
-    The library starts no processes by itself, and never requires that sidecars fit.
-    """
-    texts = {name: fields.pop(name) for name in ("token", "target", "to")}
-    for name, text in texts.items():
-        as_optional_text(text, name)
-    paths = {name: fields.pop(name) for name in ("output", "directory") if name in fields}
-    check_flags(sidecars=sidecars, **fields)
-    profile, chosen = split_rules(rules)
-    return Request(
-        tuple(models),
-        profile=profile,
-        rules=chosen,
-        no_sidecars=not sidecars,
-        jobs=1,
-        **texts,
-        **paths,
-        **fields,
-    )
+    arguments = read_arguments(rename_all, locals())
+    return run_rename(build_request(Request, arguments, jobs=1), executor)
 
 
 def run_rename(

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from onnxkvrename.api.arguments import (
     PathLike,
     RulesLike,
-    as_lengths,
-    as_optional_path,
-    as_path,
-    as_paths,
-    as_sizes,
-    as_text,
-    check_flags,
-    load_rules_for,
+    build_request,
+    find_rules,
+    read_arguments,
 )
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
@@ -29,18 +23,18 @@ from onnxkvrename.handoff.find_consumers import (
 )
 from onnxkvrename.handoff.worker import HandoffSide, build_loaded_side
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.layout.layout import GraphTrace, Layout
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
     apply_found_compiles,
-    load_model_or_manifest,
 )
-from onnxkvrename.layout.load import load_layout as load_models
+from onnxkvrename.layout.load import load_layout as load_layouts
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.weights import describe_weights
+from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
-
-_LAYOUT_TYPES = "a LoadedLayout, a Layout or a path (str or os.PathLike)"
 
 
 def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
@@ -63,8 +57,10 @@ def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
         >>> len(summary.buffers), summary.layers
         (4, (0, 1))
     """
-    path = as_path(model, "model")
-    summary = inspect_model(path, load_rules_for(rules, [path]), trace_buffer_updates)
+    arguments = read_arguments(inspect, locals())
+    path = arguments["model"]
+    found = find_rules(arguments["profile"], arguments["rules"], [path])
+    summary = inspect_model(path, found, trace_buffer_updates)
     if summary.error is not None:
         raise summary.error
     return summary
@@ -103,13 +99,10 @@ def load_layout(
         >>> [buffer.input for buffer in loaded.layout.buffers if buffer.layer == 2]
         ['past_key.2', 'past_value.2']
     """
-    compile_info = CompileInfo(
-        sizes=as_sizes(sizes, "sizes"),
-        specializations_path=as_optional_path(specializations, "specializations"),
-        custom_io_path=as_optional_path(custom_io, "custom_io"),
-    )
-    models = as_paths(paths, "paths")
-    return load_traced(models, load_rules_for(rules, models), compile_info)
+    arguments = read_arguments(load_layout, locals())
+    models = arguments["paths"]
+    found = find_rules(arguments["profile"], arguments["rules"], models)
+    return load_traced(models, found, build_request(CompileInfo, arguments))
 
 
 def load_traced(
@@ -127,14 +120,19 @@ def load_traced(
         compile_info: What is known of a compile.
         strict: Whether every warning is an error.
     """
-    load = partial(load_models, paths) if paths[1:] else partial(load_model_or_manifest, paths[0])
-    return load(
-        rules,
-        compile_info,
-        strict=strict,
-        trace_updates=trace_buffer_updates,
-        trace_scales=trace_buffer_scales,
-        with_weights=True,
+    return load_layouts(paths, rules, compile_info, strict=strict, trace=trace_graph)
+
+
+def trace_graph(source: ByteSource, pairs: Sequence[KvPair], directory: Path) -> GraphTrace:
+    """Return what the nodes of a model show of its buffers; its external data are in a directory.
+
+    Raises:
+        ReadError: A file of the model cannot be read.
+    """
+    return GraphTrace(
+        trace_buffer_updates(source, pairs),
+        trace_buffer_scales(source, pairs, directory),
+        describe_weights(source, directory),
     )
 
 
@@ -164,10 +162,9 @@ def check_consumer(
         >>> [finding.code for finding in onnxkvrename.check_consumer("model.onnx", "vllm-qaic")]
         ['KV601']
     """
-    check_flags(full_transfer=full_transfer)
-    as_text(target, "target")
-    buffers = _as_loaded(layout, "layout").layout
-    configured = configure_consumer(_load_consumer(target), buffers)
+    arguments = read_arguments(check_consumer, locals())
+    buffers = _load(arguments["layout"]).layout
+    configured = configure_consumer(load_consumer(target), buffers)
     return tuple(consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer))
 
 
@@ -207,48 +204,34 @@ def compare(
         >>> handoff.verdict.outcome, handoff.findings
         ('works', ())
     """
-    check_flags(full_transfer=full_transfer)
-    tokens = as_lengths(prompts, "prompts")
-    sides = {"prefill": prefill, "decode": decode}
-    paths = [
-        as_path(side, name, expected=_LAYOUT_TYPES)
-        for name, side in sides.items()
-        if not isinstance(side, (Layout, LoadedLayout))
-    ]
-    loaded_consumer = _load_consumer(target)
-    loaded_rules = load_rules_for(rules, paths)
-    first, second = (_load_side(name, side, loaded_rules) for name, side in sides.items())
-    loaded_consumer = configure_consumer(loaded_consumer, first.layout)
+    arguments = read_arguments(compare, locals())
+    sides = (arguments["prefill"], arguments["decode"])
+    consumer = load_consumer(target)
+    paths = [side for side in sides if isinstance(side, Path)]
+    found = find_rules(arguments["profile"], arguments["rules"], paths)
+    first, second = (_load_side(side, found) for side in sides)
+    consumer = configure_consumer(consumer, first.layout)
     return compare_sides(
-        _build_side("prefill", first, loaded_consumer, loaded_rules),
-        _build_side("decode", second, loaded_consumer, loaded_rules),
-        loaded_consumer,
+        _build_side("prefill", first, consumer, found),
+        _build_side("decode", second, consumer, found),
+        consumer,
         ranks=None,
         full_transfer=full_transfer,
-        tokens=tokens,
+        tokens=arguments["prompts"],
     )
 
 
-def _load_side(label: str, value: LoadedLayout | Layout | PathLike, rules: Rules) -> LoadedLayout:
+def _load_side(side: LoadedLayout | Layout | Path, rules: Rules) -> LoadedLayout:
     """Return a side; for a path with what the compiles beside its models say."""
-    loaded = _as_loaded(value, label, rules)
-    is_path = not isinstance(value, (Layout, LoadedLayout))
-    return apply_found_compiles(loaded)[0] if is_path else loaded
+    loaded = _load(side, rules)
+    return apply_found_compiles(loaded)[0] if isinstance(side, Path) else loaded
 
 
 def _build_side(label: str, loaded: LoadedLayout, consumer: Consumer, rules: Rules) -> HandoffSide:
     return build_loaded_side(label, Path(*loaded.layout.models[:1]), loaded, consumer, rules)
 
 
-def _load_consumer(target: str) -> Consumer:
-    return load_consumer(as_text(target, "target"))
-
-
-def _as_loaded(
-    value: LoadedLayout | Layout | PathLike, name: str, rules: RulesLike = None
-) -> LoadedLayout:
-    if isinstance(value, LoadedLayout):
-        return value
-    if isinstance(value, Layout):
-        return LoadedLayout(value, ())
-    return load_layout(as_path(value, name, expected=_LAYOUT_TYPES), rules=rules)
+def _load(layout: LoadedLayout | Layout | Path, rules: RulesLike = None) -> LoadedLayout:
+    if isinstance(layout, Layout):
+        return LoadedLayout(layout, ())
+    return layout if isinstance(layout, LoadedLayout) else load_layout(layout, rules=rules)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from onnxkvrename.api.arguments import (
-    RulesLike,
-    as_optional_text,
-    check_flags,
-    describe_type,
-    load_rules,
-    suggest_for_file,
-    suggest_other_form,
-)
+from onnxkvrename.api.arguments import RulesLike, build_request, find_rules, read_arguments
 from onnxkvrename.findings import CheckError
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_in_memory
 from onnxkvrename.rules.load import AUTO_PROFILE
 from onnxkvrename.rules.pick import pick_rules_for_bytes
-from onnxkvrename.rules.plan import TokenChange
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -52,6 +45,7 @@ def rename_bytes(
         ModelError: The bytes are not a readable model.
         RulesError: The token or the rules cannot be used.
         TypeError: An argument has the wrong type.
+        ValueError: Both ``strip`` and ``replace`` are given.
 
     Examples:
         >>> from pathlib import Path
@@ -60,23 +54,8 @@ def rename_bytes(
         >>> onnxkvrename.rename_bytes(renamed, strip=True) == data
         True
     """
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        hint = suggest_other_form(data) or suggest_for_file(data)
-        raise TypeError(f"data must be bytes, not {describe_type(data)}{hint}")
-    check_flags(strip=strip, replace=replace, normalize=normalize)
-    change = TokenChange(as_optional_text(token, "token"), strip, replace, normalize)
-    data = bytes(data)
-    if rules == AUTO_PROFILE:
-        return rename_in_memory(data, change, pick_rules_for_bytes(data))
-    try:
-        return rename_in_memory(data, change, load_rules(rules))
-    except CheckError as error:
-        if rules is not None or all(finding.code != "KV001" for finding in error.findings):
-            raise
-        picked = pick_rules_for_bytes(data)
-        if picked.choice is None:
-            raise
-    return rename_in_memory(data, change, picked)
+    arguments = read_arguments(rename_bytes, locals())
+    return _rename(arguments["data"], arguments)
 
 
 def rename_model(
@@ -106,6 +85,7 @@ def rename_model(
         ModelError: The model cannot be read.
         RulesError: The token or the rules cannot be used.
         TypeError: An argument has the wrong type.
+        ValueError: Both ``strip`` and ``replace`` are given.
 
     Examples:
         >>> import onnx
@@ -113,19 +93,25 @@ def rename_model(
         >>> onnxkvrename.rename_model(model, "VLLM").graph.input[2].name
         'past_key.0_VLLM'
     """
-    is_model = hasattr(model, "SerializeToString") and hasattr(model, "graph")
-    if isinstance(model, type) or not is_model:
-        is_bytes = isinstance(model, (bytes, bytearray, memoryview))
-        hint = suggest_other_form(model) if is_bytes else suggest_for_file(model)
-        raise TypeError(f"model must be an onnx.ModelProto, not {describe_type(model)}{hint}")
-    data = rename_bytes(
-        model.SerializeToString(),
-        token,
-        strip=strip,
-        replace=replace,
-        normalize=normalize,
-        rules=rules,
-    )
+    arguments = read_arguments(rename_model, locals())
     renamed = type(model)()
-    renamed.ParseFromString(data)
+    renamed.ParseFromString(_rename(model.SerializeToString(), arguments))
     return renamed
+
+
+def _rename(data: bytes, arguments: Mapping[str, Any]) -> bytes:
+    """Rename a serialized model by the default profile, or another one if only that knows it."""
+    profile, rules = arguments["profile"], arguments["rules"]
+    change = build_request(Request, arguments).change
+    if profile == AUTO_PROFILE:
+        return rename_in_memory(data, change, pick_rules_for_bytes(data))
+    try:
+        return rename_in_memory(data, change, find_rules(profile, rules))
+    except CheckError as error:
+        is_default = profile is None and rules is None
+        if not is_default or all(finding.code != "KV001" for finding in error.findings):
+            raise
+        picked = pick_rules_for_bytes(data)
+        if picked.choice is None:
+            raise
+    return rename_in_memory(data, change, picked)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from onnxkvrename.api.arguments import (
     PathLike,
     RulesLike,
-    as_optional_path,
-    as_optional_text,
-    as_path,
-    as_paths,
-    as_sizes,
-    as_text,
-    check_flags,
-    load_rules_for,
+    build_request,
+    find_rules,
+    read_arguments,
 )
 from onnxkvrename.errors import RulesError
 from onnxkvrename.qefficient.export_cache import check_cache_state
@@ -75,32 +69,19 @@ def verify(
         >>> verified.report.failed, {flow.verdict for flow in verified.flows}
         (False, {'updated'})
     """
-    path = as_path(model, "model")
-    check_flags(run=run, compare_data=compare_data, strict=strict)
-    if not run and (reference is not None or dims):
-        raise ValueError("reference and dims require run=True")
-    if as_optional_text(token, "token") is not None:
-        check_token_change(TokenChange(token))
-    if renamed_from is None and compare_data:
-        raise ValueError("compare_data requires renamed_from")
-    request = VerifyRequest(
+    arguments = read_arguments(verify, locals())
+    path = arguments["model"]
+    request = build_request(
+        VerifyRequest,
+        arguments,
         models=(path,),
-        token=token,
-        select=None if select is None else _compile_select(as_text(select, "select")),
-        run=run,
-        reference=as_optional_path(reference, "reference"),
-        dims=as_sizes(dims, "dims"),
-        renamed_from=as_optional_path(renamed_from, "renamed_from"),
-        compare_data=compare_data,
-        strict=strict,
+        select=None if select is None else _compile_select(select),
         checks=(check_cache_state,),
     )
-    return _verify_model(path, load_rules_for(rules, [path]), request)
-
-
-def _verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedModel:
-    verified = verify_model(path, rules, request)
-    (verified,) = verify_window_sets([verified], rules, request)
+    if token is not None:
+        check_token_change(TokenChange(token))
+    found = find_rules(arguments["profile"], arguments["rules"], [path])
+    (verified,) = verify_window_sets([verify_model(path, found, request)], found, request)
     if verified.report.error is not None:
         raise verified.report.error
     return verified
@@ -130,7 +111,7 @@ def find_pairs(model: PathLike) -> tuple[StatePair, ...]:
         >>> [pair.input.name for pair in onnxkvrename.find_pairs("model.onnx")]
         ['past_key.0', 'past_value.0', 'past_key.1', 'past_value.1']
     """
-    return trace_model(as_path(model, "model")).pairs
+    return trace_model(read_arguments(find_pairs, locals())["model"]).pairs
 
 
 def suggest_rules(models: PathLike | Iterable[PathLike], *, token: str | None = None) -> Rules:
@@ -153,8 +134,7 @@ def suggest_rules(models: PathLike | Iterable[PathLike], *, token: str | None = 
         >>> onnxkvrename.rename("model.onnx", "VLLM", rules=rules, dry_run=True).status
         'would-rename'
     """
+    paths = read_arguments(suggest_rules, locals())["models"]
     if token is not None:
-        check_token_change(TokenChange(as_text(token, "token")))
-    return infer_rules(
-        [trace_model(model) for model in as_paths(models)], [token] if token else []
-    ).rules
+        check_token_change(TokenChange(token))
+    return infer_rules([trace_model(path) for path in paths], [token] if token else []).rules

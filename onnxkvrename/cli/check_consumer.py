@@ -40,6 +40,7 @@ from onnxkvrename.options import (
     RulesFile,
     Strict,
 )
+from onnxkvrename.records import fill_record
 from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consumer_answer
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
@@ -52,7 +53,7 @@ class CheckConsumerArguments(NamedTuple):
     models: Models = ()
     target: Annotated[str, TARGET] = DEFAULT_CONSUMER
     full_transfer: Annotated[bool, FULL_TRANSFER] = False
-    dims: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
+    sizes: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     specializations: Annotated[Path | None, SPECIALIZATIONS] = None
     custom_io: Annotated[Path | None, CUSTOM_IO] = None
     group_windows: GroupWindows = True
@@ -92,12 +93,7 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
         arguments.profile, arguments.rules, arguments.models, arguments.pairs, consumer.token
     )
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
-    compile_info = CompileInfo(
-        arguments.dims,
-        arguments.specializations,
-        arguments.custom_io,
-        group_windows=arguments.group_windows,
-    )
+    compile_info = fill_record(CompileInfo, arguments)
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)

@@ -45,6 +45,7 @@ from onnxkvrename.options import (
     Pairs,
     Profile,
     Quiet,
+    ReplacedByPage,
     RulesFile,
     Strict,
     Verbose,
@@ -140,9 +141,7 @@ class CompareArguments(NamedTuple):
             help="Also write a page for a browser: the memory of both sides for any prompt length."
         ),
     ] = None
-    force: Annotated[bool, Option("--force", "With --html: replace any file, not only a page.")] = (
-        False
-    )
+    force: ReplacedByPage = False
     output_format: Format = "text"
     quiet: Quiet = False
     verbose: Verbose = False

@@ -9,7 +9,7 @@ from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import detect_screen, print_lines
 from onnxkvrename.findings import CODES, decide_exit_code
 from onnxkvrename.options import Option
-from onnxkvrename.report.finding_pages import describe_examples, describe_finding, list_findings
+from onnxkvrename.report.finding_pages import describe_finding, list_findings
 from onnxkvrename.report.formats import Line
 
 
@@ -34,7 +34,6 @@ def command(arguments: ExplainArguments) -> int:
         lines = list_findings(width)
     else:
         passages = [describe_finding(code) for code in arguments.codes]
-        lines = [line for passage in passages for line in (*passage, "")]
-        lines += describe_examples()
+        lines = [line for passage in passages for line in (*passage, "")][:-1]
     print_lines(Line(line) for line in lines)
     return decide_exit_code()

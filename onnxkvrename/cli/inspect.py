@@ -17,10 +17,10 @@ from onnxkvrename.options import (
     PAGE,
     Format,
     Models,
-    Option,
     Pairs,
     PairsToken,
     Profile,
+    ReplacedByPage,
     RulesFile,
 )
 from onnxkvrename.report.documents.inspect_json import describe_summaries
@@ -38,9 +38,7 @@ class InspectArguments(NamedTuple):
 
     models: Models = ()
     html: Annotated[Path | None, PAGE] = None
-    force: Annotated[bool, Option("--force", "With --html: replace any file, not only a page.")] = (
-        False
-    )
+    force: ReplacedByPage = False
     profile: Profile = None
     rules: RulesFile = None
     pairs: Pairs = None

@@ -224,6 +224,10 @@ def _build_usage_failure(name: str, error: click.ClickException) -> KvRenameErro
         message = f"no such option: {error.option_name}"
         similar = find_similar(error.option_name, error.possibilities or (), cutoff=0.75)
     hint = f"did you mean {similar}?" if similar else None
+    if isinstance(error, click.BadOptionUsage):
+        params = {flag: each for each in load_command(name).command.params for flag in each.opts}
+        kind = params[error.option_name].type
+        hint = f"one of: {', '.join(kind.choices)}" if isinstance(kind, click.Choice) else None
     if hint is None and not message.endswith(")"):  # else it says itself what to do
         hint = f"`onnxkvrename {name} --help` lists all options"
     return KvRenameError(message[:1].lower() + message[1:], hint=hint)

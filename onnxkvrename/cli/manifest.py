@@ -21,7 +21,7 @@ from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
     apply_compile_info,
-    load_model_or_manifest,
+    load_layout,
 )
 from onnxkvrename.layout.manifest import ManifestContent, describe_layout
 from onnxkvrename.limits import MAX_INT64
@@ -41,6 +41,7 @@ from onnxkvrename.options import (
     Strict,
     Verbose,
 )
+from onnxkvrename.records import fill_record
 from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.report.documents.projection_json import projection_to_json
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
@@ -80,7 +81,7 @@ class ManifestArguments(NamedTuple):
     """What a user asks for with ``manifest``."""
 
     models: Models = ()
-    dims: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
+    sizes: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     specializations: Annotated[Path | None, SPECIALIZATIONS] = None
     custom_io: Annotated[Path | None, CUSTOM_IO] = None
     block_size: Annotated[
@@ -171,7 +172,7 @@ class ManifestArguments(NamedTuple):
             "--stamp",
             "Also write kv_layout_sha256 into the metadata of the models, in place; "
             "onnxkvrename --strip removes it.",
-            excludes=("dims", "specializations", "custom_io"),
+            excludes=("sizes", "specializations", "custom_io"),
             why="a stamp describes the graph alone",
         ),
     ] = False
@@ -220,12 +221,6 @@ def command(arguments: ManifestArguments) -> int:
     and check-consumer accept a manifest instead of its model. Workers with equal
     buffers have the same kv_layout_sha256.
     """
-    compile_info = CompileInfo(
-        arguments.dims,
-        arguments.specializations,
-        arguments.custom_io,
-        group_windows=arguments.group_windows,
-    )
     rules = find_rules(
         arguments.profile, arguments.rules, arguments.models, arguments.pairs, arguments.token
     )
@@ -233,6 +228,7 @@ def command(arguments: ManifestArguments) -> int:
     if arguments.stamp:
         jobs = find_jobs(arguments.models)
         settle_stopped_runs([job.target.parent for job in jobs], [job.model for job in jobs])
+    compile_info = fill_record(CompileInfo, arguments)
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
     if arguments.stamp:
         loaded = _plan_stamp(loaded, rules)
@@ -324,16 +320,16 @@ def _load_draft(arguments: ManifestArguments, rules: Rules) -> Layout | None:
     """
     if arguments.draft is None:
         return None
-    loaded = load_model_or_manifest(arguments.draft, rules)
+    loaded = load_layout([arguments.draft], rules)
     if loaded.failed or not loaded.layout.buffers:
         raise KvRenameError(
             "the draft model has errors or no KV buffers",
             path=str(arguments.draft),
             hint=f"`onnxkvrename verify {quote_path(str(arguments.draft))}` says what is wrong",
         )
-    sizes = arguments.dims
-    known = {symbol: size for symbol, size in sizes.items() if symbol in loaded.layout.symbols}
-    return apply_compile_info(loaded.layout, CompileInfo(known))
+    layout, sizes = loaded.layout, arguments.sizes
+    known = {symbol: size for symbol, size in sizes.items() if symbol in layout.symbols}
+    return apply_compile_info(layout, CompileInfo(known))
 
 
 def _plan_stamp(loaded: LoadedLayout, rules: Rules) -> LoadedLayout:

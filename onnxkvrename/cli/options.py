@@ -7,14 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import quote_path
-from onnxkvrename.options import Option
+from onnxkvrename.options import Option, find_conflict, list_options, read_hints
 from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
@@ -65,25 +65,20 @@ class RequestCommand(click.Command):
         return rest
 
     def _check_combinations(self, ctx: click.Context) -> None:
-        spellings = {param.name: max(param.opts, key=len) for param in self.params}
-        given = [
+        typed = [
             name
             for name in self.options
             if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
         ]
-        for name in given:
-            option = self.options[name]
-            why = f": {option.why}" if option.why else ""
-            for other in option.excludes:
-                if other in given:
-                    both = f"{spellings[name]} and {spellings[other]}"
-                    raise click.UsageError(f"{both} cannot be used together{why}")
-            if option.needs and option.needs not in given:
-                needed = f"{spellings[option.needs]} {self.options[option.needs].metavar or ''}"
-                raise KvRenameError(
-                    f"{spellings[name]} requires {needed.rstrip()}{why}",
-                    hint=f"add `{needed.rstrip()}`",
-                )
+        conflict = find_conflict(self.options, typed)
+        if conflict is None:
+            return
+        spellings = {param.name: max(param.opts, key=len) for param in self.params}
+        name, other = spellings[conflict.name], spellings[conflict.other]
+        if not conflict.is_missing:
+            raise click.UsageError(f"{name} and {other} cannot be used together{conflict.why}")
+        needed = f"{other} {self.options[conflict.other].metavar or ''}".rstrip()
+        raise KvRenameError(f"{name} requires {needed}{conflict.why}", hint=f"add `{needed}`")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""
@@ -111,20 +106,15 @@ def declare_command(
         epilog: The last lines of the help; its first ones are the docstring of the function.
     """
     defaults: Mapping[str, Any] = getattr(request, "_field_defaults", {})
-    kinds: dict[str, Any] = {}
-    options: dict[str, Option] = {}
-    for field, hint in get_type_hints(request, include_extras=True).items():
-        kind, *details = get_args(hint) or (hint,)
-        for option in details:
-            if isinstance(option, Option):
-                kinds[field], options[field] = kind, option
+    options = list_options(request)
+    hints = read_hints(request)
 
     def decorate(run: Callable[[_Request], int]) -> click.Command:
         return RequestCommand(
             name,
             params=[
-                _build_parameter(field, kinds[field], options[field], defaults.get(field))
-                for field in options
+                _build_parameter(field, get_args(hints[field])[0], option, defaults.get(field))
+                for field, option in options.items()
             ],
             callback=lambda **values: run(request(**values)),
             help=run.__doc__,

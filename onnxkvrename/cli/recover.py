@@ -18,6 +18,7 @@ from onnxkvrename.options import Format, Option
 from onnxkvrename.report.documents.recover_json import Recovery, describe_recovery
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen
 from onnxkvrename.report.formats.text import build_error_line, format_files
+from onnxkvrename.rules.results import Report
 from onnxkvrename.storage.read import is_directory, resolve_path
 from onnxkvrename.storage.record import State, TargetState
 from onnxkvrename.storage.recover import (
@@ -103,15 +104,32 @@ def mention_unfinished_runs(answer: Answer) -> Answer:
             command = " ".join(
                 ("onnxkvrename recover", *map(quote_path, _find_common_directory(directories)))
             )
-            text = f"{note} (`{command}` lists them)"
-
-            def render_text(screen: Screen) -> Iterator[Line]:
-                yield from answer.render_text(screen)
-                yield Line(text, err=True)
-
-            notes = (*answer.notes, Note("recover", text))
-            return answer._replace(render_text=render_text, notes=notes)
+            return _add_note(answer, f"{note} (`{command}` lists them)")
     return answer
+
+
+def mention_restored_files(answer: Answer, report: Report) -> Answer:
+    """Return the answer of a rename that first undid runs that had stopped halfway.
+
+    A line says so of files that this run does not change itself: nobody else would expect them to
+    have other names than before.
+    """
+    own = {resolve_path(model.output) for model in report.models}
+    others = [str(path) for path in report.restored if str(path) not in own]
+    if not others:
+        return answer
+    which, verb = (others[0], "is") if len(others) == 1 else (format_files(others), "are")
+    return _add_note(
+        answer, f"a rename that had stopped halfway was undone first: {which} {verb} as before it"
+    )
+
+
+def _add_note(answer: Answer, text: str) -> Answer:
+    def render_text(screen: Screen) -> Iterator[Line]:
+        yield from answer.render_text(screen)
+        yield Line(text, err=True)
+
+    return answer._replace(render_text=render_text, notes=(*answer.notes, Note("recover", text)))
 
 
 def _find_common_directory(directories: Sequence[Path]) -> list[str]:

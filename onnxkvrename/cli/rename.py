@@ -36,4 +36,8 @@ def command(request: Request) -> int:
             from onnxkvrename.cli.recover import mention_unfinished_runs  # nothing is written
 
             answer = mention_unfinished_runs(answer)
+        elif report.restored:
+            from onnxkvrename.cli.recover import mention_restored_files  # a run was killed
+
+            answer = mention_restored_files(answer, report)
         return print_answer(answer, request.output_format)

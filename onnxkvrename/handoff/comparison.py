@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from onnxkvrename.handoff.consumer import Consumer
@@ -239,8 +238,7 @@ def _can_grow(buffer: KvBuffer, axis: int) -> bool:
     return buffer.prompt_axis == axis or buffer.kind == "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Two sides with their buffers paired, and the simulated hand-off.
 
     Attributes:

@@ -7,12 +7,14 @@ is a module of `consumers/` with a `CONSUMER` in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from onnxkvrename.findings import Finding
 from onnxkvrename.layout.layout import Layout, Shape
 from onnxkvrename.model.proto_reader import get_dtype_bits
+
+if TYPE_CHECKING:
+    from onnxkvrename.handoff.selection import ConsumerView
 
 MemoryKind = Literal["shared", "separate", "none"]
 """Where a consumer puts the buffers that it hands from prefill to decode.
@@ -54,8 +56,8 @@ class Consumer(NamedTuple):
             for a consumer that adds and drops nothing.
         needs_in_place: Whether a retained output must go back into its input with the same size
             (KV120); `None` if that is not known: then KV120 is a warning.
-        checks: Further checks, only for this consumer. Each gets a layout and whether all of each
-            buffer is moved, and yields findings.
+        checks: Further checks, only for this consumer. Each gets the layout as the consumer sees
+            it, and yields findings.
         selected_inputs: The pattern of the names of selected inputs, for messages: ``past_key* or
             past_value*``. Only for a consumer without a token.
         selected_outputs: The same for outputs; empty if they look like inputs.
@@ -88,7 +90,7 @@ class Consumer(NamedTuple):
     itemsize_of: Callable[[str], int | None]
     is_appended_output: Callable[[str], bool] | None = None
     needs_in_place: bool | None = None
-    checks: tuple[Callable[[Layout, bool], Iterator[Finding]], ...] = ()
+    checks: tuple[Callable[[ConsumerView], Iterator[Finding]], ...] = ()
     selected_inputs: str = ""
     selected_outputs: str = ""
     output_suffix: str = ""
@@ -110,18 +112,6 @@ class Consumer(NamedTuple):
     def selecting_trait(self) -> str:
         """How it selects names: by ``the token vllmKvCache``, by ``the pattern past_key*``."""
         return f"the token {self.token}" if self.token else f"the pattern {self.selected_inputs}"
-
-
-ConsumerCheck = Callable[[Consumer, Layout, bool], Iterator[Finding]]
-"""A check like those in `Consumer.checks`, with the consumer as its first argument."""
-
-
-def add_checks(consumer: Consumer, *checks: ConsumerCheck) -> Consumer:
-    """Return a consumer with checks that several consumers share.
-
-    Each check gets the consumer as its first argument; findings are in the order of the checks.
-    """
-    return consumer._replace(checks=tuple(partial(check, consumer) for check in checks))
 
 
 def keep_whole_shape(shape: Shape, tokens: int | None) -> Shape:

@@ -12,16 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, begin_message, build_finding
+from onnxkvrename.findings import Finding, report_names
 from onnxkvrename.handoff import name_checks
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.selection import (
-    SelectedValue,
-    Selection,
-    find_selected_buffers,
-    select_values,
-)
-from onnxkvrename.layout.layout import KvBuffer, Layout, Shape, apply_updates, build_layout
+from onnxkvrename.handoff.selection import ConsumerView, SelectedValue, build_view
+from onnxkvrename.layout.layout import GraphTrace, KvBuffer, Layout, Shape, build_layout
 from onnxkvrename.layout.updates import BufferUpdate, build_update_finding
 from onnxkvrename.rules.kv_model import KvModel
 
@@ -73,45 +68,34 @@ def check_consumer(
 
     With `full_transfer` the consumer moves all of each buffer, whatever the prompt.
     """
-    for problem in find_problems(layout, consumer, full_transfer):
+    for problem in find_problems(build_view(layout, consumer, full_transfer)):
         yield from problem.findings
 
 
-def find_problems(
-    layout: Layout, consumer: Consumer, full_transfer: bool
-) -> Iterator[ConsumerProblem]:
-    """Yield the problems that a consumer has with a layout; none for a layout without buffers.
-
-    With `full_transfer` it moves each buffer in full, even for a short prompt.
-    """
-    if layout.buffers:
-        yield from _list_problems(layout, consumer, full_transfer)
-
-
-def _list_problems(
-    layout: Layout, consumer: Consumer, full_transfer: bool
-) -> Iterator[ConsumerProblem]:
-    selection = select_values(layout, consumer)
-    names = list(name_checks.list_buffer_names(layout, consumer))
-    own = [finding for check in consumer.checks for finding in check(layout, full_transfer)]
-    own += _check_paged_caches(layout, consumer)
+def find_problems(view: ConsumerView) -> Iterator[ConsumerProblem]:
+    """Yield the problems that a consumer has with a layout; none for a layout without buffers."""
+    if not view.layout.buffers:
+        return
+    names = list(name_checks.list_buffer_names(view))
+    own = [finding for check in view.consumer.checks for finding in check(view)]
+    own += _check_paged_caches(view)
     refusals = tuple(finding for finding in own if finding.code == "KV610")  # no name changes them
-    if refusals:
-        yield ConsumerProblem(refusals)
-    for findings in (
-        name_checks.check_unselected_names(names, layout, consumer, can_help=not refusals),
-        name_checks.check_output_suffixes(layout, consumer),
-    ):
-        yield ConsumerProblem(tuple(findings))
-    unreadable = name_checks.check_unreadable_layers(names, selection, consumer)
-    yield ConsumerProblem(tuple(unreadable), "layer", selection.unreadable)
-    yield ConsumerProblem(tuple(name_checks.check_layer_numbers(names, selection, consumer)))
-    yield ConsumerProblem(tuple(name_checks.check_order(names, layout, selection, consumer)))
-    yield ConsumerProblem(tuple(_check_updates(layout, consumer)))
-    yield ConsumerProblem(tuple(_check_unknown_updates(layout, consumer)))
-    yield _check_dtypes(layout, selection, consumer)
-    yield _check_shapes(layout, selection, consumer)
-    if has_wrong_output_count(layout, selection, consumer):
+    yield ConsumerProblem(refusals)
+    unselected = name_checks.check_unselected_names(names, view, can_help=not refusals)
+    yield ConsumerProblem((*unselected, *name_checks.check_output_suffixes(view)))
+    unreadable = name_checks.check_unreadable_layers(names, view)
+    yield ConsumerProblem(tuple(unreadable), "layer", view.selection.unreadable)
+    yield ConsumerProblem(
+        (
+            *name_checks.check_layer_numbers(names, view),
+            *name_checks.check_order(names, view),
+            *_check_updates(view),
+            *_check_unknown_updates(view),
+        )
+    )
+    yield _check_dtypes(view)
+    yield _check_shapes(view)
+    if has_wrong_output_count(view):
         yield ConsumerProblem((), "output_count")
     yield ConsumerProblem(tuple(finding for finding in own if finding not in refusals))
 
@@ -142,18 +126,18 @@ def check_sets(
     Raises:
         ModelError: Two models of a set have the same buffer, and `splits_overlaps` is false.
     """
+    traces = {path: GraphTrace(each) for path, each in updates.items()}
     findings: list[list[Finding]] = [[] for _ in models]
     pending = [tuple(indexes) for indexes in reversed(list(sets))]
     while pending:
         indexes = pending.pop()
         try:
-            layout = build_layout([models[index] for index in indexes])
+            layout = build_layout([models[index] for index in indexes], traces)
         except ModelError:
             if not splits_overlaps or len(indexes) < 2:
                 raise
             pending += ((index,) for index in reversed(indexes))
             continue
-        layout = apply_updates(layout, updates)
         for finding in check_consumer(layout, consumer, full_transfer=full_transfer):
             owner = layout.models.index(find_owning_model(layout, finding.name))
             findings[indexes[owner]].append(finding)
@@ -182,31 +166,33 @@ def describe_content(buffer: KvBuffer) -> str:
     return "the context is on another axis"
 
 
-def count_appended_outputs(layout: Layout, consumer: Consumer) -> int:
+def count_appended_outputs(view: ConsumerView) -> int:
     """Return how many outputs prefill adds to the outputs of buffers."""
-    is_appended = consumer.is_appended_output
+    is_appended = view.consumer.is_appended_output
     if is_appended is None:
         return 0
-    return sum(is_appended(value.name) for value in layout.outputs)
+    return sum(is_appended(value.name) for value in view.layout.outputs)
 
 
-def has_wrong_output_count(layout: Layout, selection: Selection, consumer: Consumer) -> bool:
+def has_wrong_output_count(view: ConsumerView) -> bool:
     """Return whether prefill stops because the numbers of inputs and outputs do not match.
 
     If prefill appends outputs to those of buffers, it drops the last one of all. The number of the
     others must be that of the inputs, or one more. Only prefill counts them.
     """
+    consumer, selection = view.consumer, view.selection
     is_counted = consumer.is_appended_output is not None or consumer.memory == "separate"
     if not is_counted or not selection.inputs:
         return False
     outputs = len(selection.outputs)
     if consumer.is_appended_output is not None:
-        outputs += count_appended_outputs(layout, consumer) - 1
+        outputs += count_appended_outputs(view) - 1
     return outputs - len(selection.inputs) not in (0, 1)
 
 
-def _check_updates(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
+def _check_updates(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV120, once for all buffers that change their size in the same way."""
+    layout, consumer = view.layout, view.consumer
     if consumer.needs_in_place is False:
         return
     groups: dict[BufferUpdate, list[KvBuffer]] = {}
@@ -225,84 +211,82 @@ def _check_updates(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
         )
 
 
-def _check_unknown_updates(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
+def _check_unknown_updates(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV113, once for all buffers that are not proved to fit back into their inputs."""
-    if consumer.needs_in_place is False:
+    if view.consumer.needs_in_place is False:
         return
     for kind, reason, hint in _UNKNOWN_UPDATES:
         buffers = [
             buffer
-            for buffer in layout.buffers
+            for buffer in view.layout.buffers
             if buffer.update.kind == kind and len(buffer.names) == 2
             if not buffer.update.other_inputs  # KV110 says more
         ]
-        if buffers:
-            names = [buffer.output or "" for buffer in buffers]
-            yield build_finding(
-                "KV113",
-                names[0],
-                f"{begin_message(names, 'is', 'are', 'outputs')} not proved to fit back into "
-                f"{f'its input {buffers[0].input}' if len(names) == 1 else 'their inputs'}, as "
-                f"{consumer.name} requires: {reason} size and order of the content stay the same",
-                hint,
-            )
-
-
-def _check_paged_caches(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
-    """Yield KV610 for caches that a consumer would cut as if their first axis were the batch."""
-    names = [buffer.names[0] for buffer in layout.buffers if buffer.traits.is_paged]
-    if names and consumer.memory != "none":
-        yield build_finding(
-            "KV610",
-            names[0],
-            f"{begin_message(names, 'is', 'are', 'buffers')} paged: blocks of all sequences, which "
-            f"a block table assigns; {consumer.name} takes the first axis for the batch and hands "
-            "over one block",
-            "export the model without paged attention",
+        inputs = f"its input {buffers[0].input}" if len(buffers) == 1 else "their inputs"
+        yield from report_names(
+            "KV113",
+            [buffer.output or "" for buffer in buffers],
+            ("is", "are"),
+            f"not proved to fit back into {inputs}, as {view.consumer.name} requires: {reason} "
+            "size and order of the content stay the same",
+            hint,
+            "outputs",
         )
 
 
-def _check_dtypes(layout: Layout, selection: Selection, consumer: Consumer) -> ConsumerProblem:
+def _check_paged_caches(view: ConsumerView) -> Iterator[Finding]:
+    """Yield KV610 for caches that a consumer would cut as if their first axis were the batch."""
+    if view.consumer.memory != "none":
+        yield from report_names(
+            "KV610",
+            [buffer.names[0] for buffer in view.layout.buffers if buffer.traits.is_paged],
+            ("is", "are"),
+            "paged: blocks of all sequences, which a block table assigns; "
+            f"{view.consumer.name} takes the first axis for the batch and hands over one block",
+            "export the model without paged attention",
+            "buffers",
+        )
+
+
+def _check_dtypes(view: ConsumerView) -> ConsumerProblem:
     """Find KV610: dtypes for which the consumer has no size."""
+    consumer = view.consumer
     names_of: dict[str, list[str]] = {}
-    for buffer in find_selected_buffers(layout, consumer):
+    for buffer in view.buffers:
         if consumer.itemsize_of(buffer.dtype) is None:
             names_of.setdefault(buffer.dtype, []).append(buffer.names[0])
     findings = tuple(
-        build_finding(
-            "KV610",
-            names[0],
-            f"{begin_message(names, 'has', 'have', 'buffers')} the dtype {dtype}, for which "
-            f"{consumer.name} has no element size",
-            "compile with another precision, and check again with its file: --custom-io FILE",
-        )
+        finding
         for dtype, names in names_of.items()
+        for finding in report_names(
+            "KV610",
+            names,
+            ("has", "have"),
+            f"the dtype {dtype}, for which {consumer.name} has no element size",
+            "compile with another precision, and check again with its file: --custom-io FILE",
+            "buffers",
+        )
     )
-    values = (v for v in selection.inputs if consumer.itemsize_of(v.value.dtype) is None)
+    inputs = view.selection.inputs
+    values = (each for each in inputs if consumer.itemsize_of(each.value.dtype) is None)
     return ConsumerProblem(findings, "dtype", tuple(values))
 
 
-def _check_shapes(layout: Layout, selection: Selection, consumer: Consumer) -> ConsumerProblem:
+def _check_shapes(view: ConsumerView) -> ConsumerProblem:
     """Find KV610: shapes from which the consumer cannot compute bytes.
 
     An axis without a name or a size matters only for a hand-off: no option of `compare` can set
     its size. So it is not a finding, but its value is among the problem's values.
     """
-    names = [
-        buffer.names[0]
-        for buffer in find_selected_buffers(layout, consumer)
-        if not buffer.shape or is_empty_shape(buffer.shape)
-    ]
-    findings: tuple[Finding, ...] = ()
-    if names:
-        finding = build_finding(
-            "KV610",
-            names[0],
-            f"{begin_message(names, 'has', 'have', 'buffers')} no shape or an empty one; "
-            f"{consumer.name} cannot compute the bytes to move",
-            "export the model again, with shapes",
-        )
-        findings = (finding,)
-    shapes = ((each, each.value.shape) for each in selection.inputs)
+    buffers = (b for b in view.buffers if not b.shape or is_empty_shape(b.shape))
+    findings = report_names(
+        "KV610",
+        [buffer.names[0] for buffer in buffers],
+        ("has", "have"),
+        f"no shape or an empty one; {view.consumer.name} cannot compute the bytes to move",
+        "export the model again, with shapes",
+        "buffers",
+    )
+    shapes = ((each, each.value.shape) for each in view.selection.inputs)
     values = (v for v, shape in shapes if not shape or None in shape[1:] or is_empty_shape(shape))
-    return ConsumerProblem(findings, "shape", tuple(values))
+    return ConsumerProblem(tuple(findings), "shape", tuple(values))

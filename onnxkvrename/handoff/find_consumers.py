@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 DEFAULT_CONSUMER = "vllm-qaic"
 """The consumer of a command without ``--target``."""
 PLUGIN_GROUP = "onnxkvrename.consumers"
+_EXPECTED_ERRORS: dict[str, tuple[type[Exception], ...]] = {
+    "sort_key": (ValueError,),
+    "configure": (KvRenameError,),
+}
+"""What a function of a consumer may raise, by its field."""
 
 
 def list_consumers() -> tuple[str, ...]:
@@ -127,30 +132,16 @@ def _load_plugin(plugin: Plugin) -> Consumer:
 def _guard_functions(consumer: Consumer, plugin: Plugin) -> Consumer:
     """Return the consumer with functions that report their errors as errors of the plug-in."""
 
-    def guard(
-        function: Callable[..., Any], expected_errors: tuple[type[Exception], ...] = ()
-    ) -> Callable[..., Any]:
-        return lambda *arguments: plugin.call(partial(function, *arguments), expected_errors)
+    def guard(field: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        expected = _EXPECTED_ERRORS.get(field, ())
+        return lambda *arguments: plugin.call(partial(function, *arguments), expected)
 
     def guard_check(check: Callable[..., Iterator[Finding]]) -> Callable[..., Iterator[Finding]]:
-        return lambda *arguments: iter(plugin.call(lambda: tuple(check(*arguments))))
+        return lambda view: iter(plugin.call(lambda: tuple(check(view))))
 
-    def guard_configure(configure: Callable[[Layout], Consumer]) -> Callable[[Layout], Consumer]:
-        guarded = guard(configure, (KvRenameError,))
-        return lambda layout: _guard_functions(guarded(layout), plugin)
-
-    is_appended, sort_key = consumer.is_appended_output, consumer.sort_key
-    is_elsewhere = consumer.is_written_elsewhere
-    configure = consumer.configure
-    return consumer._replace(
-        selects_input=guard(consumer.selects_input),
-        selects_output=guard(consumer.selects_output),
-        input_name_of=guard(consumer.input_name_of),
-        sort_key=None if sort_key is None else guard(sort_key, (ValueError,)),
-        transferred_shape=guard(consumer.transferred_shape),
-        itemsize_of=guard(consumer.itemsize_of),
-        is_appended_output=None if is_appended is None else guard(is_appended),
-        checks=tuple(map(guard_check, consumer.checks)),
-        is_written_elsewhere=None if is_elsewhere is None else guard(is_elsewhere),
-        configure=None if configure is None else guard_configure(configure),
-    )
+    fields = consumer._asdict()
+    functions: dict[str, Any] = {f: guard(f, fields[f]) for f in fields if callable(fields[f])}
+    if "configure" in functions:
+        configure = functions["configure"]
+        functions["configure"] = lambda layout: _guard_functions(configure(layout), plugin)
+    return consumer._replace(checks=tuple(map(guard_check, consumer.checks)), **functions)

@@ -8,18 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, quote_path
+from onnxkvrename.findings import (
+    Finding,
+    begin_message,
+    build_finding,
+    format_count,
+    quote_path,
+    report_names,
+)
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.selection import Selection, find_non_kv_selected
+from onnxkvrename.handoff.selection import ConsumerView
 from onnxkvrename.layout.layout import KvBuffer, Layout
 
 _TEMPLATE_HINT = (
     "fix the template in your --rules FILE: the consumer reads the layer at another place"
 )
-
-
+_BOTH_SIDES_HINT = "export the model again: a buffer needs both sides"
 RULES_HINT = "set input_name and output_name in your --rules FILE"
 """The hint for a name that a consumer does not select, if a token does not help."""
+
+
+_DO, _HAVE = ("does", "do"), ("has", "have")
 
 
 class BufferName(NamedTuple):
@@ -38,18 +47,11 @@ def format_rename_command(
     paths: Sequence[str] = (),
     is_refused: bool = False,
 ) -> str:
-    """Return the command that renames a layout's models for a consumer, in backticks.
+    """Return the command that renames models for a consumer, in backticks.
 
-    All files of a set must be renamed together, a merged model with its windows: for them it is a
-    sentence that says so.
-
-    Args:
-        layout: The layout.
-        consumer: The consumer.
-        options: Further options.
-        paths: The paths to rename; by default the layout's only model.
-        is_refused: Whether a rename for the consumer would be refused. The command then only adds
-            its token.
+    By default it renames the layout's only model. All files of a set must be renamed together, a
+    merged model with its windows: for them it is a sentence that says so. If a rename for the
+    consumer `is_refused`, the command only adds its token.
     """
     if not paths and len(layout.models) == 1 and not layout.other_stages:
         paths = layout.models
@@ -85,24 +87,25 @@ def describe_non_kv(names: Sequence[str], consumer: Consumer) -> str:
     return f"{beginning}, but {consumer.name} selects {them} by {consumer.selecting_trait}"
 
 
-def list_buffer_names(layout: Layout, consumer: Consumer) -> Iterator[BufferName]:
+def list_buffer_names(view: ConsumerView) -> Iterator[BufferName]:
     """Yield all names of KV buffers, each with whether the consumer selects it."""
-    for buffer in layout.buffers:
+    for buffer in view.layout.buffers:
         if buffer.input is not None:
-            is_selected = consumer.selects_input(buffer.input)
+            is_selected = view.consumer.selects_input(buffer.input)
             yield BufferName(buffer, buffer.input, "input", is_selected)
         if buffer.output is not None:
-            is_selected = consumer.selects_output(buffer.output)
+            is_selected = view.consumer.selects_output(buffer.output)
             yield BufferName(buffer, buffer.output, "output", is_selected)
 
 
 def check_unselected_names(
-    names: Sequence[BufferName], layout: Layout, consumer: Consumer, *, can_help: bool
+    names: Sequence[BufferName], view: ConsumerView, *, can_help: bool
 ) -> Iterator[Finding]:
     """Yield KV601, once for all names that are not selected for the same reason.
 
     With `can_help` the consumer can use the buffers under other names.
     """
+    layout, consumer = view.layout, view.consumer
     selected = {each.name for each in names if each.is_selected}
     groups: _Groups = {}
     for each in names:
@@ -111,27 +114,19 @@ def check_unselected_names(
             reason, hint = _explain_unselected(each, is_half, layout, consumer)
             groups.setdefault((reason, each.side if is_half else "", hint), []).append(each.name)
     for (reason, side, hint), unselected in _join_token_groups(groups, layout, consumer).items():
-        yield build_finding(
+        yield from report_names(
             "KV601",
-            unselected[0],
-            f"{begin_message(unselected, reason.singular, reason.plural)} {reason.text}; "
-            f"{consumer.name} ignores {_describe_loss(side, len(unselected))}",
+            unselected,
+            reason.verbs,
+            f"{reason.text}; {consumer.name} ignores {_describe_loss(side, len(unselected))}",
             choose_hint(layout, consumer, hint) if can_help else "no rename helps: KV610 stays",
         )
 
 
 class _Reason(NamedTuple):
-    """Why names are not selected: a verb for one name and for several, and the rest.
+    """Why names are not selected, and how they lack the token if that is the reason."""
 
-    Attributes:
-        singular: The verb for one name.
-        plural: The verb for several.
-        text: What follows the verb.
-        token_fault: How a name lacks the token; empty if that is not the reason.
-    """
-
-    singular: str
-    plural: str
+    verbs: tuple[str, str]
     text: str
     token_fault: Literal["", "none", "different"] = ""
 
@@ -152,7 +147,7 @@ def _join_token_groups(groups: _Groups, layout: Layout, consumer: Consumer) -> _
             continue
         other = sum(len(groups[key]) for key in lacking if key[0].token_fault == "different")
         text = f"not carry the token {consumer.token} ({other:,} carry a different one)"
-        whole = _Reason("does", "do", text, "different")
+        whole = _Reason(_DO, text, "different")
         command = format_rename_command(layout, consumer, "--replace")
         joined.setdefault((whole, side, command), []).extend(names)
     return joined
@@ -179,89 +174,77 @@ def _explain_unselected(
     if not token:
         is_output = is_half and unselected.side == "output"
         if is_output and consumer.selected_outputs:
-            return _Reason("does", "do", f"not match {consumer.selected_outputs}"), RULES_HINT
-        reason = _Reason("does", "do", f"not match {consumer.selected_inputs}")
+            return _Reason(_DO, f"not match {consumer.selected_outputs}"), RULES_HINT
+        reason = _Reason(_DO, f"not match {consumer.selected_inputs}")
         return reason, consumer.unselected_hint or RULES_HINT
     if token in name:
         required = consumer.output_suffix or consumer.selected_outputs
         text = f"the token but not the suffix that {consumer.name} requires"
-        reason = _Reason("has", "have", f"{text} ({required})" if required else text)
+        reason = _Reason(_HAVE, f"{text} ({required})" if required else text)
         if name.endswith("_InternalRetainedState"):
             return reason, _suggest_normalizing(consumer)
         return reason, f"{RULES_HINT}, or try to rename with `--to qeff --prefix {token}`"
     if token.lower() in name.lower():
         text = f"from the token {token} in upper and lower case"
-        reason = _Reason("differs", "differ", text, "different")
+        reason = _Reason(("differs", "differ"), text, "different")
         options = ["--replace"]
     elif unselected.buffer.token != "":
-        reason = _Reason("carries", "carry", f"a different token than {token}", "different")
+        text = f"a different token than {token}"
+        reason = _Reason(("carries", "carry"), text, "different")
         options = ["--replace"]
     else:
-        reason, options = _Reason("does", "do", f"not carry the token {token}", "none"), []
+        reason, options = _Reason(_DO, f"not carry the token {token}", "none"), []
     return reason, format_rename_command(layout, consumer, *options)
 
 
-def check_output_suffixes(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
+def check_output_suffixes(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV602 for outputs from whose names a consumer that pairs by name derives no input."""
-    names = list_underived_outputs(layout, consumer) if consumer.pairs_by_name else []
-    if names:
-        suffix = consumer.output_suffix or "the suffix that it removes"
-        yield build_suffix_finding(
-            layout,
-            consumer,
-            names,
-            f"{begin_message(names, 'does', 'do', 'outputs')} not end in {suffix}; "
-            f"{consumer.name} selects {'it' if len(names) == 1 else 'them'} but cannot derive the "
-            f"{'name of its input' if len(names) == 1 else 'names of their inputs'}",
+    if view.consumer.pairs_by_name:
+        names = view.underived_outputs
+        them = "it" if len(names) == 1 else "them"
+        inputs = "name of its input" if len(names) == 1 else "names of their inputs"
+        yield from report_suffixes(
+            view,
+            view.consumer.output_suffix or "the suffix that it removes",
+            f"{view.consumer.name} selects {them} but cannot derive the {inputs}",
         )
 
 
-def list_underived_outputs(layout: Layout, consumer: Consumer) -> list[str]:
-    """Return the selected outputs from whose names no input name is derived."""
-    return [
-        buffer.output
-        for buffer in layout.buffers
-        if buffer.output is not None
-        and consumer.selects_output(buffer.output)
-        and consumer.input_name_of(buffer.output) == buffer.output
-    ]
-
-
-def build_suffix_finding(
-    layout: Layout, consumer: Consumer, names: Sequence[str], message: str
-) -> Finding:
-    """Return KV602 about outputs, with the option that gives them the suffix."""
-    hint = choose_hint(layout, consumer, _suggest_normalizing(consumer))
-    return build_finding("KV602", names[0], message, hint)
+def report_suffixes(view: ConsumerView, suffix: str, effect: str) -> Iterator[Finding]:
+    """Yield KV602 for outputs from which no input is derived, with the option that renames them."""
+    return report_names(
+        "KV602",
+        view.underived_outputs,
+        _DO,
+        f"not end in {suffix}; {effect}",
+        choose_hint(view.layout, view.consumer, _suggest_normalizing(view.consumer)),
+        "outputs",
+    )
 
 
 def _suggest_normalizing(consumer: Consumer) -> str:
     return f"rename with `--target {consumer.name} --normalize`"
 
 
-def check_unreadable_layers(
-    names: Sequence[BufferName], selection: Selection, consumer: Consumer
-) -> Iterator[Finding]:
+def check_unreadable_layers(names: Sequence[BufferName], view: ConsumerView) -> Iterator[Finding]:
     """Yield KV603 for the buffers in whose names the consumer cannot read a layer."""
-    unreadable = {each.value.name for each in selection.unreadable}
-    affected = [each.name for each in names if each.is_selected and each.name in unreadable]
-    if affected:
-        yield build_finding(
-            "KV603",
-            affected[0],
-            f"{begin_message(affected, 'has', 'have')} no number where {consumer.name} reads the "
-            f"layer; {consumer.name} cannot start",
-            _TEMPLATE_HINT,
-        )
+    unreadable = {each.value.name for each in view.selection.unreadable}
+    consumer = view.consumer.name
+    return report_names(
+        "KV603",
+        [each.name for each in names if each.is_selected and each.name in unreadable],
+        _HAVE,
+        f"no number where {consumer} reads the layer; {consumer} cannot start",
+        _TEMPLATE_HINT,
+    )
 
 
-def check_layer_numbers(
-    names: Sequence[BufferName], selection: Selection, consumer: Consumer
-) -> Iterator[Finding]:
+def check_layer_numbers(names: Sequence[BufferName], view: ConsumerView) -> Iterator[Finding]:
     """Yield KV603 for the buffers in whose names the consumer reads another layer."""
+    consumer = view.consumer
     if consumer.sort_key is None:
         return
-    unreadable = {each.value.name for each in selection.unreadable}
+    unreadable = {each.value.name for each in view.selection.unreadable}
     wrong: list[tuple[BufferName, int]] = []
     for each in names:
         if each.is_selected and each.name not in unreadable:
@@ -271,39 +254,38 @@ def check_layer_numbers(
                 wrong.append((each, layer))
     if wrong:
         first, layer = wrong[0]
-        beginning = begin_message([each.name for each, _ in wrong], "belongs", "belong")
         layers = f"to layer {first.buffer.layer}, but {consumer.name} reads layer {layer}"
         if len(wrong) > 1:
             layers = (
                 f"to other layers than {consumer.name} reads: the first is of layer "
                 f"{first.buffer.layer}, read as {layer}"
             )
-        yield build_finding(
+        yield from report_names(
             "KV603",
-            first.name,
-            f"{beginning} {layers}; {consumer.name} then sorts the buffers in a wrong order",
+            [each.name for each, _ in wrong],
+            ("belongs", "belong"),
+            f"{layers}; {consumer.name} then sorts the buffers in a wrong order",
             _TEMPLATE_HINT,
         )
 
 
-def check_order(
-    names: Sequence[BufferName], layout: Layout, selection: Selection, consumer: Consumer
-) -> Iterator[Finding]:
+def check_order(names: Sequence[BufferName], view: ConsumerView) -> Iterator[Finding]:
     """Yield KV609, unless a name that is not selected or is not a KV buffer explains it."""
+    selection, consumer = view.selection, view.consumer
     if not selection.is_ordered or selection.is_paired:
         return
     if consumer.pairs_by_name:
-        yield from _check_names_pair(names, selection, consumer)
+        yield from _check_names_pair(names, view)
         return
-    if not all(each.is_selected for each in names) or find_non_kv_selected(layout, selection):
+    if not all(each.is_selected for each in names) or view.non_kv_values:
         return
     if len(selection.inputs) != len(selection.outputs):
         yield build_finding(
             "KV609",
-            _find_unpaired_name(layout, selection),
+            _find_unpaired_name(view),
             f"has no pair: {consumer.name} selects {format_count(len(selection.inputs), 'input')} "
             f"and {format_count(len(selection.outputs), 'output')}, and pairs them by position",
-            "export the model again: a buffer needs both sides",
+            _BOTH_SIDES_HINT,
         )
         return
     pairs = zip(selection.inputs, selection.outputs, strict=True)
@@ -321,33 +303,31 @@ def check_order(
             return
 
 
-def _check_names_pair(
-    names: Sequence[BufferName], selection: Selection, consumer: Consumer
-) -> Iterator[Finding]:
+def _check_names_pair(names: Sequence[BufferName], view: ConsumerView) -> Iterator[Finding]:
     """Yield KV609 for inputs for which a consumer that pairs by name does not find an output.
 
     Outputs without an input are right: those of an encoder.
     """
     selected = {each.name for each in names if each.is_selected}
-    is_elsewhere = consumer.is_written_elsewhere or (lambda name: False)
+    is_elsewhere = view.consumer.is_written_elsewhere or (lambda name: False)
     alone = [
         source.name
-        for source, result in selection.value_pairs
+        for source, result in view.selection.value_pairs
         if source is not None and result is None and source.name in selected
         if not is_elsewhere(source.name)
     ]
-    if alone:
-        yield build_finding(
-            "KV609",
-            alone[0],
-            f"{begin_message(alone, 'has', 'have', 'inputs')} no output: {consumer.name} pairs by "
-            "name, and no output has the matching name",
-            "export the model again: a buffer needs both sides",
-        )
+    return report_names(
+        "KV609",
+        alone,
+        _HAVE,
+        f"no output: {view.consumer.name} pairs by name, and no output has the matching name",
+        _BOTH_SIDES_HINT,
+        "inputs",
+    )
 
 
-def _find_unpaired_name(layout: Layout, selection: Selection) -> str:
+def _find_unpaired_name(view: ConsumerView) -> str:
     """Return a name of a buffer with one side only, or one that is also on the wrong side."""
-    single = (b.names[0] for b in layout.buffers if b.input is None or b.output is None)
-    values = (*selection.inputs, *selection.outputs)
+    single = (b.names[0] for b in view.layout.buffers if b.input is None or b.output is None)
+    values = (*view.selection.inputs, *view.selection.outputs)
     return (*single, *(each.value.name for each in values if each.buffer is None))[0]

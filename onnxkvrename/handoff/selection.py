@@ -1,4 +1,7 @@
-"""Select the graph values that a consumer treats as KV buffers, in its order."""
+"""Select the graph values that a consumer treats as KV buffers, in its order.
+
+What it selects, beside the layout, is a `ConsumerView`: all checks and the hand-off start from it.
+"""
 
 from __future__ import annotations
 
@@ -92,6 +95,52 @@ class Selection(NamedTuple):
         return [*pairs, *((None, each) for each in self.outputs if each.value.name not in paired)]
 
 
+class ConsumerView(NamedTuple):
+    """A layout as a consumer sees it.
+
+    Attributes:
+        layout: The layout.
+        consumer: The consumer.
+        selection: The inputs and outputs that the consumer selects.
+        full_transfer: Whether it moves all of each buffer, whatever the prompt.
+    """
+
+    layout: Layout
+    consumer: Consumer
+    selection: Selection
+    full_transfer: bool = False
+
+    @property
+    def buffers(self) -> tuple[KvBuffer, ...]:
+        """The buffers whose inputs are selected, in the layout's order."""
+        selects = self.consumer.selects_input
+        return tuple(b for b in self.layout.buffers if b.input is not None and selects(b.input))
+
+    @property
+    def non_kv_values(self) -> tuple[SelectedValue, ...]:
+        """The selected values that do not have the name of a KV buffer, inputs first."""
+        kv_names = {name for buffer in self.layout.buffers for name in buffer.names}
+        values = (*self.selection.inputs, *self.selection.outputs)
+        return tuple(each for each in values if each.value.name not in kv_names)
+
+    @property
+    def underived_outputs(self) -> list[str]:
+        """The selected outputs of buffers from whose names the consumer derives no input name."""
+        outputs = (b.output for b in self.layout.buffers if b.output is not None)
+        selects, derive = self.consumer.selects_output, self.consumer.input_name_of
+        return [name for name in outputs if selects(name) and derive(name) == name]
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the selected inputs have more than one shape or dtype."""
+        return len(find_distinct_types(self.layout, self.selection.inputs)) > 1
+
+
+def build_view(layout: Layout, consumer: Consumer, full_transfer: bool = False) -> ConsumerView:
+    """Return a layout as a consumer sees it."""
+    return ConsumerView(layout, consumer, select_values(layout, consumer), full_transfer)
+
+
 def select_values(layout: Layout, consumer: Consumer) -> Selection:
     """Return the inputs and outputs that a consumer selects, also those that are not KV buffers."""
     inputs_to_buffers = {buffer.input: buffer for buffer in layout.buffers}
@@ -137,29 +186,12 @@ def find_misnamed_logits(layout: Layout) -> str:
     return next((each.name for each in layout.outputs if "logits" in each.name.lower()), "")
 
 
-def find_selected_buffers(layout: Layout, consumer: Consumer) -> tuple[KvBuffer, ...]:
-    """Return the buffers whose inputs a consumer selects, in the layout's order."""
-    return tuple(
-        buffer
-        for buffer in layout.buffers
-        if buffer.input is not None and consumer.selects_input(buffer.input)
-    )
-
-
 def find_unselected_buffers(
     values: Iterable[SelectedValue], buffers: Iterable[KvBuffer]
 ) -> tuple[KvBuffer, ...]:
     """Return the buffers that are not among the selected values."""
     selected_ids = {each.buffer_id for each in values}
     return tuple(b for b in buffers if (b.layer, b.part) not in selected_ids)
-
-
-def find_non_kv_selected(layout: Layout, selection: Selection) -> tuple[SelectedValue, ...]:
-    """Return the selected values that do not have the name of a KV buffer, inputs first."""
-    kv_names = {name for buffer in layout.buffers for name in buffer.names}
-    return tuple(
-        each for each in (*selection.inputs, *selection.outputs) if each.value.name not in kv_names
-    )
 
 
 def find_distinct_types(
@@ -170,8 +202,3 @@ def find_distinct_types(
         (None if value.shape is None else layout.resolve_shape(value.shape), value.dtype)
         for value in (each.value for each in values)
     )
-
-
-def is_hybrid(layout: Layout, consumer: Consumer) -> bool:
-    """Return whether the selected inputs have more than one shape or dtype."""
-    return len(find_distinct_types(layout, select_values(layout, consumer).inputs)) > 1

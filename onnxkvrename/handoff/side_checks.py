@@ -1,4 +1,4 @@
-"""Check each side of a hand-off, its token, and whether both sides are the same model.
+"""Check each side of a hand-off: its token, and what stops it before any hand-off.
 
 The problems of a side come from `find_problems`, which checks one layout for a consumer. This
 module adds which side it is about and what that means for a hand-off.
@@ -7,7 +7,6 @@ module adds which side it is about and what that means for a hand-off.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from onnxkvrename.findings import (
@@ -16,8 +15,8 @@ from onnxkvrename.findings import (
     build_finding,
     format_count,
     format_list,
+    report_names,
 )
-from onnxkvrename.handoff.comparison import BufferPair
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import (
     ConsumerProblem,
@@ -34,28 +33,15 @@ from onnxkvrename.handoff.name_checks import (
 )
 from onnxkvrename.handoff.selection import (
     BufferId,
+    ConsumerView,
     SelectedValue,
-    Selection,
+    build_view,
     find_misnamed_logits,
     find_unselected_buffers,
-    select_values,
 )
 from onnxkvrename.handoff.worker import HandoffSide, list_rename_paths
-from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
-from onnxkvrename.model.weights import Weight
 
-STARTUP_FAILURE_CODES = (
-    "KV001",
-    "KV120",
-    "KV603",
-    "KV604",
-    "KV610",
-    "KV619",
-    "KV622",
-    "KV624",
-)
-"""Findings that stop a side before any hand-off: it cannot be compiled or started."""
 _SIDE_CODES = ("KV120", "KV602", "KV609", "KV610")
 """Findings of one side that are also findings of a hand-off.
 
@@ -65,24 +51,18 @@ hand-off (KV606, KV607).
 _VALUE_CAUSES: tuple[StartupCause, ...] = ("layer", "dtype", "shape")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedSide:
-    """One side of a hand-off, with the selected values and the problems that it has by itself."""
+class CheckedSide(NamedTuple):
+    """One side of a hand-off as the consumer sees it, with the problems that it has by itself."""
 
     side: HandoffSide
-    consumer: Consumer
-    selection: Selection
+    view: ConsumerView
     problems: tuple[ConsumerProblem, ...]
 
 
 def check_side(side: HandoffSide, consumer: Consumer, full_transfer: bool) -> CheckedSide:
     """Return a side with the values that the consumer selects and the problems that it has."""
-    return CheckedSide(
-        side,
-        consumer,
-        select_values(side.layout, consumer),
-        tuple(find_problems(side.layout, consumer, full_transfer)),
-    )
+    view = build_view(side.layout, consumer, full_transfer)
+    return CheckedSide(side, view, tuple(find_problems(view)))
 
 
 def check_buffers_exist(prefill: HandoffSide, decode: HandoffSide) -> Iterator[Finding]:
@@ -106,142 +86,111 @@ def check_side_tokens(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Fin
 
 
 def _build_token_finding(label: str, checked: CheckedSide, *others: CheckedSide) -> Finding:
-    side, consumer = checked.side, checked.consumer
-    if not consumer.token:
-        return build_finding(
-            "KV616",
-            "",
-            f"no name of {label} matches {consumer.selected_inputs}; {consumer.name} selects no "
-            "buffer",
-            choose_hint(side.layout, consumer, consumer.unselected_hint),
+    side, consumer = checked.side, checked.view.consumer
+    if consumer.token:
+        count = "token" if len(side.tokens) == 1 else "tokens"
+        tokens = f"the {count} {format_list(side.tokens)}" if side.tokens else "no token"
+        reason = (
+            f"the names of {label} carry {tokens}; {consumer.name} requires {consumer.token} and"
         )
-    count = "token" if len(side.tokens) == 1 else "tokens"
-    tokens = f"the {count} {format_list(side.tokens)}" if side.tokens else "no token"
+    else:
+        reason = f"no name of {label} matches {consumer.selected_inputs}; {consumer.name}"
     options = ("--replace",) if side.tokens else ()
-    return build_finding(
-        "KV616",
-        "",
-        f"the names of {label} carry {tokens}; {consumer.name} requires {consumer.token} and "
-        "selects no buffer",
-        choose_hint(
-            side.layout,
+    hint = _choose_token_hint((checked, *others), *options)
+    return build_finding("KV616", "", f"{reason} selects no buffer", hint)
+
+
+def _choose_token_hint(sides: Sequence[CheckedSide], *options: str) -> str:
+    """Return what makes the consumer select names; only the token if ``--target`` would refuse."""
+    side, consumer = sides[0].side, sides[0].view.consumer
+    hint = consumer.unselected_hint
+    if consumer.token:
+        hint = format_rename_command(
+            side.original_layout,
             consumer,
-            _format_rename_command((checked, *others), *options),
-        ),
-    )
-
-
-def _format_rename_command(sides: Sequence[CheckedSide], *options: str) -> str:
-    """Return the command that renames sides; only with the token if ``--target`` would refuse."""
-    return format_rename_command(
-        sides[0].side.original_layout,
-        sides[0].consumer,
-        *options,
-        paths=[path for each in sides for path in list_rename_paths(each.side)],
-        is_refused=any(p.startup_cause == "output_count" for each in sides for p in each.problems),
-    )
+            *options,
+            paths=[path for each in sides for path in list_rename_paths(each.side)],
+            is_refused=any(
+                p.startup_cause == "output_count" for each in sides for p in each.problems
+            ),
+        )
+    return choose_hint(side.layout, consumer, hint)
 
 
 def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
     """Yield KV616 for buffers without the token on a side where others have it."""
-    side, consumer, selection = checked.side, checked.consumer, checked.selection
+    side, consumer, selection = checked.side, checked.view.consumer, checked.view.selection
     if side.lacks_token:
         return
     buffers = find_unselected_buffers(selection.inputs, side.layout.buffers)
     if side.label == "prefill":
         unwritten = find_unselected_buffers(selection.outputs, side.layout.buffers)
         buffers = tuple(dict.fromkeys((*buffers, *unwritten)))
-    lacking = [b for b in buffers if any(consumer.token not in name for name in b.names)]
-    if not consumer.token:
-        lacking = list(buffers)
-    if lacking:
-        names = [buffer.names[0] for buffer in lacking]
-        beginning = begin_message(names, "does", "do", f"buffers of {side.label}")
-        reason = (
-            f"carry {consumer.token} in every name"
-            if consumer.token
-            else f"match {consumer.selected_inputs}"
-        )
-        where = f" on {side.label}" if len(names) == 1 else ""
-        yield build_finding(
-            "KV616",
-            names[0],
-            f"{beginning} not {reason}; {consumer.name} ignores "
-            f"{'this buffer' if len(names) == 1 else 'these buffers'}{where}",
-            choose_hint(
-                side.layout,
-                consumer,
-                _format_rename_command((checked,), "--replace")
-                if consumer.token
-                else consumer.unselected_hint,
-            ),
-        )
+    reason = f"match {consumer.selected_inputs}"
+    if consumer.token:
+        buffers = tuple(b for b in buffers if any(consumer.token not in name for name in b.names))
+        reason = f"carry {consumer.token} in every name"
+    ignored = f"this buffer on {side.label}" if len(buffers) == 1 else "these buffers"
+    yield from report_names(
+        "KV616",
+        [buffer.names[0] for buffer in buffers],
+        ("does", "do"),
+        f"not {reason}; {consumer.name} ignores {ignored}",
+        _choose_token_hint((checked,), "--replace"),
+        f"buffers of {side.label}",
+    )
 
 
 def check_startup(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
     """Yield KV603, KV604, KV610 and KV624: what stops a side before any hand-off."""
     for checked in (prefill, decode):
         for cause in _VALUE_CAUSES:
-            values = [
-                value
-                for problem in checked.problems
-                if problem.startup_cause == cause
-                for value in problem.values
-            ]
-            if values:
-                yield _build_startup_finding(cause, values, checked)
+            problems = [each for each in checked.problems if each.startup_cause == cause]
+            values = [value for problem in problems for value in problem.values]
+            yield from _report_startup(cause, values, checked)
     # Shared memory is laid out by prefill's inputs; separate arrays are decode's inputs.
-    counting = prefill if prefill.consumer.memory == "shared" else decode
+    counting = prefill if prefill.view.consumer.memory == "shared" else decode
     if any(each.startup_cause == "output_count" for each in counting.problems):
         yield _build_output_count_finding(counting)
 
 
-def _build_startup_finding(
+def _report_startup(
     cause: StartupCause, values: Sequence[SelectedValue], checked: CheckedSide
-) -> Finding:
-    consumer, label = checked.consumer, checked.side.label
-    names = [each.input_name for each in values]
-    beginning = begin_message(names, "has", "have")
-    end = f"{label} cannot start"
+) -> Iterator[Finding]:
+    consumer, label = checked.view.consumer.name, checked.side.label
     if cause == "layer":
-        return build_finding(
-            "KV603",
-            names[0],
-            f"{beginning} no number where {consumer.name} reads the layer; {end}",
-            "the layer must follow the first dot, as in past_key.3_TOKEN",
-        )
-    if cause == "dtype":
+        code, text = "KV603", f"no number where {consumer} reads the layer; {label} cannot start"
+        hint = "the layer must follow the first dot, as in past_key.3_TOKEN"
+    elif cause == "dtype":
         dtypes = format_list(sorted({each.value.dtype for each in values}))
-        return build_finding(
+        code, text = (
             "KV610",
-            names[0],
-            f"{beginning} the dtype {dtypes}, which {consumer.name} cannot move; {end}",
-            "compile with a precision that it can move, and pass its file: --custom-io FILE",
+            f"the dtype {dtypes}, which {consumer} cannot move; {label} cannot start",
         )
-    shape = values[0].value.shape
-    text = "no shape" if shape is None else f"the shape {format_shape(shape)}"
-    return build_finding(
-        "KV610",
-        names[0],
-        f"{beginning} {text} on {label}; {consumer.name} has nothing to move, or cannot compute "
-        "how much",
-        "export the model with a name or a size for each dimension",
-    )
+        hint = "compile with a precision that it can move, and pass its file: --custom-io FILE"
+    else:
+        shape = values[0].value.shape if values else None
+        sizes = "no shape" if shape is None else f"the shape {format_shape(shape)}"
+        code, text = (
+            "KV610",
+            (f"{sizes} on {label}; {consumer} has nothing to move, or cannot compute how much"),
+        )
+        hint = "export the model with a name or a size for each dimension"
+    return report_names(code, [each.input_name for each in values], ("has", "have"), text, hint)
 
 
 def _build_output_count_finding(checked: CheckedSide) -> Finding:
     """Return KV604 if the appended outputs are too few or too many, otherwise KV624."""
-    inputs, outputs = len(checked.selection.inputs), len(checked.selection.outputs)
-    label = checked.side.label
+    label, view, consumer = checked.side.label, checked.view, checked.view.consumer
+    inputs, outputs = len(view.selection.inputs), len(view.selection.outputs)
     if outputs - inputs in (0, 1):
-        appended = count_appended_outputs(checked.side.layout, checked.consumer)
-        name = find_misnamed_logits(checked.side.layout)
+        appended = count_appended_outputs(view)
+        name = find_misnamed_logits(view.layout)
         no_logits = f"has logits called {name}" if name else "has no logits output"
         cause = (
-            f"has {appended} outputs that start with log; {checked.consumer.name} drops only 1 of "
-            "them, and"
+            f"has {appended} outputs that start with log; {consumer.name} drops only 1 of them, and"
             if appended
-            else f"{no_logits}; {checked.consumer.name} then drops the last KV buffer instead, and"
+            else f"{no_logits}; {consumer.name} then drops the last KV buffer instead, and"
         )
         return build_finding(
             "KV604",
@@ -249,12 +198,8 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
             f"{label} {cause} fails at the first prompt",
             f"export {label} with logits, without sampling on the device",
         )
-    consumer, buffers = checked.consumer, checked.side.layout.buffers
-    unselected = [
-        buffer.output
-        for buffer in find_unselected_buffers(checked.selection.outputs, buffers)
-        if buffer.output is not None
-    ]
+    buffers = find_unselected_buffers(view.selection.outputs, view.layout.buffers)
+    unselected = [buffer.output for buffer in buffers if buffer.output is not None]
     selected = f"{format_count(inputs, 'input')} but {format_count(outputs, 'output')}"
     counts = f"{label} selects {selected} and fails at the first prompt"
     if not unselected:
@@ -265,7 +210,7 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
         "KV624",
         unselected[0],
         f"{begin_message(unselected, 'does', 'do', 'outputs')} not {required}; {counts}",
-        choose_hint(checked.side.layout, consumer, RULES_HINT),
+        choose_hint(view.layout, consumer, RULES_HINT),
     )
 
 
@@ -273,7 +218,7 @@ def check_each_side(
     prefill: CheckedSide, decode: CheckedSide, reported_codes: Collection[str]
 ) -> Iterator[Finding]:
     """Yield the findings of each side by itself, except the codes that are reported already."""
-    has_own_arrays = prefill.consumer.memory == "separate"
+    has_own_arrays = prefill.view.consumer.memory == "separate"
     for checked in (prefill, decode):
         for finding in (each for problem in checked.problems for each in problem.findings):
             if finding.code == "KV120" and finding.severity != "error":
@@ -289,11 +234,11 @@ def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterato
 
     Prefill's values after the last one that decode reads do no harm and are not reported.
     """
-    inputs = prefill.selection.inputs
-    outputs = prefill.selection.outputs[: len(inputs)]
-    decode_inputs = decode.selection.inputs
+    inputs = prefill.view.selection.inputs
+    outputs = prefill.view.selection.outputs[: len(inputs)]
+    decode_inputs = decode.view.selection.inputs
     read_ids = {each.buffer_id for each in decode_inputs}
-    if prefill.selection.is_ordered:
+    if prefill.view.selection.is_ordered:
         inputs, outputs = (_drop_unread_tail(values, read_ids) for values in (inputs, outputs))
     for checked, values, other_values in (
         (prefill, (*inputs, *outputs), decode_inputs),
@@ -303,7 +248,7 @@ def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterato
         unmatched = (v for v in values if v.buffer is None and v.buffer_id not in other_ids)
         names = list(dict.fromkeys(each.input_name for each in unmatched))
         if names:
-            consumer = checked.consumer
+            consumer = checked.view.consumer
             place = "takes a place" if len(names) == 1 else "they take places"
             yield build_finding(
                 "KV608",
@@ -320,169 +265,6 @@ def _drop_unread_tail(
     """Return the values up to the last one that decode reads."""
     places = [place for place, each in enumerate(values, 1) if each.buffer_id in read_ids]
     return values[: max(places, default=0)]
-
-
-def check_same_model(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:
-    """Yield KV623 if weights or logits show that the two sides are different models.
-
-    Exports of one model may differ in their graphs, lengths and generated names. A parameter name
-    of the framework that both sides have is the same parameter; a name that only one side has is
-    ignored.
-    """
-    layouts = prefill.side.layout, decode.side.layout
-    weights, logits = _find_different_weights(*layouts), _compare_logits(*layouts)
-    if not weights and not logits:
-        return
-    texts = [_format_different_weights(weights, len(_pair_weights(*layouts)))] if weights else []
-    if logits:
-        texts.append(f"logits {logits}" if weights else logits)
-    texts.append(
-        "prefill and decode are different models, and decode reads what the other model wrote"
-    )
-    yield build_finding(
-        "KV623",
-        weights[0][0] if weights else "logits",
-        "; ".join(texts),
-        "export both from the same model, with the same weights",
-    )
-
-
-def list_model_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
-    """Return a note if it is not known whether both sides are the same model.
-
-    Equal sizes are not enough: two trainings of one architecture have the same sizes.
-    """
-    layouts = prefill.side.layout, decode.side.layout
-    pairs = _pair_weights(*layouts)
-    is_compared = any(_have_comparable_values(*pair) for pair in pairs)
-    if layouts[0].models == layouts[1].models or is_compared:
-        return []
-    silent = [each.side for each in (prefill, decode) if each.side.layout.weights is None]
-    reason = (
-        f"the weights of {' and '.join(side.label for side in silent)} are not known"
-        if silent
-        else "only the sizes of weights could be compared, not their values"
-        if pairs
-        else "no weight has the same name on both sides"
-    )
-    return [f"cannot tell whether both sides are the same model: {reason}"]
-
-
-class Basis(NamedTuple):
-    """What a success rests on.
-
-    Attributes:
-        facts: What was compared, and is equal.
-        conditions: What is not known, each to be continued after ``both sides``.
-    """
-
-    facts: tuple[str, ...] = ()
-    conditions: tuple[str, ...] = ()
-
-
-def find_basis(
-    sides: tuple[HandoffSide, HandoffSide], consumer: Consumer, pairs: Sequence[BufferPair]
-) -> Basis:
-    """Return what the success of a hand-off from prefill to decode rests on."""
-    layouts = sides[0].layout, sides[1].layout
-    facts, conditions = [f"{consumer.name}'s rules"], []
-    if all(layout.has_compiled_dtypes for layout in layouts):
-        facts.append("the precision of both compiles")
-    else:
-        conditions.append("are compiled with the same precision")
-    scales = [pair.has_known_scales for pair in pairs]
-    if False in scales:
-        conditions.append("use the same scales (KV627)")
-    elif True in scales:
-        facts.append(f"equal scales of {format_count(scales.count(True), 'buffer')}")
-    compared = sum(_have_comparable_values(*pair) for pair in _pair_weights(*layouts))
-    if layouts[0].models == layouts[1].models:
-        facts.append("one model on both sides")
-    elif compared:
-        facts.append(format_count(compared, "equal weight"))
-    else:
-        conditions.append("are the same model")
-    return Basis(tuple(facts), tuple(conditions))
-
-
-def check_scales_known(pairs: Sequence[BufferPair]) -> Iterator[Finding]:
-    """Yield KV627, once, for quantized buffers whose scales could not be compared."""
-    names = [pair.name for pair in pairs if pair.has_known_scales is False]
-    if names:
-        yield build_finding(
-            "KV627",
-            names[0],
-            f"{begin_message(names, 'is', 'are', 'buffers')} quantized, and the scales are not "
-            "constants of both graphs: whether decode reads the values that prefill stored is not "
-            "known",
-            "compare the results of both sides for one prompt",
-        )
-
-
-def _find_different_weights(prefill: Layout, decode: Layout) -> list[tuple[str, str]]:
-    """Return the name of each weight that differs, with a text that describes the difference."""
-    pairs = _pair_weights(prefill, decode)
-    return [
-        (first.name, text) for first, second in pairs if (text := _describe_weights(first, second))
-    ]
-
-
-def _format_different_weights(differences: Sequence[tuple[str, str]], compared: int) -> str:
-    names, texts = zip(*differences, strict=True)
-    noun = f"of {compared} compared weights"
-    beginning = begin_message(names, f"{texts[0]} (1 {noun})", "differ", noun)
-    return beginning if len(names) == 1 else f"{beginning}: the first {texts[0]}"
-
-
-def _compare_logits(prefill: Layout, decode: Layout) -> str:
-    """Return how the logits differ; empty if they do not, or if the last layers are different.
-
-    A model without its last layers has hidden states instead of logits, possibly with that name.
-    """
-    if _find_last_layer(prefill) != _find_last_layer(decode):
-        return ""
-    first, second = (_find_vocabulary(layout) for layout in (prefill, decode))
-    if None in (first, second) or first == second:
-        return ""
-    return f"has {first} entries on prefill and {second} on decode"
-
-
-def _find_last_layer(layout: Layout) -> int:
-    return max((buffer.layer for buffer in layout.buffers), default=-1)
-
-
-def _pair_weights(prefill: Layout, decode: Layout) -> list[tuple[Weight, Weight]]:
-    """Return the pairs of weights that have the same name on both sides."""
-    others = {weight.name: weight for weight in decode.weights or ()}
-    return [(w, others[w.name]) for w in prefill.weights or () if w.name in others]
-
-
-def _have_comparable_values(first: Weight, second: Weight) -> bool:
-    """Return whether both have a digest, and the same dtype and shape."""
-    is_same_type = (first.dtype, first.shape) == (second.dtype, second.shape)
-    return is_same_type and None not in (first.sha256, second.sha256)
-
-
-def _describe_weights(first: Weight, second: Weight) -> str:
-    """Return how two weights with the same name differ, empty if they do not."""
-    if sorted(first.shape) != sorted(second.shape):  # one of them may be transposed
-        shapes = (format_shape(each.shape) for each in (first, second))
-        return "is {} on prefill and {} on decode".format(*shapes)
-    if _have_comparable_values(first, second) and first.sha256 != second.sha256:
-        return "has different values on decode"
-    return ""
-
-
-def _find_vocabulary(layout: Layout) -> int | None:
-    """Return the number of logits for a token, ``None`` if the graph does not show it.
-
-    In a set of windows, other values may be named ``logits``, so there it is ``None``.
-    """
-    if len(layout.models) > 1:
-        return None
-    shapes = (value.shape for value in layout.outputs if value.name == "logits")
-    last = next((shape[-1] for shape in shapes if shape), None)
-    return last if isinstance(last, int) else None
 
 
 def list_update_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:

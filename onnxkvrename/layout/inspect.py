@@ -5,31 +5,30 @@ from __future__ import annotations
 import posixpath
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, RulesError
 from onnxkvrename.findings import Finding
-from onnxkvrename.layout.kinds import (
-    BufferKind,
-    InferredKind,
-    find_pair_dtype,
-    find_pair_shape,
-    group_by_layer,
-    has_block_table,
-    infer_buffer_kind,
+from onnxkvrename.layout.layout import GraphTrace, build_buffers, check_stamp, fold_alike
+from onnxkvrename.layout.updates import (
+    UNKNOWN_UPDATE,
+    UNTRACED_UPDATE,
+    BufferUpdate,
+    UpdateTracer,
+    find_mix_ups,
 )
-from onnxkvrename.layout.layout import check_stamp, fold_alike
-from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate, UpdateTracer, find_mix_ups
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
+from onnxkvrename.records import fill_record
+from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
-from onnxkvrename.rules.profile import MERGED, PartPath, Rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED, PartPath
 from onnxkvrename.rules.windows import check_parts
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 
@@ -96,7 +95,7 @@ class BufferGroup(NamedTuple):
     shape: tuple[Dim, ...] | None
     layers: tuple[int, ...]
     is_kind_guessed: bool = False
-    update: BufferUpdate = UNKNOWN_UPDATE
+    update: BufferUpdate = UNTRACED_UPDATE
 
 
 class StampStatus(NamedTuple):
@@ -305,41 +304,20 @@ def _list_buffers(
     model: KvModel, broken: frozenset[str], updates: Mapping[str, BufferUpdate]
 ) -> Iterator[InspectedBuffer]:
     """Yield the buffers by layer, with those that a layer lacks between those that it has."""
-    plan, siblings = model.plan, group_by_layer(model.plan.pairs)
-    infer = partial(infer_buffer_kind, has_block_table=has_block_table(model.signature.inputs))
-    layers: dict[tuple[int, int, str], dict[str, list[KvPair]]] = {}
-    for pair in plan.pairs:
-        parts = layers.setdefault((pair.layer, pair.rule, pair.kind), {})
-        parts.setdefault(pair.buffer, []).append(pair)
-    for (layer, rule, kind), pairs_by_part in layers.items():
-        parts_here = {*plan.required_parts[rule, kind], *pairs_by_part}
+    plan = model.plan
+    layers: dict[tuple[int, str], dict[str, list[InspectedBuffer]]] = {}
+    for pair, buffer in zip(plan.pairs, build_buffers(model, GraphTrace(updates)), strict=True):
+        found = fill_record(InspectedBuffer, buffer, state=_classify_pair(pair, broken))
+        parts = layers.setdefault((pair.layer, pair.kind), {})
+        parts.setdefault(pair.buffer, []).append(found)
+    for (layer, kind), parts in layers.items():
+        parts_here = {*plan.required_parts[kind], *parts}
         for part in (name for name in plan.part_order if name in parts_here):
-            if part not in pairs_by_part:
-                first = next(iter(pairs_by_part.values()))[0]
-                cache_kind = infer(first, siblings[first.scope, layer, kind]).kind
-                yield InspectedBuffer(
-                    layer, part, first.scope, cache_kind, "missing", "", None, None, None
-                )
-            for pair in pairs_by_part.get(part, ()):
-                inferred = infer(pair, siblings[pair.scope, layer, kind])
-                buffer = _build_buffer(pair, inferred, broken)
-                update = updates.get(buffer.output or "", UNKNOWN_UPDATE)
-                yield buffer._replace(update=update)
-
-
-def _build_buffer(pair: KvPair, kind: InferredKind, broken: frozenset[str]) -> InspectedBuffer:
-    return InspectedBuffer(
-        layer=pair.layer,
-        buffer=pair.buffer,
-        scope=pair.scope,
-        kind=kind.kind,
-        state=_classify_pair(pair, broken),
-        dtype=find_pair_dtype(pair),
-        shape=find_pair_shape(pair),
-        input=None if pair.input is None else pair.input.old_name,
-        output=None if pair.output is None else pair.output.old_name,
-        is_kind_guessed=kind.is_guess,
-    )
+            first = next(iter(parts.values()))[0]
+            missing = InspectedBuffer(
+                layer, part, first.scope, first.kind, "missing", "", None, None, None
+            )
+            yield from parts.get(part, (missing,))
 
 
 def _classify_pair(pair: KvPair, broken: frozenset[str]) -> NameStatus:

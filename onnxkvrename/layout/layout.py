@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_word
 from onnxkvrename.layout.kinds import (
-    BufferKind,
-    InferredKind,
-    KindTraits,
     find_context_axis,
     find_pair_dtype,
     find_pair_shape,
-    get_kind_traits,
     group_by_layer,
     has_block_table,
     infer_buffer_kind,
@@ -27,8 +24,10 @@ from onnxkvrename.layout.scales import BufferScales
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, BufferUpdate
 from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.model.proto_reader import get_dtype_bits
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim, Value
-from onnxkvrename.model.weights import Weight
+from onnxkvrename.model.weights import Weight, merge_weights
+from onnxkvrename.rules.kinds import BufferKind, KindTraits, get_kind_traits
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, UnchangedName
 
@@ -54,7 +53,7 @@ class KvBuffer(NamedTuple):
     Attributes:
         layer: The number of its layer.
         part: Its content, for example ``key`` or ``compressed_kv``.
-        kind: Its kind, one of :data:`onnxkvrename.layout.kinds.KINDS`.
+        kind: Its kind, one of :data:`onnxkvrename.rules.kinds.KINDS`.
         buffer: The name of the part in the model's own names, for example ``past_key``.
         scope: The prefix of its names, empty for none.
         input: The name of its input, ``None`` if that side is missing.
@@ -229,8 +228,35 @@ class Layout(NamedTuple):
         return None if shape is None else compute_tensor_bytes(self.resolve_shape(shape), dtype)
 
 
-def build_layout(sources: Sequence[KvModel]) -> Layout:
+class GraphTrace(NamedTuple):
+    """What the nodes of a model show of its buffers.
+
+    Attributes:
+        updates: How buffers are updated, by the names of their retained outputs.
+        scales: The scales of quantized buffers, by their first names.
+        weights: Some weights, which tell models apart.
+    """
+
+    updates: Mapping[str, BufferUpdate] = MappingProxyType({})
+    scales: Mapping[str, BufferScales] = MappingProxyType({})
+    weights: tuple[Weight, ...] = ()
+
+
+GraphTracer = Callable[[ByteSource, Sequence[KvPair], Path], GraphTrace]
+"""Takes a model, its buffers and the directory of its external data.
+
+:func:`onnxkvrename.api.layouts.trace_graph` is one; it is handed in.
+"""
+_UNTRACED = GraphTrace()
+
+
+def build_layout(
+    sources: Sequence[KvModel], traces: Mapping[str, GraphTrace] = MappingProxyType({})
+) -> Layout:
     """Return the layout of a model, or of its windows, which come in the order of their layers.
+
+    The traces are by the paths of models; of a model without one it stays unknown how its buffers
+    are updated.
 
     Raises:
         ModelError: Two models, or two pairs of one, are the same buffer.
@@ -240,17 +266,19 @@ def build_layout(sources: Sequence[KvModel]) -> Layout:
     for source in sources:
         for name in source.plan.part_order:
             part_order.setdefault(name, len(part_order))
-        for buffer in _build_buffers(source):
+        for buffer in build_buffers(source, traces.get(source.path, _UNTRACED)):
             first = buffers.setdefault((buffer.layer, buffer.part), buffer)
             if first is not buffer:
                 raise _build_duplicate_error(first, buffer)
     ordered = sorted(buffers.values(), key=lambda b: (b.layer, part_order[b.buffer], b.scope))
+    known = [traces[source.path].weights for source in sources if source.path in traces]
     return Layout(
         models=tuple(source.path for source in sources),
         inputs=_deduplicate_by_name(v for source in sources for v in source.signature.inputs),
         outputs=_deduplicate_by_name(v for source in sources for v in source.signature.outputs),
         buffers=tuple(ordered),
         kept=_deduplicate_by_name(k for source in sources for k in source.plan.unchanged_names),
+        weights=merge_weights(known) if known else None,
     )
 
 
@@ -272,38 +300,6 @@ def find_axis_and_window(
 def apply_sizes(layout: Layout, sizes: Sizes) -> Layout:
     """Return the layout with more known sizes; new sizes take precedence over old ones."""
     return layout._replace(sizes=MappingProxyType({**layout.sizes, **sizes}))
-
-
-def apply_updates(
-    layout: Layout, updates_by_model: Mapping[str, Mapping[str, BufferUpdate]]
-) -> Layout:
-    """Return the layout with how each buffer is updated.
-
-    Updates are by the path of the model and the name of the retained output.
-    """
-
-    def find_update(buffer: KvBuffer) -> BufferUpdate:
-        updates = updates_by_model.get(buffer.model)
-        if not updates:
-            return buffer.update
-        return updates.get(buffer.output or "", UNKNOWN_UPDATE)
-
-    buffers = (buffer._replace(update=find_update(buffer)) for buffer in layout.buffers)
-    return layout._replace(buffers=tuple(buffers))
-
-
-def apply_scales(
-    layout: Layout, scales_by_model: Mapping[str, Mapping[str, BufferScales]]
-) -> Layout:
-    """Return the layout with the scales of its buffers.
-
-    Scales are by the path of the model and the first name of the buffer.
-    """
-    buffers = (
-        buffer._replace(scales=scales_by_model.get(buffer.model, {}).get(buffer.names[0]))
-        for buffer in layout.buffers
-    )
-    return layout._replace(buffers=tuple(buffers))
 
 
 def apply_dtypes(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
@@ -354,39 +350,38 @@ def _replace_buffer_dtype(buffer: KvBuffer, dtypes: Mapping[str, str]) -> KvBuff
     return buffer._replace(dtype=next(iter(name_by_dtype), buffer.dtype))
 
 
-def _build_buffers(source: KvModel) -> Iterator[KvBuffer]:
+def build_buffers(source: KvModel, trace: GraphTrace = _UNTRACED) -> Iterator[KvBuffer]:
+    """Yield the buffer of each pair of a model, in their order."""
     layers = group_by_layer(source.plan.pairs)
     is_paged = has_block_table(source.signature.inputs)
     for pair in source.plan.pairs:
         layer = layers[pair.scope, pair.layer, pair.kind]
-        inferred = infer_buffer_kind(pair, layer, has_block_table=is_paged)
-        yield _build_buffer(pair, layer, inferred, source.path)
-
-
-def _build_buffer(
-    pair: KvPair, layer: Sequence[KvPair], inferred: InferredKind, model: str
-) -> KvBuffer:
-    (kind, is_guess), shape = inferred, find_pair_shape(pair)
-    axis, window = find_axis_and_window(kind, shape, pair.axes)
-    tokens = {side.token for side in pair.sides}
-    return KvBuffer(
-        layer=pair.layer,
-        part=_name_part(pair, kind, layer),
-        kind=kind,
-        buffer=pair.buffer,
-        scope=pair.scope,
-        input=None if pair.input is None else pair.input.old_name,
-        output=None if pair.output is None else pair.output.old_name,
-        dtype=find_pair_dtype(pair),
-        shape=shape,
-        sequence_axis=axis,
-        window=window,
-        model=model,
-        token=tokens.pop() if len(tokens) == 1 else None,
-        is_kind_guessed=is_guess,
-        axes=pair.axes,
-        beside=_name_part_beside(pair, layer),
-    )
+        kind, is_guess = infer_buffer_kind(pair, layer, has_block_table=is_paged)
+        shape, tokens = find_pair_shape(pair), {side.token for side in pair.sides}
+        axis, window = find_axis_and_window(kind, shape, pair.axes)
+        input_name, output_name = (side and side.old_name for side in (pair.input, pair.output))
+        yield KvBuffer(
+            layer=pair.layer,
+            part=_name_part(pair, kind, layer),
+            kind=kind,
+            buffer=pair.buffer,
+            scope=pair.scope,
+            input=input_name,
+            output=output_name,
+            dtype=find_pair_dtype(pair),
+            shape=shape,
+            sequence_axis=axis,
+            window=window,
+            model=source.path,
+            token=tokens.pop() if len(tokens) == 1 else None,
+            is_kind_guessed=is_guess,
+            update=trace.updates.get(output_name or "", UNKNOWN_UPDATE)
+            if trace.updates
+            else UNTRACED_UPDATE,
+            axes=pair.axes,
+            beside=_name_part_beside(pair, layer),
+            scales=trace.scales.get(pair.sides[0].old_name),
+        )
 
 
 def _name_part_beside(pair: KvPair, layer: Sequence[KvPair]) -> str:
@@ -401,11 +396,10 @@ def _name_part(pair: KvPair, kind: BufferKind, layer: Sequence[KvPair]) -> str:
     The states of a linear layer may have the names of attention. Their ranks tell which is
     which; where the ranks are equal, the names stay.
     """
-    if pair.role:  # a layer of a decoder may have a cache of its own and one of the encoder's
-        is_cross = get_kind_traits(kind).grows_with == "encoder"
-        return f"{pair.role}_cross" if is_cross else pair.role
-    part = pair.buffer.removeprefix("past_")
-    if not get_kind_traits(kind).is_state or part not in ("key", "value"):
+    part, traits = pair.role or pair.buffer.removeprefix("past_"), get_kind_traits(kind)
+    if pair.role and traits.grows_with == "encoder":  # beside a cache of the decoder's own
+        return f"{part}_cross"
+    if not traits.is_state or part not in ("key", "value"):
         return part
     ranks = [len(find_pair_shape(sibling) or ()) for sibling in layer]
     if len(set(ranks)) < len(ranks):

@@ -18,27 +18,25 @@ from onnxkvrename.findings import (
     suggest_similar,
 )
 from onnxkvrename.layout.layout import (
+    GraphTracer,
     Layout,
     apply_dtypes,
-    apply_scales,
     apply_sizes,
-    apply_updates,
     build_layout,
     find_stamp_mismatches,
     format_size_option,
     list_symbols,
 )
 from onnxkvrename.layout.manifest import parse_manifest
-from onnxkvrename.layout.scales import BufferScales, ScaleTracer
-from onnxkvrename.layout.updates import BufferUpdate, UpdateTracer, find_mix_ups
+from onnxkvrename.layout.updates import find_mix_ups
 from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
-from onnxkvrename.model.weights import Weight, describe_weights, merge_weights
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import TokenChange
-from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, Rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED, PREFIXED, WINDOW
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
 from onnxkvrename.sidecars.compiles import parse_specializations, read_compiles
@@ -54,14 +52,14 @@ class CompileInfo(NamedTuple):
 
     Attributes:
         sizes: Sizes of symbolic dimensions.
-        specializations_path: A specializations.json with further sizes.
-        custom_io_path: A custom_io.yaml with the dtypes of the compile.
+        specializations: A specializations.json with further sizes.
+        custom_io: A custom_io.yaml with the dtypes of the compile.
         group_windows: Whether windows of one model are checked against each other.
     """
 
     sizes: Mapping[str, int] = MappingProxyType({})
-    specializations_path: Path | None = None
-    custom_io_path: Path | None = None
+    specializations: Path | None = None
+    custom_io: Path | None = None
     group_windows: bool = True
 
 
@@ -120,44 +118,52 @@ def load_layout(
     compile_info: CompileInfo | None = None,
     *,
     strict: bool = False,
-    trace_updates: UpdateTracer | None = None,
-    trace_scales: ScaleTracer | None = None,
-    with_weights: bool = False,
+    trace: GraphTracer | None = None,
 ) -> LoadedLayout:
-    """Load the layout of one model, or of the windows of one; nothing is written.
+    """Load the layout of one model, of the windows of one, or of a manifest; nothing is written.
 
     Windows come in the order of their layers. A merged model replaces the windows that it
     was made from. A model without buffers, such as an encoder, has a report but no part in
     the layout.
 
+    A manifest is recognized by its content. Its findings are those of the models that it
+    was made from. ``compile_info`` may add sizes to it and replace dtypes.
+
     Args:
-        paths: Models, and directories with models.
+        paths: Models and directories with models, or one manifest.
         rules: The rules that recognize KV names and the parts of sets.
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
-        trace_updates: Tells how buffers are updated; without it that stays unknown.
-        trace_scales: Tells the scales of quantized buffers; likewise.
-        with_weights: Whether to describe some weights, which tell models apart.
+        trace: Tells what the nodes of a model show; without it that stays unknown. A manifest
+            says itself what was found.
 
     Raises:
-        ModelError: A model cannot be read, or several are not parts of one; or a file of the
-            compile cannot be used.
-        KvRenameError: A size is of no symbol, or specializations disagree on one.
+        ModelError: A model cannot be read, or several are not parts of one; or a manifest or a
+            file of the compile cannot be used.
+        KvRenameError: A size is of no symbol or differs from the one in a manifest, or
+            specializations disagree on one.
         RulesError: A template of the rules makes names that could not be undone.
     """
     compile_info = compile_info or CompileInfo()
-    read = _read_models(paths, rules, trace_updates, trace_scales, with_weights=with_weights)
-    models, updates, identities = read.models, read.updates, read.identities
+    if len(paths) == 1 and _is_json_file(paths[0]):
+        return _load_manifest(paths[0], compile_info, strict=strict)
+    models, traces, identities = [], {}, {}
+    for job in find_jobs(paths):
+        with open_model(job.model) as opened:
+            signature = opened.signature
+            model = scan_model(opened.source, signature, job.model, rules, data_beside=None).model
+            if trace is not None and model.pairs:
+                traced = trace(opened.source, model.pairs, opened.file.path.parent)
+                traces[model.path] = traced
+                mix_ups = find_mix_ups(model.pairs, traced.updates)
+                model = model._replace(findings=(*model.findings, *mix_ups))
+            identities[model.path] = opened.file.identity
+            models.append(model)
     set_findings = _check_together(models, rules, compile_info)
     selected = _select_layout_models(models)
     _refuse_other_profiles(models, set_findings, selected)
-    layout = apply_scales(apply_updates(build_layout(selected), updates), read.scales)
     others = (model.path for model in models if model.pairs and model not in selected)
-    layout = layout._replace(other_stages=tuple(others))
-    if with_weights:
-        layout = layout._replace(
-            weights=merge_weights(read.weights[each.path] for each in selected)
-        )
+    layout = build_layout(selected, traces)._replace(other_stages=tuple(others))
     stamp_findings = _check_set_stamps(selected, layout)
     reports = []
     for model, further in zip(models, set_findings, strict=True):
@@ -173,88 +179,11 @@ def load_layout(
     return LoadedLayout(layout, tuple(reports), stamp, tuple(data_paths), identities)
 
 
-class _ReadModels(NamedTuple):
-    """Models, and by their paths updates and scales of buffers, some weights, states of files."""
-
-    models: list[KvModel]
-    updates: dict[str, Mapping[str, BufferUpdate]]
-    scales: dict[str, Mapping[str, BufferScales]]
-    weights: dict[str, tuple[Weight, ...]]
-    identities: dict[str, FileIdentity]
-
-
-def _read_models(
-    paths: Sequence[Path],
-    rules: Rules,
-    trace_updates: UpdateTracer | None,
-    trace_scales: ScaleTracer | None,
-    *,
-    with_weights: bool,
-) -> _ReadModels:
-    result = _ReadModels([], {}, {}, {}, {})
-    for job in find_jobs(paths):
-        with open_model(job.model) as opened:
-            source, signature = opened.source, opened.signature
-            model = scan_model(source, signature, job.model, rules, data_beside=None).model
-            if trace_updates is not None and model.pairs:
-                updates = trace_updates(source, model.pairs)
-                result.updates[model.path] = updates
-                mix_ups = find_mix_ups(model.pairs, updates)
-                model = model._replace(findings=(*model.findings, *mix_ups))
-            directory = opened.file.path.parent
-            if trace_scales is not None:
-                result.scales[model.path] = trace_scales(source, model.pairs, directory)
-            result.models.append(model)
-            result.identities[model.path] = opened.file.identity
-            if with_weights and model.pairs:
-                result.weights[model.path] = describe_weights(source, directory)
-    return result
-
-
-def load_model_or_manifest(
-    path: Path,
-    rules: Rules,
-    compile_info: CompileInfo | None = None,
-    *,
-    strict: bool = False,
-    trace_updates: UpdateTracer | None = None,
-    trace_scales: ScaleTracer | None = None,
-    with_weights: bool = False,
-) -> LoadedLayout:
-    """Load the layout of a model, of a directory with the windows of one, or of a manifest.
-
-    A manifest is recognized by its content. Its findings are those of the models that it
-    was made from. ``compile_info`` may add sizes to it and replace dtypes.
-
-    Args:
-        path: The model, directory or manifest.
-        rules: The rules that recognize KV names and the parts of sets.
-        compile_info: Sizes and dtypes of the compile.
-        strict: Whether every warning is an error.
-        trace_updates: As for :func:`load_layout`; a manifest says itself what was found.
-        trace_scales: Likewise.
-        with_weights: Likewise.
-
-    Raises:
-        ModelError: As for :func:`load_layout`, and for a damaged manifest.
-        KvRenameError: As for :func:`load_layout`, and for a size that differs from the one
-            in the manifest.
-        RulesError: As for :func:`load_layout`.
-    """
-    if not _is_json_file(path):
-        return load_layout(
-            [path],
-            rules,
-            compile_info,
-            strict=strict,
-            trace_updates=trace_updates,
-            trace_scales=trace_scales,
-            with_weights=with_weights,
-        )
+def _load_manifest(path: Path, compile_info: CompileInfo, *, strict: bool) -> LoadedLayout:
     manifest = parse_manifest(read_text_file(path, MAX_TEXT_BYTES), str(path))
     findings = promote_to_errors(manifest.findings) if strict else manifest.findings
     report = ModelReport(str(path), str(path), "unchanged", findings=findings)
-    layout = apply_compile_info(manifest.layout, compile_info or CompileInfo())
+    layout = apply_compile_info(manifest.layout, compile_info)
     return LoadedLayout(layout, (_set_status(report),), manifest.stamp)
 
 
@@ -280,10 +209,10 @@ def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:
     specialized = _read_specialized_sizes(layout, compile_info)
     sizes = {**specialized, **compile_info.sizes, **layout.sizes}
     layout = apply_sizes(layout, {name: sizes[name] for name in symbols if name in sizes})
-    if compile_info.custom_io_path is None:
+    if compile_info.custom_io is None:
         return layout
-    path = str(compile_info.custom_io_path)
-    dtypes = parse_custom_io_dtypes(read_text_file(compile_info.custom_io_path), path)
+    path = str(compile_info.custom_io)
+    dtypes = parse_custom_io_dtypes(read_text_file(compile_info.custom_io), path)
     try:
         return apply_dtypes(layout, dtypes)
     except ModelError as error:
@@ -371,10 +300,10 @@ def _check_set_stamps(models: Sequence[KvModel], layout: Layout) -> Mapping[str,
 
 def _read_specialized_sizes(layout: Layout, compile_info: CompileInfo) -> Mapping[str, int]:
     """Return sizes from specializations, which must agree on all but the batch."""
-    if compile_info.specializations_path is None:
+    if compile_info.specializations is None:
         return {}
-    path = str(compile_info.specializations_path)
-    specialized = parse_specializations(read_text_file(compile_info.specializations_path), path)
+    path = str(compile_info.specializations)
+    specialized = parse_specializations(read_text_file(compile_info.specializations), path)
     symbols = list_symbols(buffer.sequence_shape for buffer in layout.buffers)
     needed = sorted(set(symbols) - compile_info.sizes.keys())
     for symbol in needed:

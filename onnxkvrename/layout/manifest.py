@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from onnxkvrename.documents import UnreadableTextError, parse_json
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, Severity
-from onnxkvrename.layout.kinds import list_kinds
 from onnxkvrename.layout.layout import (
     KvBuffer,
     Layout,
@@ -23,6 +22,7 @@ from onnxkvrename.limits import shorten_text
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight
 from onnxkvrename.records import Document, compute_document_digest, fill_record, read_record
+from onnxkvrename.rules.kinds import list_kinds
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport

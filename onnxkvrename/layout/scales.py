@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.model.proto_reader import get_dtype_bits
-from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.rules.plan import KvPair
 
 _UNSCALED_DTYPES = ("BOOL", "FLOAT16", "BFLOAT16", "MXINT8")
 """Of those of few bits the dtypes without a scale in the graph; MXINT8 keeps its own."""
@@ -53,14 +50,6 @@ class BufferScales(NamedTuple):
 
     written: tuple[Scale, ...] | None
     read: tuple[Scale, ...] | None
-
-
-ScaleTracer = Callable[[ByteSource, Sequence[KvPair], Path], Mapping[str, BufferScales]]
-"""Takes a model, its buffers and the directory of its external data; returns the scales of
-quantized buffers by the names of their inputs, or of outputs without one.
-
-`verification.trace_buffer_scales` is one; it is handed in.
-"""
 
 
 def is_quantized(dtype: str) -> bool:

@@ -30,7 +30,8 @@ from onnxkvrename.renaming.prepare_sidecars import Sidecar
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan
-from onnxkvrename.rules.profile import MERGED, Rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED
 from onnxkvrename.rules.results import ModelReport, RenameJob, Report, SidecarReport
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.storage.directories import is_left_empty

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
 from onnxkvrename.model.file import open_model
 from onnxkvrename.renaming.output_path import find_writable_directory
@@ -16,7 +16,8 @@ from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import build_minimal_plan
-from onnxkvrename.rules.profile import MERGED, Rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED
 from onnxkvrename.storage.read import read_status
 from onnxkvrename.storage.temp_file import check_free_space
 
@@ -30,8 +31,8 @@ def check_batch(
     """Return the models with the findings and errors that all of them together show.
 
     There must be a buffer somewhere, windows must fit, and the disks must hold all results at
-    once. If a model cannot be read, windows are not checked with each other, nor a model with
-    those that it fills: it may be the missing one. Its error then says so.
+    once. If a model cannot be read, nothing is checked that may depend on it: sets, models that
+    fill others, the consumer. Its error then says so.
 
     Args:
         items: All models of the command, each prepared.
@@ -40,12 +41,12 @@ def check_batch(
 
     Raises:
         ModelError: Two models that a consumer uses as one have the same buffer, or a model has
-            one twice. Where another model cannot be read, that is an error of this one.
+            one twice.
     """
-    set_findings: list[list[Finding]] = [[] for _ in items]
     readable = [index for index, item in enumerate(items) if item.model is not None]
     models = [model for model in (items[index].model for index in readable) if model is not None]
     is_complete = len(models) == len(items)
+    set_findings: list[list[Finding]] = [[] for _ in items]
     across = check_models_together(
         models,
         rules,
@@ -55,32 +56,24 @@ def check_batch(
     )
     for index, of_set in zip(readable, across, strict=True):
         set_findings[index] += of_set
+    checked_for: frozenset[int] = frozenset()
+    if not is_complete:
+        _say_unchecked(items, models, request)
+    elif request.target is not None:
+        taken, checked_for = _check_consumer(items, models, request.target, request, rules)
+        for of_model, of_consumer in zip(set_findings, taken, strict=True):
+            of_model += of_consumer
     if request.verify and request.group_windows and any(model.plan.feeds for model in models):
         items = _drop_filled(items, readable, models)
-    if not is_complete:
-        _say_unchecked(items, request)
-    errors: dict[int, KvRenameError] = {}
-    checked_for: dict[int, str] = {}
-    for indexes in _list_consumer_sets(items) if request.target is not None else ():
-        try:
-            taken, members = _check_consumer([items[index] for index in indexes], rules, request)
-        except ModelError as failure:
-            if is_complete:
-                raise
-            errors[indexes[0]] = failure
-            continue
-        checked_for.update((indexes[each], request.target or "") for each in members)
-        for index, of_consumer in zip(indexes, taken, strict=True):
-            set_findings[index] += of_consumer
     space = _SpaceCheck()
     checked = []
     for index, (item, across_models) in enumerate(zip(items, set_findings, strict=True)):
         findings = (*item.report.findings, *across_models)
-        error = item.report.error or errors.get(index)
+        error = item.report.error
         if not request.only_checks and error is None:
             error = space.claim(item)
-        consumer = checked_for.get(index, "")
-        report = item.report._replace(findings=findings, error=error, consumer=consumer)
+        consumer = request.target if index in checked_for else None
+        report = item.report._replace(findings=findings, error=error, consumer=consumer or "")
         checked.append(item._replace(report=report, model=None))
     return tuple(checked)
 
@@ -102,49 +95,34 @@ def _drop_filled(
     return changed
 
 
-def _list_consumer_sets(items: Sequence[PreparedModel]) -> Sequence[Sequence[int]]:
-    """Return the models that are checked together for a consumer, by their indexes.
-
-    If a model cannot be read, these are the models that need no other one.
-    """
-    models = [item.model for item in items]
-    if all(model is not None for model in models):
-        return [range(len(items))]
-    return [[i] for i, model in enumerate(models) if model and model.part is None]
-
-
-def _say_unchecked(items: Sequence[PreparedModel], request: Request) -> None:
+def _say_unchecked(
+    items: Sequence[PreparedModel], models: Sequence[KvModel], request: Request
+) -> None:
     """Add to the errors of models that cannot be read what is not checked because of them."""
-    models = [item.model for item in items if item.model is not None]
-    parts = sum(model.part is not None for model in models)
-    count = parts + sum(
-        model.part is None and not model.is_apart and bool(model.plan.feeds or model.needs)
-        for model in models
-    )
-    if not count:
-        return
-    verb = "was" if count == 1 else "were"
-    unchecked = f"{count:,} readable model{'s' * (count > 1)} {verb} not checked"
-    unchecked += " with the others"
-    if request.target and parts:
-        unchecked += f", nor for {request.target}"
-    for item in items:
+    unchecked = [f"for {request.target}"] if request.target else []
+    if any(
+        model.part or ((model.plan.feeds or model.needs) and not model.is_apart) for model in models
+    ):
+        unchecked.insert(0, "with each other")
+    for item in items if models and unchecked else ():
         error = item.report.error if item.model is None else None
         if error is not None:
-            error.hint = f"{error.hint}; {unchecked}" if error.hint else unchecked
+            sentence = f"the other models were not checked {' and '.join(unchecked)}"
+            error.hint = f"{error.hint}; {sentence}" if error.hint else sentence
 
 
 def _check_consumer(
-    items: Sequence[PreparedModel], rules: Rules, request: Request
-) -> tuple[list[list[Finding]], list[int]]:
-    """Check whether the consumer can use the models of a set as they will be.
+    items: Sequence[PreparedModel],
+    models: Sequence[KvModel],
+    target: str,
+    request: Request,
+    rules: Rules,
+) -> tuple[list[list[Finding]], frozenset[int]]:
+    """Check whether a consumer can use the models as they will be.
 
     Returns:
         The findings of each model, and the models that were checked, by their indexes.
     """
-    models = [item.model for item in items if item.model is not None]
-    if request.target is None or not models:
-        return [[] for _ in items], []
     from onnxkvrename.handoff.consumer_checks import check_sets
     from onnxkvrename.handoff.find_consumers import load_consumer
     from onnxkvrename.layout.updates import find_mix_ups
@@ -158,7 +136,7 @@ def _check_consumer(
         new_names = model.plan.name_map
         updates[item.report.path] = {new_names.get(name, name): traced[name] for name in traced}
         mix_ups.append(list(find_mix_ups(model.pairs, traced)))
-    consumer, sets = load_consumer(request.target), _group_for_consumer(models)
+    consumer, sets = load_consumer(target), _group_for_consumer(models)
     checked = check_sets(
         renamed,
         sets,
@@ -171,7 +149,7 @@ def _check_consumer(
         [*first, *_drop_reported(others, model)]
         for first, others, model in zip(mix_ups, checked, models, strict=True)
     ]
-    return findings, [index for indexes in sets for index in indexes]
+    return findings, frozenset(index for indexes in sets for index in indexes)
 
 
 def _drop_reported(findings: Sequence[Finding], model: KvModel) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError, ModelError, WriteError
+from onnxkvrename.errors import KvRenameError, WriteError
 from onnxkvrename.model.external_data import DataFile, has_same_data
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
@@ -63,12 +63,7 @@ def _add_models(models: Sequence[PreparedModel], files: RunFiles) -> list[_Outpu
     outputs = []
     for index, model in enumerate(models):
         job = model.job
-        try:
-            source = files.add_input(job.model, f"the model {job.model}")
-        except ModelError:
-            if model.report.error is None:
-                raise
-            continue  # nobody can read it: links lead in a circle
+        source = files.add_input(job.model, f"the model {job.model}")
         for data in model.data_files:
             files.add_input(data.path, f"external data of {job.model}")
         role = f"the result of {job.model}"

@@ -136,7 +136,7 @@ def _list_files(directory: Path, left_out: Path | None = None) -> Iterator[str]:
                             MAX_FILES,
                             "files, and all would be copied",
                             path=str(directory),
-                            hint="`--no-sidecars` copies none of them",
+                            hint="`--sidecars off` copies none of them",
                         )
                     yield location
 

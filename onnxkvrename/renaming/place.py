@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -162,12 +161,11 @@ class BatchWriter:
     def _make_directories(self, transaction: Transaction) -> None:
         """Make the directories that are missing, that of a model first: there, the next run looks
         for what a killed one has left."""
-        models = (task for task in self.tasks if isinstance(task.source, SplicePlan))
-        for first in islice(chain(models, self.tasks), 1 if transaction.made else 0):
-            make_directories(first.target, first.source_directory, first.root)
-            transaction.announce(first.target.parent)
-        for task in self.tasks:
+        models = [task for task in self.tasks if isinstance(task.source, SplicePlan)]
+        for index, task in enumerate((*models, *self.tasks)):
             make_directories(task.target, task.source_directory, task.root)
+            if transaction.made and index == 0:
+                transaction.announce(task.target.parent)
 
     def _write_and_place(self, transaction: Transaction) -> None:
         """Write all temporary files, check the sources once more, and place all results.

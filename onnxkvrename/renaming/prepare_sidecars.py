@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding
-from onnxkvrename.limits import MAX_TEXT_BYTES
+from onnxkvrename.findings import Finding, build_finding, promote_to_errors, quote_path
+from onnxkvrename.limits import MAX_TEXT_BYTES, shorten_text
 from onnxkvrename.renaming.output_path import (
     check_in_place_write,
     check_output_place,
@@ -18,12 +18,19 @@ from onnxkvrename.renaming.output_path import (
 )
 from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan
 from onnxkvrename.renaming.request import Request
-from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.rules.find_models import build_job, identify_path
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, SidecarReport
-from onnxkvrename.sidecars.rewrite import RewrittenSidecar
-from onnxkvrename.sidecars.search import LEAVE_HINT
+from onnxkvrename.sidecars.bindings import BoundModels
+from onnxkvrename.sidecars.decisions import Decision, Fact, decide
+from onnxkvrename.sidecars.formats import MODEL_SUFFIX
+from onnxkvrename.sidecars.model_names import ModelNames, OneModel
+from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
+from onnxkvrename.sidecars.search import FoundSidecar, read_neighbours, read_value_names
+from onnxkvrename.sidecars.stale import build_unknown_finding
 from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import (
+    FileIdentity,
     OpenFile,
     OutsideError,
     has_content,
@@ -40,22 +47,28 @@ class Sidecar(NamedTuple):
         path: The file.
         output: Where the result goes; the file itself for in place.
         rewrite: Returns the new content, from the old content and the reports of all models
-            of the run. It may raise `KvRenameError` for content that it cannot rewrite.
-        directory: The directory whose models it goes with; ``None`` for its own.
-        is_found: True if the user did not name it, and may want it left as it is.
+            of the run. By default its format says where the names are, and the table in
+            :mod:`onnxkvrename.sidecars.decisions` what becomes of it.
+        found: Its format, and the directory whose models it goes with.
+        jobs: The models that it belongs to.
+        facts: What is known of it before it is read.
         root: The directory that the user gave for results, if the output is below it.
         is_package: True if all files of its directory go where the output goes.
-        is_left: True if the user wants it left as it is.
     """
 
     path: Path
     output: Path
-    rewrite: Callable[[bytes, Sequence[ModelReport]], RewrittenSidecar]
-    directory: Path | None = None
-    is_found: bool = False
+    rewrite: Callable[[bytes, Sequence[ModelReport]], RewrittenSidecar] | None = None
+    found: FoundSidecar | None = None
+    jobs: tuple[RenameJob, ...] = ()
+    facts: frozenset[Fact] = frozenset[Fact](["asked"])
     root: Path | None = None
     is_package: bool = False
-    is_left: bool = False
+
+    @property
+    def directory(self) -> Path:
+        """The directory whose models it goes with."""
+        return self.path.parent if self.found is None else self.found.directory
 
     @property
     def job(self) -> RenameJob:
@@ -90,7 +103,7 @@ class PreparedSidecar(NamedTuple):
 
 
 def prepare_sidecars(
-    sidecars: Sequence[Sidecar], models: Sequence[ModelReport], request: Request
+    sidecars: Sequence[Sidecar], models: Sequence[ModelReport], request: Request, rules: Rules
 ) -> Iterator[PreparedSidecar]:
     """Read sidecars and rewrite them in memory; nothing is written.
 
@@ -98,14 +111,17 @@ def prepare_sidecars(
         Each sidecar, with its error if it has one.
     """
     for sidecar in sidecars:
-        model_index = _find_nearest_model(sidecar.directory or sidecar.path.parent, models)
+        model_index = _find_nearest_model(sidecar.directory, models)
         report = SidecarReport(str(sidecar.path), str(sidecar.output), "failed", 0)
         item = PreparedSidecar(sidecar, model_index, report)
         try:
-            yield _prepare_sidecar(item, models, request)
+            if sidecar.rewrite is None:
+                yield _follow_decision(item, models, request, rules)
+            else:
+                content = _read_content(sidecar)
+                rewritten = sidecar.rewrite(content.data, models)
+                yield _plan_write(item, content, rewritten, request)
         except KvRenameError as error:
-            if sidecar.is_found and not sidecar.is_package:  # its folder goes along in any case
-                error.hint = f"{error.hint}; {LEAVE_HINT}" if error.hint else LEAVE_HINT
             yield item._replace(error=error)
 
 
@@ -124,56 +140,313 @@ def add_sidecar_findings(
     )
 
 
-def _prepare_sidecar(
-    item: PreparedSidecar, models: Sequence[ModelReport], request: Request
+class _Content(NamedTuple):
+    """A file as it was read."""
+
+    data: bytes
+    identity: FileIdentity
+    status: os.stat_result
+
+
+def _read_content(sidecar: Sidecar) -> _Content:
+    try:
+        with _open_sidecar(sidecar) as file:
+            if file.size > MAX_TEXT_BYTES:
+                message = f"is {file.size:,} bytes, more than {MAX_TEXT_BYTES:,}"
+                raise ModelError(message, path=str(sidecar.path))
+            return _Content(file.read(0, file.size), file.identity, file.status)
+    except OutsideError as error:
+        hint = "replace it with a copy"
+        raise ModelError(error.message, path=str(sidecar.path), hint=hint) from None
+
+
+def _open_sidecar(sidecar: Sidecar) -> AbstractContextManager[OpenFile]:
+    """Open a sidecar; one of a folder that is copied whole only from within that folder."""
+    if sidecar.is_package and not sidecar.job.in_place:
+        return Folder(sidecar.path.parent).open_file(sidecar.path.name)
+    return open_file(sidecar.path)
+
+
+def _plan_write(
+    item: PreparedSidecar, content: _Content, rewritten: RewrittenSidecar, request: Request
 ) -> PreparedSidecar:
-    path, output, job = item.sidecar.path, item.sidecar.output, item.sidecar.job
-    with _open_sidecar(item.sidecar) as file:
-        if file.size > MAX_TEXT_BYTES:
-            raise ModelError(
-                f"is {file.size:,} bytes, more than {MAX_TEXT_BYTES:,}", path=str(path)
-            )
-        identity, old_content, status = file.identity, file.read(0, file.size), file.status
-    rewritten = item.sidecar.rewrite(old_content, models)
-    if rewritten.stays:
-        report = item.report._replace(output=str(path), status="unchanged")
-        sidecar = item.sidecar._replace(output=path)
-        return item._replace(sidecar=sidecar, report=report, findings=rewritten.findings)
-    content = rewritten.data
+    """Return a sidecar with the plan to write its new text, if that is not there yet."""
+    sidecar, job, data = item.sidecar, item.sidecar.job, rewritten.data
     check_output_place(job)
-    if job.in_place or not is_occupied(output):
-        is_up_to_date = job.in_place and content == old_content
+    if job.in_place or not is_occupied(sidecar.output):
+        is_up_to_date = job.in_place and data == content.data
     else:
-        is_up_to_date = has_content(output, len(content), [content])
-    if not request.only_checks and job.in_place and not is_up_to_date:
-        check_in_place_write(path, status, force=request.force)
+        is_up_to_date = has_content(sidecar.output, len(data), [data])
     findings = rewritten.findings
     if not request.only_checks:
+        if job.in_place and not is_up_to_date:
+            check_in_place_write(sidecar.path, content.status, force=request.force)
+        refusal = decide({*sidecar.facts, "unwritable"})
         blocking = find_blocking_file(job, is_up_to_date, force=request.force)
-        hint = f"; {LEAVE_HINT}" if item.sidecar.is_found else ""
-        findings += tuple(finding._replace(hint=finding.hint + hint) for finding in blocking)
-    is_unchanged = is_up_to_date or content == old_content
+        findings += tuple(each._replace(hint=refusal.format_hint(each.hint)) for each in blocking)
+    is_unchanged = is_up_to_date or data == content.data
     report = item.report._replace(
         status="unchanged" if is_unchanged else "would-rename", changed=len(rewritten.renamed)
     )
-    plan = None if is_up_to_date else SidecarPlan(path, identity, content)
+    plan = None if is_up_to_date else SidecarPlan(sidecar.path, content.identity, data)
     return item._replace(report=report, plan=plan, findings=findings)
 
 
-@contextmanager
-def _open_sidecar(sidecar: Sidecar) -> Iterator[OpenFile]:
-    """Open a sidecar; one of a folder that is copied whole only from within that folder."""
-    if not sidecar.is_package or sidecar.job.in_place:
-        with open_file(sidecar.path) as file:
-            yield file
-        return
+def _follow_decision(
+    item: PreparedSidecar, models: Sequence[ModelReport], request: Request, rules: Rules
+) -> PreparedSidecar:
+    """Return a sidecar as the table of decisions says."""
+    case = _examine(item.sidecar, models, request, rules)
+    decision = decide(case.facts)
+    if decision.told == "the error":
+        raise _complete_error(case.error, decision)
+    findings = tuple(_list_findings(item.sidecar, case, decision))
+    if decision.verdict == "refuse":
+        findings = promote_to_errors(findings)
+    if decision.verdict == "leave" or case.content is None:
+        path = item.sidecar.path
+        return item._replace(
+            sidecar=item.sidecar._replace(output=path),
+            report=item.report._replace(output=str(path), status="unchanged"),
+            findings=findings,
+        )
     try:
-        with Folder(sidecar.path.parent).open_file(sidecar.path.name) as file:
-            yield file
-    except OutsideError as error:
-        raise ModelError(
-            error.message, path=str(sidecar.path), hint="replace it with a copy"
-        ) from None
+        return _plan_write(item, case.content, case.result._replace(findings=findings), request)
+    except KvRenameError as error:
+        raise _complete_error(error, decide({*item.sidecar.facts, "unwritable"})) from None
+
+
+class _Case(NamedTuple):
+    """A sidecar in a run: what decides what becomes of it, and what there is to tell.
+
+    Attributes:
+        facts: What holds for it.
+        error: Why it cannot be read, or can fit only one of two models.
+        content: What was read of it.
+        result: Its new text, and what is wrong with its names.
+        holder: Another model that has the names that change.
+        keeps_names: Whether its own model has these names.
+        misplaced: A model as it names it, and where that model will be.
+    """
+
+    facts: set[Fact]
+    error: KvRenameError | None = None
+    content: _Content | None = None
+    result: RewrittenSidecar = RewrittenSidecar(b"")
+    holder: Path | None = None
+    keeps_names: bool = False
+    misplaced: tuple[str, Path] | None = None
+
+
+def _examine(
+    sidecar: Sidecar, models: Sequence[ModelReport], request: Request, rules: Rules
+) -> _Case:
+    """Read a sidecar and rewrite it in memory, as far as it is possible."""
+
+    def collect_names(some: Iterable[OneModel]) -> ModelNames:
+        return ModelNames.from_models(some, request.change, rules)
+
+    job, facts = sidecar.jobs[0], set(sidecar.facts)
+    own_paths = {str(each.model) for each in sidecar.jobs}
+    names = collect_names(_describe_model(each) for each in models if each.path in own_paths)
+    if not names.kv_names:
+        facts.add("of no buffers")
+    if facts.issuperset(("asked", "beside both")):
+        message = f"is beside both {job.model} and {job.output}, and can match only one of them"
+        hint = "write the model into another directory"
+        return _Case(facts, ModelError(message, path=str(sidecar.path), hint=hint))
+    if _has_unread_model(models, own_paths, sidecar.directory):
+        return _Case({*facts, "of an unread model"})
+    bound, places = _bind_models(sidecar.path.parent, models, collect_names)
+    try:
+        content = _read_content(sidecar)
+        result, holders = _rewrite(sidecar, content.data, names, bound)
+    except KvRenameError as error:
+        return _Case({*facts, "unreadable"}, error)
+    misplaced = _find_misplaced_model(sidecar, models, places)
+    is_stale = result.problem == "refused" or (result.renamed and not result.problem)
+    further: dict[Fact, object] = {
+        "refused": result.problem in ("refused", "of another token"),
+        "of another token": result.problem == "of another token",
+        "stale": is_stale and job.same_directory,
+        "shared": is_stale and job.in_place and holders,
+        "foreign": result.problem == "foreign",
+        "nameless": not result.matched_names,
+        "misplaced": misplaced,
+    }
+    facts.update(fact for fact, holds in further.items() if holds)
+    return _Case(
+        facts,
+        content=content,
+        result=result,
+        holder=next(iter(holders), None),
+        keeps_names=bool(result.renamed)
+        and all(names.may_be_current(old) for old, _ in result.renamed),
+        misplaced=misplaced,
+    )
+
+
+def _rewrite(
+    sidecar: Sidecar, data: bytes, names: ModelNames, models: BoundModels
+) -> tuple[RewrittenSidecar, list[Path]]:
+    """Return the new text of a sidecar, and the other models that have the names that change.
+
+    Names of other models beside one that the user did not ask for stay as they are.
+    """
+    assert sidecar.found is not None
+    path, sidecar_format = str(sidecar.path), sidecar.found.format
+    result = rewrite_sidecar(data, path, sidecar_format, names, models)
+    if "asked" in sidecar.facts or not (result.shared_names or result.findings):
+        return result, []
+    known = {path for job in sidecar.jobs for path in (job.model, job.output)}
+    neighbours = read_neighbours(sidecar.directory, known)
+    if not (sidecar_format.is_binding and MODEL_SUFFIX.encode() in data):  # else it says whose
+        if neighbours.values:
+            names = names._replace(neighbour_names=neighbours.names)
+            models = models.with_neighbours(neighbours.names)
+            result = rewrite_sidecar(data, path, sidecar_format, names, models)
+        if neighbours.unread:
+            result = _drop_unproved_findings(result, path, neighbours.unread[0])
+    return result, neighbours.find_holders(result.shared_names)
+
+
+def _drop_unproved_findings(result: RewrittenSidecar, path: str, unread: Path) -> RewrittenSidecar:
+    """Return the result without findings about names that a model that cannot be read may have."""
+    kept = tuple(finding for finding in result.findings if finding.code == "KV405")
+    if kept == result.findings:
+        return result
+    return result._replace(findings=(*kept, build_unknown_finding(path, unread)), problem=None)
+
+
+def _list_findings(sidecar: Sidecar, case: _Case, decision: Decision) -> Iterator[Finding]:
+    """Yield what a decision tells the user; it is an error if the sidecar refuses the run."""
+    assert sidecar.found is not None
+    path = str(sidecar.path)
+    hints = {"path": quote_path(path), "folder": quote_path(str(sidecar.path.parent))}
+    is_error = decision.verdict == "refuse"
+    if decision.told in ("its names", "its place"):
+        for finding in case.result.findings:
+            if finding.code == STALE_CODE:
+                finding = finding._replace(hint=decision.format_hint(finding.hint, **hints))
+            yield finding
+    if decision.told == "its place" and case.misplaced is not None:
+        location, place = case.misplaced
+        message = f"names {location}, but the result is {place}"
+        message += "" if is_error else ", so it is not copied"
+        yield build_finding(STALE_CODE, path, message, decision.format_hint(**hints))
+    if decision.told == "it stays":
+        own_hint = next((f.hint for f in case.result.findings if f.code == STALE_CODE), "")
+        message = (
+            f"keeps {_describe_stay(sidecar, case)}; with the result, {sidecar.found.format.effect}"
+        )
+        yield build_finding(STALE_CODE, path, message, decision.format_hint(own_hint, **hints))
+
+
+def _describe_stay(sidecar: Sidecar, case: _Case) -> str:
+    """Return which names a sidecar keeps, and because of which model."""
+    renamed = case.result.renamed
+    names = "its names"
+    if renamed:
+        old, new = renamed[0]
+        names = (
+            f"{len(renamed)} old names (first: {shorten_text(old)}, "
+            f"now {shorten_text(new)} in the result)"
+        )
+    if "beside both" in case.facts and case.keeps_names:
+        return f"{names} because {sidecar.jobs[0].model} keeps them"
+    if "found" in case.facts and case.holder is not None:
+        return f"{names} because {case.holder} also has them"
+    return names
+
+
+def _complete_error(error: KvRenameError | None, decision: Decision) -> KvRenameError:
+    """Return an error with the hint of a decision."""
+    assert error is not None
+    error.hint = decision.format_hint(error.hint) or None
+    return error
+
+
+def _has_unread_model(
+    reports: Iterable[ModelReport], own_paths: Collection[str], directory: Path
+) -> bool:
+    """Return whether a model that a sidecar belongs to cannot be read.
+
+    Then nothing is known about the names in it, and its models fail with the error of that one.
+    """
+    return any(
+        report.path in own_paths or Path(report.path).parent == directory
+        for report in reports
+        if report.error is not None and not report.value_names
+    )
+
+
+def _describe_model(report: ModelReport) -> OneModel:
+    return OneModel(report.pairs, report.value_names, report.name_map)
+
+
+def _bind_models(
+    directory: Path,
+    reports: Sequence[ModelReport],
+    collect_names: Callable[[Iterable[OneModel]], ModelNames],
+) -> tuple[BoundModels, dict[str, str]]:
+    """Return the models that a configuration in a directory may refer to, one by one.
+
+    Also the path, links resolved, of each model that it turns out to name, by its location.
+    """
+    places: dict[str, str] = {}
+    known: dict[str, OneModel | None] = {
+        identify_path(report.path): _describe_model(report) for report in reports
+    }
+    real_directory = resolve_path(directory)
+    beside = [
+        known[identify_path(report.path)]
+        for report in reports
+        if resolve_path(Path(report.path).parent) == real_directory
+    ]
+
+    prefix = os.path.join(real_directory, "")
+    near = [known[path] for path in known if path.startswith(prefix)]
+
+    def find(location: str) -> OneModel | None:
+        if "\0" in location:
+            return None
+        try:
+            path = identify_path(directory / location)
+        except ModelError:
+            return None
+        leads_out = os.path.isabs(location) or os.pardir in location.split("/")
+        if leads_out and path not in known:
+            return None  # a file of elsewhere is opened only if the user gave it
+        places[location] = path
+        if path not in known:
+            names = read_value_names(directory / location)
+            known[path] = None if names is None else OneModel(graph_values=tuple(names))
+        return known[path]
+
+    bound = BoundModels(
+        find,
+        tuple(model for model in beside if model is not None),
+        collect_names,
+        tuple(model for model in near if model is not None),
+    )
+    return bound, places
+
+
+def _find_misplaced_model(
+    sidecar: Sidecar, models: Iterable[ModelReport], places: Mapping[str, str]
+) -> tuple[str, Path] | None:
+    """Return a model that will not be where a sidecar names it, so that nothing can load it.
+
+    The places are the paths of the models that it names, links resolved.
+    """
+    reports = {identify_path(report.path): report for report in models}
+    for location, real_path in places.items():
+        if real_path in reports:
+            path, output = Path(reports[real_path].path), Path(reports[real_path].output)
+            is_moved = resolve_path(output.parent) != resolve_path(path.parent)
+            if is_moved and resolve_path(sidecar.output.parent / location) != resolve_path(output):
+                return location, output
+    return None
 
 
 def _find_nearest_model(directory: Path, models: Sequence[ModelReport]) -> int:

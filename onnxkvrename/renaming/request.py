@@ -2,7 +2,7 @@
 
 # Annotations here are values, as in `onnxkvrename.options`.
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from onnxkvrename.options import (
     FORMAT,
@@ -22,9 +22,9 @@ from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelCheck
 
-SidecarPolicy = Literal["follow", "require", "leave"]
-"""What becomes of sidecars that are found: renamed where they fit, an error where they do not,
-or left as they are."""
+SidecarPolicy = Literal["auto", "require", "off"]
+"""What becomes of sidecars that are found: those that belong to the models follow, all must belong
+to them, or all stay as they are."""
 
 
 class Request(NamedTuple):
@@ -133,18 +133,16 @@ class Request(NamedTuple):
         ),
     ] = ()
     sidecars: Annotated[
-        bool,
+        SidecarPolicy,
         Option(
             "--sidecars",
-            "Require that all such files beside the models, and in qpc-HASH directories below, "
-            "belong to them. By default those that do are updated.",
-            excludes=("no_sidecars",),
+            "Such files beside the models, and in qpc-HASH directories below: update those that "
+            "belong to the models (auto), require that all do (require), or update none and warn "
+            "about those that are then out of date (off).",
+            choices=get_args(SidecarPolicy),
+            shows_default=True,
         ),
-    ] = False
-    no_sidecars: Annotated[
-        bool,
-        Option("--no-sidecars", "Do not update them; warn about those that are then out of date."),
-    ] = False
+    ] = "auto"
     seed_cache: Annotated[
         bool,
         Option(
@@ -211,13 +209,6 @@ class Request(NamedTuple):
     def writes(self) -> bool:
         """Whether to write anything; otherwise only plan and check."""
         return not (self.only_checks or self.dry_run)
-
-    @property
-    def sidecar_policy(self) -> SidecarPolicy:
-        """What becomes of sidecars that are found."""
-        if self.sidecars:
-            return "require"
-        return "leave" if self.no_sidecars else "follow"
 
     @property
     def takes_folders(self) -> bool:

@@ -89,25 +89,29 @@ def rename_batch(
     check_token_change(request.change)
     directories = [job.target.parent for job in jobs]
     read = [*request.read_files, *(job.model for job in jobs)]
-    is_half_done = request.writes and settle_stopped_runs(directories, read, knows_inputs=False)
+    restored = list[Path]()
+    is_half_done = request.writes and settle_stopped_runs(
+        directories, read, restored.extend, knows_inputs=False
+    )
     sidecars = (*sidecars, *_find_sidecars(request, jobs, rules))
     inputs = [*read, *(item.path for item in sidecars)]
     models = _prepare_models(request, jobs, rules, progress, executor)
     models = check_batch(models, request, rules)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
-        models, prepared_sidecars = _prepare_sidecars(models, sidecars, request)
+        models, prepared_sidecars = _prepare_sidecars(models, sidecars, request, rules)
     models = _check_places(models, prepared_sidecars, request, rules, directory_map or {})
     models = tuple(_settle(model, strict=request.strict) for model in models)
     if not request.writes or any(model.report.failed for model in models):
-        return Report(_list_reports(models), _list_sidecar_reports(prepared_sidecars))
+        sidecar_reports = _list_sidecar_reports(prepared_sidecars)
+        return Report(_list_reports(models), sidecar_reports, restored=tuple(restored))
     inputs += [file.path for model in models for file in model.data_files]
     tasks = list_tasks(models, prepared_sidecars, force=request.force)
     writer = BatchWriter(tasks, progress, executor, directory_map, inputs)
     report = _write_results(models, prepared_sidecars, writer)
     if is_half_done and not report.failed:
         settle_stopped_runs(directories, inputs)  # this run has finished the work of the other
-    return report
+    return report._replace(restored=tuple(restored))
 
 
 def _settle(model: PreparedModel, *, strict: bool = False) -> PreparedModel:
@@ -128,7 +132,7 @@ def _check_places(
     """Return the models with what is wrong with the places of all results together."""
     jobs = [model.job for model in models]
     directories = [job.output.parent for job in jobs if not job.same_directory]
-    if any(each.sidecar.is_found and each.plan is None for each in sidecars):
+    if any("asked" not in each.sidecar.facts and each.plan is None for each in sidecars):
         directories += [job.output.parent for job in jobs if job.in_place]
     if directories:
         with suppress(ModelError):  # a directory that takes files, but cannot be listed
@@ -144,12 +148,12 @@ def _check_places(
 
 
 def _prepare_sidecars(
-    models: tuple[PreparedModel, ...], sidecars: Sequence[Sidecar], request: Request
+    models: tuple[PreparedModel, ...], sidecars: Sequence[Sidecar], request: Request, rules: Rules
 ) -> tuple[tuple[PreparedModel, ...], tuple[PreparedSidecar, ...]]:
     """Prepare the text files, and return the models with the findings about them."""
     from onnxkvrename.renaming.prepare_sidecars import add_sidecar_findings, prepare_sidecars
 
-    prepared = tuple(prepare_sidecars(sidecars, _list_reports(models), request))
+    prepared = tuple(prepare_sidecars(sidecars, _list_reports(models), request, rules))
     models = add_sidecar_findings(models, prepared)
     if not request.only_checks and any(item.takes_folder for item in prepared):
         from onnxkvrename.renaming.package_files import add_package_files  # only with -d
@@ -175,9 +179,9 @@ def _find_sidecars(
     try:
         candidates = find_candidates(directories, rules)
     except ModelError:
-        if request.sidecar_policy != "leave":
+        if request.sidecars != "off":
             raise
-    if not jobs or not (candidates or request.sidecar or request.sidecars):
+    if not jobs or not (candidates or request.sidecar or request.sidecars == "require"):
         return ()
     from onnxkvrename.renaming.load_sidecars import load_sidecars  # most models have none
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from onnxkvrename.findings import format_count, format_layer_numbers, format_layers
-from onnxkvrename.handoff.compare import Handoff, PairResult
+from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.comparison import BufferPair, format_buffer_type
 from onnxkvrename.handoff.consumer import MemoryKind
-from onnxkvrename.handoff.root_causes import RootCause
-from onnxkvrename.handoff.side_checks import STARTUP_FAILURE_CODES
 from onnxkvrename.handoff.simulate import (
     PromptRanges,
     is_in_ranges,
@@ -19,9 +17,12 @@ from onnxkvrename.handoff.simulate import (
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.verdict import (
     ALWAYS_CORRUPTING,
+    STARTUP_FAILURE_CODES,
     AffectedRange,
     HandoffVerdict,
     Outcome,
+    PairResult,
+    RootCause,
 )
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.layout.layout import fold_alike, format_size_option

@@ -15,8 +15,6 @@ _PLACES = (
     Path(__file__).parent / _PAGE,  # in a wheel
     Path(__file__).parent.parent.parent / "docs" / _PAGE,  # in a clone
 )
-_EXAMPLES = "You can run every example"
-"""The beginning of the paragraph on how to run them."""
 _INDENT = " " * 16  # of a meaning that continues: below its first word
 _BLOCKS = re.compile(r"^```.*?^```$|^[^\n]+(?:\n[^\n]+)*", re.MULTILINE | re.DOTALL)
 
@@ -54,19 +52,6 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
     for block in _BLOCKS.findall(passage):
         lines += ["", *_render_block(block, width)]
     return lines
-
-
-def describe_examples(width: int = 80) -> list[str]:
-    """Return how the examples in the passages are run, as lines.
-
-    Args:
-        width: Characters in a line.
-
-    Raises:
-        ModelError: The page cannot be read.
-    """
-    paragraphs = _read_page().split("\n\n")
-    return _wrap(next(each for each in paragraphs if each.startswith(_EXAMPLES)), width)
 
 
 def _read_page() -> str:

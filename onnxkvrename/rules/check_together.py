@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
-from onnxkvrename.limits import MAX_ALTERNATIVES
-from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.kv_model import KvModel
-from onnxkvrename.rules.load import find_profiles, is_built_in
+from onnxkvrename.rules.load import find_profiles
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import is_directory
 
 
 def check_models_together(
@@ -66,10 +60,9 @@ def check_models_together(
 def build_no_buffers_finding(
     outputs: Iterable[str], rules: Rules | None = None, path: Path | None = None
 ) -> Finding:
-    """Return finding KV001 for a model without buffers.
+    """Return finding KV001 for a model without buffers: the rules match none of the outputs.
 
-    The rules match none of the outputs; the hint does not name them. A decoder may be beside
-    `path`, which is ``None`` for a model in memory.
+    The `path` is ``None`` for a model in memory.
     """
     names = list(outputs)
     own_profile = "" if rules is None else rules.name
@@ -80,79 +73,12 @@ def build_no_buffers_finding(
     message = f"no KV buffer here: the outputs are {format_list(names)}"
     if not names:
         message = "no KV buffer: the model has no outputs"
-    decoders = [] if path is None else _find_decoders(path, names, rules)
-    if path is None or not decoders:
-        pairs = "pairs" if path is None else f"`onnxkvrename pairs {quote_path(str(path))}`"
-        hint = (
-            f"export the model with its cache as inputs and outputs; {pairs} shows caches under "
-            "names that no profile knows"
-        )
-        return build_finding("KV001", "", message, hint)
-    is_beside = decoders[0].parent == path.parent
-    shown = [each.name if is_beside else f"{each.parent.name}/{each.name}" for each in decoders]
-    verbs = "reads them and has" if len(shown) == 1 else "read them and have"
-    message += f"; {format_list(shown, limit=3)} beside it {verbs} KV buffers"
-    return build_finding("KV001", "", message, f"pass {quote_path(str(decoders[0]))}")
-
-
-def _find_decoders(path: Path, outputs: Collection[str], rules: Rules | None) -> list[Path]:
-    """Return the models with KV buffers that read a model's outputs.
-
-    They are beside it, or else in the directories beside it.
-    """
-    folder = path.parent
-    beside = [each for each in _list_models(folder) if each.name != path.name]
-    found = _select_decoders(beside, outputs, rules)
-    if found:
-        return found
-    parent = folder / os.pardir if folder.name in ("", os.pardir) else folder.parent
-    own_name = os.path.basename(os.path.abspath(folder))
-    folders = [each for each in _list_directory(parent) if _is_directory(each)]
-    if len(folders) > MAX_ALTERNATIVES:
-        return []
-    others = (each for each in folders if each.name != own_name)
-    models = (model for each in others for model in _list_models(each))
-    return _select_decoders(models, outputs, rules)
-
-
-def _select_decoders(
-    models: Iterable[Path], outputs: Collection[str], rules: Rules | None
-) -> list[Path]:
-    candidates = islice(models, MAX_ALTERNATIVES)
-    return [model for model in candidates if _is_decoder(model, outputs, rules)]
-
-
-def _is_decoder(model: Path, outputs: Collection[str], rules: Rules | None) -> bool:
-    """Return whether a model has KV buffers, and an input with the name of one of some outputs."""
-    try:
-        with open_model(model) as opened:
-            names = [value.name for value in opened.signature.outputs]
-            is_reader = any(value.name in outputs for value in opened.signature.inputs)
-    except ModelError:
-        return False
-    if not is_reader:
-        return False
-    if rules is not None and any(rules.match("output", name) is not None for name in names):
-        return True
-    return next(find_profiles(names), None) is not None
-
-
-def _list_models(folder: Path) -> list[Path]:
-    return [path for path in _list_directory(folder) if path.suffix == ".onnx"]
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return is_directory(path)
-    except ModelError:
-        return False
-
-
-def _list_directory(folder: Path) -> list[Path]:
-    try:
-        return [folder / name for name in sorted(os.listdir(folder))]
-    except OSError:
-        return []
+    pairs = "pairs" if path is None else f"`onnxkvrename pairs {quote_path(str(path))}`"
+    hint = (
+        "export the model with its cache as inputs and outputs; if it is an encoder, pass its "
+        f"decoder; {pairs} shows caches under names that no profile knows"
+    )
+    return build_finding("KV001", "", message, hint)
 
 
 def _check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Finding]:
@@ -163,7 +89,7 @@ def _check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Find
 
     Only a built-in profile is compared with the others.
     """
-    if not is_built_in(rules.name):
+    if not rules.is_built_in:
         return
     for name in find_profiles(list(outputs)):
         finding = build_finding(

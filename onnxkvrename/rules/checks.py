@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 from onnxkvrename.findings import (
     Finding,
     build_finding,
     build_names_finding,
-    find_similar,
     format_list,
     quote_word,
 )
-from onnxkvrename.limits import MAX_ALTERNATIVES, MAX_MATCHED_CHARS
+from onnxkvrename.limits import MAX_MATCHED_CHARS
 from onnxkvrename.model.signature import (
     NameUses,
     Signature,
     format_shape,
     is_shape_compatible,
 )
+from onnxkvrename.rules.kinds import is_state
 from onnxkvrename.rules.plan import (
-    REASON_NOT_RETAINED,
     REASON_TOO_LONG,
     REASON_UNKNOWN,
-    STATE_KINDS,
     KvPair,
     RenamePlan,
     find_conflicting_symbols,
@@ -46,22 +43,19 @@ Consumers themselves are in `handoff`, which a plain rename does not load.
 _RESIZING_UPDATES = ("append", "delta")
 _MIN_RANK = 3
 """The axes of the smallest cache: batch, context and size."""
-_UNMATCHED_REASONS = (REASON_UNKNOWN, REASON_NOT_RETAINED)
-"""Why names are not renamed that no rule excludes."""
 
 
 def check_model(signature: Signature, plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
     """Check the pairs of one model, as it is and as it will be after the rename.
 
     Yields:
-        Findings KV101 to KV109, KV111, KV112, KV125, KV201, KV202 and KV204.
+        Findings, those of a pair together.
     """
     yield from _check_duplicates(signature, plan)
     inputs = {value.name for value in signature.inputs}
     fed_layers = {pair.layer for pair in plan.pairs if pair.input is not None}
-    unmatched = _UnmatchedValues(signature, plan)
     for pair in plan.pairs:
-        yield from _check_both_sides(pair, inputs, fed_layers, unmatched)
+        yield from _check_both_sides(pair, inputs, fed_layers, plan)
         yield from _check_types(pair, plan.updates_by_kind.get(pair.kind, ""))
         yield from _check_rank(pair, plan)
         yield from _check_usage(pair, inputs, uses)
@@ -83,8 +77,6 @@ def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Findin
                     f"is declared {count} times as a graph {side}",
                     "export the model again",
                 )
-    ambiguous = [item.name_with_token for item in plan.duplicates]
-    keep_pattern = _build_keep_pattern(name for name in ambiguous if name is not None)
     for duplicate in plan.duplicates:
         ambiguous_name = duplicate.name_with_token
         if ambiguous_name is not None:
@@ -95,8 +87,8 @@ def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Findin
                 ambiguous_name,
                 f"matches the rules as {next(iter(others))} with the token {token}, "
                 "but that name exists without a token, too",
-                "if it is not a KV buffer, exclude it in your rules: "
-                f"[[keep]] with a reason and pattern = '{keep_pattern}'",
+                "if it is not a KV buffer, exclude it in your rules: [[keep]] with a reason and a "
+                "pattern",
             )
         elif duplicate.name != duplicate.first_name:
             yield build_finding(
@@ -107,52 +99,10 @@ def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Findin
             )
 
 
-def _build_keep_pattern(names: Iterable[str]) -> str:
-    """Return a pattern that matches these names, and those of other layers.
-
-    It is for a hint, where a backtick would mark a command.
-    """
-    parts = dict.fromkeys(re.sub("[0-9]+", "[0-9]+", re.escape(name)) for name in names)
-    return "|".join(parts).replace("\\`", r"\x60").replace("`", r"\x60")
-
-
-class _UnmatchedValues:
-    """Graph inputs and outputs that no rule matches, by numbers in their names, dtype and rank.
-
-    They are indexed once, when the first pair lacks a side: hostile models lack thousands.
-    """
-
-    def __init__(self, signature: Signature, plan: RenamePlan) -> None:
-        self._values = {"input": signature.inputs, "output": signature.outputs}
-        self._plan = plan
-        self._indexes: dict[str, dict[tuple[str, str, int], list[str]]] = {}
-
-    def list_similar(self, pair: KvPair, side: str) -> list[str]:
-        """Return the first values on a side with the layer, dtype and rank of a pair."""
-        if side not in self._indexes:
-            self._indexes[side] = self._build_index(side)
-        own = pair.sides[0].value
-        key = (str(pair.layer), own.dtype, len(own.shape or ()))
-        return self._indexes[side].get(key, [])
-
-    def _build_index(self, side: str) -> dict[tuple[str, str, int], list[str]]:
-        unchanged = self._plan.unchanged_names
-        kept = {item.name for item in unchanged if item.reason not in _UNMATCHED_REASONS}
-        index: dict[tuple[str, str, int], list[str]] = {}
-        for value in self._values[side]:
-            name = value.name
-            if len(name) > MAX_MATCHED_CHARS or name in self._plan.old_names or name in kept:
-                continue
-            for number in dict.fromkeys(re.findall("[0-9]+", name)):
-                names = index.setdefault((number, value.dtype, len(value.shape or ())), [])
-                if len(names) < MAX_ALTERNATIVES:
-                    names.append(name)
-        return index
-
-
 def _check_both_sides(
-    pair: KvPair, inputs: set[str], fed_layers: set[int], unmatched: _UnmatchedValues
+    pair: KvPair, inputs: set[str], fed_layers: set[int], plan: RenamePlan
 ) -> Iterator[Finding]:
+    patterns = "" if plan.is_built_in else "; if it has one, correct the patterns of your rules"
     if pair.output is not None and pair.output.old_name in inputs:
         yield build_finding(
             "KV106",
@@ -164,35 +114,19 @@ def _check_both_sides(
         return
     elif pair.output is not None and pair.input is None:
         hint = "export it again" if pair.layer in fed_layers else WINDOW_SIZE_HINT
-        yield _find_unmatched_side(pair, "input", unmatched) or build_finding(
+        yield build_finding(
             "KV101",
             pair.output.old_name,
             f"has no input, so the next step cannot read {pair.buffer} of layer {pair.layer}",
-            f"the compiler rejects this model; {hint}",
+            f"the compiler rejects this model; {hint}{patterns}",
         )
     elif pair.output is None and pair.input is not None:
-        yield _find_unmatched_side(pair, "output", unmatched) or build_finding(
+        yield build_finding(
             "KV102",
             pair.input.old_name,
             f"has no retained output, so {pair.buffer} of layer {pair.layer} is lost after a step",
-            "export the model again",
+            f"export the model again{patterns}",
         )
-
-
-def _find_unmatched_side(pair: KvPair, side: str, unmatched: _UnmatchedValues) -> Finding | None:
-    """Return KV101 or KV102 if the missing side is there, under a name that no rule matches."""
-    own = pair.sides[0]
-    similar = unmatched.list_similar(pair, side)
-    if not similar:
-        return None
-    name = find_similar(own.old_name, similar, cutoff=0) or similar[0]
-    return build_finding(
-        "KV102" if side == "output" else "KV101",
-        own.old_name,
-        f"has no {side} that the rules match; the {side} {name} has the same layer and dtype",
-        f"if that is its {side}, correct the pattern `{side}` in your rules; "
-        "else export the model again",
-    )
 
 
 def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
@@ -227,7 +161,7 @@ def _check_rank(pair: KvPair, plan: RenamePlan) -> Iterator[Finding]:
 
     A state may have any axes, as what the user's own rules name, and the scales of a cache.
     """
-    if not plan.is_built_in or pair.beside or (pair.cache or pair.kind) in STATE_KINDS:
+    if not plan.is_built_in or pair.beside or is_state(pair.cache or pair.kind):
         return
     for side in pair.sides:
         shape = side.value.shape
@@ -309,15 +243,15 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
 
 
 def _check_layers(plan: RenamePlan) -> Iterator[Finding]:
-    names_by_layer: dict[tuple[int, int, str], dict[str, str]] = {}
-    mains_by_layer: dict[tuple[int, int, str], set[str]] = {}
+    names_by_layer: dict[tuple[int, str], dict[str, str]] = {}
+    mains_by_layer: dict[tuple[int, str], set[str]] = {}
     for pair in plan.pairs:
-        key = pair.layer, pair.rule, pair.kind
+        key = pair.layer, pair.kind
         names_by_layer.setdefault(key, {})[pair.buffer] = pair.sides[0].old_name
         mains_by_layer.setdefault(key, set()).update({pair.beside} - {""})
-    for (layer, rule, kind), names in sorted(names_by_layer.items()):
-        required = plan.required_parts[rule, kind]
-        mains = mains_by_layer[layer, rule, kind]
+    for (layer, kind), names in sorted(names_by_layer.items()):
+        required = plan.required_parts[kind]
+        mains = mains_by_layer[layer, kind]
         for buffer in dict.fromkeys((*required, *sorted(mains))):
             if buffer not in names:
                 yield build_finding(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Sequence
 
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.signature import Dim, Value, format_value_type, is_type_compatible
 from onnxkvrename.rules.kv_model import KvModel
-from onnxkvrename.rules.windows import suggest_one_token
+from onnxkvrename.rules.windows import find_token_split, suggest_one_token
 
 _HINT = "give the encoder and the decoder together; `--no-set` takes one alone"
 
@@ -21,53 +21,36 @@ def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
     Yields:
         Findings, each with the index of the model that it is about.
     """
-    fed = {(feed.buffer, feed.layer) for model in models for feed in model.plan.feeds}
+    fed = {(feed.kind, feed.buffer, feed.layer) for model in models for feed in model.plan.feeds}
     for index, model in enumerate(models):
         inputs = _find_inputs(models, index)
         lost, misfits = [], []
         for feed in model.plan.feeds:
-            found = inputs.get((feed.buffer, feed.layer), [])
+            name = feed.side.old_name
+            found = inputs.get((feed.kind, feed.buffer, feed.layer), [])
             if not found:
-                lost.append(feed.side.old_name)
+                lost.append((name, ""))
             elif not any(_can_fill(feed.side.value, *candidate) for candidate in found):
-                misfits.append((feed.side.value, found[0][0]))
-        if lost:
-            yield (
-                index,
-                build_finding(
-                    "KV308",
-                    lost[0],
-                    f"fills a decoder's input of the same name, but no such decoder was given"
-                    f"{_count_more(lost)}",
-                    _HINT,
-                ),
-            )
-        if misfits:
-            value, taker = misfits[0]
-            message = (
-                f"does not fit the input of the same name of any other model: the output is "
-                f"{format_value_type(value)}, the input {format_value_type(taker)}"
-                f"{_count_more(misfits)}"
-            )
-            yield index, build_finding("KV308", value.name, message, _HINT)
-        keys = {
-            pair.input.old_name: (pair.buffer, pair.layer)
+                types = (format_value_type(value) for value in (feed.side.value, found[0][0]))
+                misfits.append((name, "the output is {}, the input {}".format(*types)))
+        empty = [
+            (pair.input.old_name, "")
             for pair in model.pairs
             if pair.input is not None
-        }
-        empty = [name for name in model.needs if keys[name] not in fed]
-        if empty:
-            yield (
-                index,
-                build_finding(
-                    "KV308",
-                    empty[0],
-                    "is only passed through by this model, so another one must fill it, such as a "
-                    "vision encoder with an output of the same name; no such model was given"
-                    f"{_count_more(empty)}",
-                    _HINT,
-                ),
-            )
+            and pair.input.old_name in model.needs
+            and (pair.kind, pair.buffer, pair.layer) not in fed
+        ]
+        for message, names in (
+            ("fills a decoder's input of the same name, but no such decoder was given", lost),
+            ("does not fit the input of the same name of any other model: ", misfits),
+            (
+                "is only passed through by this model, so another one must fill it, such as a "
+                "vision encoder with an output of the same name; no such model was given",
+                empty,
+            ),
+        ):
+            if names:
+                yield index, _build_finding(names, message, _HINT)
 
 
 def check_feed_names(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
@@ -84,18 +67,21 @@ def check_feed_names(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]
         inputs = _find_inputs(models, index)
         broken = []
         for feed in model.plan.feeds:
-            name = feed.side.old_name
-            found = inputs.get((feed.buffer, feed.layer), [])
+            found = inputs.get((feed.kind, feed.buffer, feed.layer), [])
             names = [each[0].name for each in found if _can_fill(feed.side.value, *each)]
-            if names and name not in names:
-                broken.append((name, names[0]))
+            if names and feed.side.old_name not in names:
+                broken.append((feed.side.old_name, names[0]))
         if broken:
-            name, expected = broken[0]
-            message = (
-                f"does not fill the decoder's input, whose name is {expected}{_count_more(broken)}"
-            )
+            message = "does not fill the decoder's input, whose name is "
             hint = "rename the encoder and the decoder in one command, with the same token"
-            yield index, build_finding("KV308", name, message, hint)
+            yield index, _build_finding(broken, message, hint)
+
+
+def _build_finding(names: Sequence[tuple[str, str]], message: str, hint: str) -> Finding:
+    """Return KV308 about some names, each with what ends the message about it."""
+    name, end = names[0]
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    return build_finding("KV308", name, f"{message}{end}{more}", hint)
 
 
 def find_filled_outputs(models: Sequence[KvModel]) -> list[frozenset[str]]:
@@ -107,9 +93,9 @@ def find_filled_outputs(models: Sequence[KvModel]) -> list[frozenset[str]]:
     for index, model in enumerate(models):
         names: set[str] = set()
         for other in (*models[:index], *models[index + 1 :]):
-            feeds = {(feed.buffer, feed.layer): feed.side for feed in other.plan.feeds}
+            feeds = {(feed.kind, feed.buffer, feed.layer): feed.side for feed in other.plan.feeds}
             for pair in model.pairs:
-                side = feeds.get((pair.buffer, pair.layer))
+                side = feeds.get((pair.kind, pair.buffer, pair.layer))
                 if side is None or pair.input is None or pair.output is None:
                     continue
                 if side.new_name == pair.input.new_name:
@@ -140,49 +126,41 @@ def check_folder_tokens(models: Sequence[KvModel]) -> Iterator[tuple[int, Findin
         if model.pairs and model.part is None:
             folders.setdefault(os.path.dirname(model.path), []).append(index)
     for indexes in folders.values():
-        pairs = (pair for index in indexes for pair in models[index].pairs)
-        if not any(pair.may_be_alone for pair in pairs):
+        members = [models[index] for index in indexes]
+        split = find_token_split([(os.path.basename(m.path), m.tokens) for m in members])
+        if split is None or not any(pair.may_be_alone for m in members for pair in m.pairs):
             continue
-        by_token: dict[tuple[str, ...], list[int]] = {}
-        for index in indexes:
-            sides = (side for pair in models[index].pairs for side in pair.sides)
-            by_token.setdefault(tuple(sorted({side.token for side in sides})), []).append(index)
-        if len(by_token) < 2:
-            continue
-        groups = sorted(by_token.items(), key=lambda group: -len(group[1]))
-        places = [
-            f"{' and '.join(token or 'no token' for token in tokens)} in "
-            f"{format_list([os.path.basename(models[i].path) for i in group])}"
-            for tokens, group in groups
-        ]
+        index, places, tokens = split
         finding = build_finding(
             "KV303",
             "",
-            f"the models of this encoder-decoder carry different tokens: {'; '.join(places)}",
-            suggest_one_token("", [token for each, _ in groups for token in each if token]),
+            f"the models of this encoder-decoder carry different tokens: {places}",
+            suggest_one_token("", tokens),
         )
-        yield groups[1][1][0], finding._replace(severity="warning")
+        yield indexes[index], finding._replace(severity="warning")
 
 
 def _find_inputs(
     models: Sequence[KvModel], index: int
-) -> dict[tuple[str, int], list[tuple[Value, frozenset[Dim]]]]:
+) -> dict[tuple[str, str, int], list[tuple[Value, frozenset[Dim]]]]:
     """Return the KV inputs of all models but one, by part and layer.
 
     Each comes with the contexts of its model: the sizes on axis 2 of the buffers that the model
     at `index` does not fill.
     """
-    filled = {(feed.buffer, feed.layer) for feed in models[index].plan.feeds}
-    inputs: dict[tuple[str, int], list[tuple[Value, frozenset[Dim]]]] = {}
+    filled = {(feed.kind, feed.buffer, feed.layer) for feed in models[index].plan.feeds}
+    inputs: dict[tuple[str, str, int], list[tuple[Value, frozenset[Dim]]]] = {}
     for other in (*models[:index], *models[index + 1 :]):
         taken = [(p, p.input.value) for p in other.pairs if p.input is not None]
         contexts = frozenset(
             value.shape[2]
             for pair, value in taken
-            if (pair.buffer, pair.layer) not in filled and value.shape and len(value.shape) == 4
+            if (pair.kind, pair.buffer, pair.layer) not in filled
+            and value.shape
+            and len(value.shape) == 4
         )
         for pair, value in taken:
-            inputs.setdefault((pair.buffer, pair.layer), []).append((value, contexts))
+            inputs.setdefault((pair.kind, pair.buffer, pair.layer), []).append((value, contexts))
     return inputs
 
 
@@ -201,7 +179,3 @@ def _can_fill(value: Value, taker: Value, contexts: Collection[Dim]) -> bool:
         and isinstance(taker.shape[2], str)
         and taker.shape[2] in contexts
     )
-
-
-def _count_more(items: Sequence[object]) -> str:
-    return f" (and {len(items) - 1} more)" if len(items) > 1 else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -45,14 +44,13 @@ def check_is_local(path: str, *, is_output: bool = False) -> None:
     """
     if ":/" not in path or re.match(_URL, path) is None:
         return
-    message = "is a URL, but only local files can be read"
-    hint = "download the file first, then pass its local path"
     if path[:5].lower() == "file:":
         raise ModelError("is a URL, not a path", path=path, hint="pass the path without file://")
-    if not is_output:
-        raise ModelError(message, path=path, hint=hint)
-    message = "is a URL, but only local files can be written"
-    raise WriteError(message, path=path, hint="write a local file, then upload it")
+    if is_output:
+        hint = "write a local file, then upload it"
+        raise WriteError("is a URL, but only local files can be written", path=path, hint=hint)
+    hint = "download the file first, then pass its local path"
+    raise ModelError("is a URL, but only local files can be read", path=path, hint=hint)
 
 
 def find_jobs(
@@ -123,10 +121,10 @@ def build_job(model: Path, output: Path | None = None, root: Path | None = None)
         ModelError: It cannot be determined what is at one of the paths.
     """
     if output is None:
-        target = _resolve_link(model) if is_link(model) else os.path.abspath(model)
+        target = resolve_path(model) if is_link(model) else os.path.abspath(model)
         return RenameJob(model, model, Path(target), in_place=True, same_directory=True)
     real_output = resolve_path(output)
-    in_place = real_output == _resolve_link(model)
+    in_place = real_output == resolve_path(model)
     follow_link = in_place and is_link(output)
     return RenameJob(
         model,
@@ -144,12 +142,10 @@ def identify_path(path: str | Path) -> str:
     A Hugging Face cache keeps equal files once, in ``blobs``. There each name is a file of its
     own, whose directory is the one without links.
 
-    A link from which links lead in a circle is a file of its own, which nobody can read.
-
     Raises:
         ModelError: It cannot be determined where the path leads.
     """
-    real_path = _resolve_link(path)
+    real_path = resolve_path(path)
     directory, name = os.path.split(os.path.abspath(path))
     is_blob = os.path.basename(os.path.dirname(real_path)) == "blobs"
     return os.path.join(resolve_path(directory), name) if is_blob else real_path
@@ -243,14 +239,9 @@ def _choose_output(
 def _find_models(path: Path, results: os.stat_result | None) -> _FoundModels:
     """Return the models at or below a path, except those in the directory `results`.
 
-    A link that leads nowhere, or in a circle, is a model, which cannot be opened.
+    A link that leads nowhere is a model, which cannot be opened.
     """
-    try:
-        status = read_status(path)
-    except ModelError:
-        if not _is_circle(path):
-            raise
-        status = None
+    status = read_status(path)
     if status is not None and stat.S_ISDIR(status.st_mode):
         return _FoundModels(path, _search_directory(path, results))
     if status is None and not is_link(path):
@@ -293,47 +284,12 @@ def _list_folder(folder: str, results: os.stat_result | None) -> tuple[list[Path
                 if entry.is_dir(follow_symlinks=False):
                     if _may_hold_models(entry, results):
                         folders.append(entry.path)
-                elif entry.name.endswith(".onnx") and not _is_directory(entry.path):
+                elif entry.name.endswith(".onnx") and not is_directory(entry.path):
                     models.append(Path(entry.path))
     except OSError as error:
         place = str(Path(folder))
         raise ModelError(f"cannot be listed: {error.strerror}", path=place) from None
     return models, folders
-
-
-def _is_directory(path: str) -> bool:
-    """Return whether a path leads to a directory; links in a circle do not."""
-    try:
-        return is_directory(path)
-    except ModelError:
-        if not _is_circle(path):
-            raise
-        return False
-
-
-def _resolve_link(path: str | Path) -> str:
-    """Return the absolute path without links; that of a link in a circle is its own."""
-    try:
-        return resolve_path(path)
-    except ModelError:
-        if not _is_circle(path):
-            raise
-        return os.path.abspath(path)
-
-
-def _is_circle(path: str | Path) -> bool:
-    """Return whether a path is a link from which links lead in a circle.
-
-    Raises:
-        ModelError: It cannot be determined what is at the path.
-    """
-    if not is_link(path):
-        return False
-    try:
-        os.stat(path)
-    except OSError as error:
-        return error.errno == errno.ELOOP
-    return False
 
 
 def _may_hold_models(directory: os.DirEntry[str], results: os.stat_result | None) -> bool:

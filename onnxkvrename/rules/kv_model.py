@@ -24,7 +24,8 @@ from onnxkvrename.rules.plan import (
     build_rename_plan,
     rename_symbols,
 )
-from onnxkvrename.rules.profile import MERGED, PartPath, Rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED, PartPath
 from onnxkvrename.storage.read import OpenFile
 
 _MOVE_OPS = frozenset(("Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"))
@@ -72,6 +73,11 @@ class KvModel(NamedTuple):
     def pairs(self) -> tuple[KvPair, ...]:
         """The KV buffers: each input with its retained output."""
         return self.plan.pairs
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """The tokens of the buffers' names; empty strings for names without one."""
+        return frozenset(side.token for pair in self.pairs for side in pair.sides)
 
     @property
     def output_names(self) -> tuple[str, ...]:

@@ -17,14 +17,13 @@ from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.findings import quote_path, quote_word, suggest_similar
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import PROFILE as DEFAULT_PROFILE
 from onnxkvrename.storage.read import is_occupied, read_text_file
 
 if TYPE_CHECKING:
     from onnxkvrename.rules.plugins import Plugin
 
 PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
-DEFAULT_PROFILE = "qeff"
-"""The profile of exports by QEfficient."""
 DATAFLOW_RULES = "dataflow"
 """What messages call rules that were made from the dataflow, and the value of ``--pairs``."""
 AUTO_PROFILE = "auto"
@@ -48,7 +47,8 @@ def load_rules(profile: str | None = None, path: Path | None = None) -> Rules:
         return parse_rules(_read_rules_file(path), str(path))
     profile = profile or DEFAULT_PROFILE
     if profile in _list_builtin_profiles():
-        return parse_rules(_read_rules_file(PROFILES_DIRECTORY / f"{profile}.toml"), profile)
+        text = _read_rules_file(PROFILES_DIRECTORY / f"{profile}.toml")
+        return parse_rules(text, profile)._replace(is_built_in=True)
     plugin = _find_plugins().get(profile)
     if plugin is None:
         names = list_profiles()
@@ -85,11 +85,6 @@ def find_profiles(outputs: Sequence[str]) -> Iterator[str]:
         rules = load_rules(profile)
         if any(rules.match("output", name) is not None for name in outputs):
             yield profile
-
-
-def is_built_in(name: str) -> bool:
-    """Return whether a built-in profile has this name."""
-    return name in _list_builtin_profiles()
 
 
 def has_profile(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from onnxkvrename.limits import MAX_BUFFERS, MAX_MATCHED_CHARS, build_limit_error, shorten_text
 from onnxkvrename.model.signature import Dim, Signature, Value
-from onnxkvrename.rules.load import is_built_in
+from onnxkvrename.rules.kinds import is_state
 from onnxkvrename.rules.profile import DIM_WORDS, NameMatch, Rules, find_terms
 from onnxkvrename.rules.rewrite import normalize_suffix, rewrite_name
 
@@ -19,8 +19,6 @@ REASON_TOO_LONG = "too long"
 REASON_NOT_RETAINED = "not retained"
 """The reason for keeping an output that is not a retained state."""
 _NO_DIMS: Mapping[str, str] = {}
-STATE_KINDS = ("linear", "mamba")
-"""Kinds of any rank, of which some models have only one part, such as the convolution's."""
 
 
 class TokenChange(NamedTuple):
@@ -84,9 +82,7 @@ class KvPair(NamedTuple):
         input: The input; ``None`` if it is missing.
         output: The retained output; ``None`` if it is missing.
         has_open_kind: True if the rules leave it to the shape what kind of cache it is.
-        rule: The number of the rule whose parts its layer is counted by: that which knows its
-            names, or the first with this kind as a list, since those add up.
-        cache: The kind that settles what vLLM calls it; empty for `kind`.
+        cache: The word that settles what vLLM calls it; empty for `kind`.
         role: What is in it, such as ``key``; empty if the rules do not say.
         axes: A word for each axis, empty for one that the rules do not know; none at all if they
             know none.
@@ -101,7 +97,6 @@ class KvPair(NamedTuple):
     input: PairSide | None
     output: PairSide | None
     has_open_kind: bool = False
-    rule: int = 0
     cache: str = ""
     role: str = ""
     axes: tuple[str, ...] = ()
@@ -120,11 +115,13 @@ class KvFeed(NamedTuple):
     A vision encoder has such outputs where a decoder keeps the keys and values of images.
 
     Attributes:
+        kind: The kind of buffer in the rules.
         buffer: The part of the layer, such as ``past_key``.
         layer: The layer, from 0.
         side: The output.
     """
 
+    kind: str
     buffer: str
     layer: int
     side: PairSide
@@ -174,7 +171,7 @@ class RenamePlan(NamedTuple):
         duplicates: Names that claim a side which another name has.
         unchanged_names: Names that a rule leaves alone, and other outputs.
         part_order: The parts that the rules know, in their order.
-        required_parts: The parts that a layer must have in this model, by rule and kind.
+        required_parts: The parts that a layer must have in this model, by kind.
         old_names: The names of all sides, as they are in the file.
         name_map: Old to new, of all names that change; applied at once.
         output_name_map: The same, of outputs only.
@@ -190,7 +187,7 @@ class RenamePlan(NamedTuple):
     duplicates: tuple[Duplicate, ...]
     unchanged_names: tuple[UnchangedName, ...]
     part_order: tuple[str, ...]
-    required_parts: Mapping[tuple[int, str], tuple[str, ...]]
+    required_parts: Mapping[str, tuple[str, ...]]
     old_names: frozenset[str]
     name_map: Mapping[str, str]
     output_name_map: Mapping[str, str]
@@ -209,15 +206,15 @@ class RenamePlan(NamedTuple):
 def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -> RenamePlan:
     """Pair the KV buffers and decide their new names.
 
-    Buffers pair by scope, part and layer, never by position or token. A buffer with one side
+    Buffers pair by kind, scope, part and layer, never by position or token. A buffer with one side
     missing is a pair as well: the checks report it.
 
     Raises:
         RulesError: A template makes a name that does not lead back to the same buffer.
         ModelError: There are more than `MAX_BUFFERS` buffers.
     """
-    matches: dict[tuple[str, str, int], NameMatch] = {}
-    sides: dict[tuple[str, str, int], dict[str, PairSide]] = {}
+    matches: dict[tuple[str, str, str, int], NameMatch] = {}
+    sides: dict[tuple[str, str, str, int], dict[str, PairSide]] = {}
     duplicates: list[Duplicate] = []
     unchanged: dict[str, UnchangedName] = {}
     for side, values in (("input", signature.inputs), ("output", signature.outputs)):
@@ -240,11 +237,9 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
                 raise build_limit_error(MAX_BUFFERS, f"KV buffers (the last is {last})")
     part_order = rules.part_order
     order = {name: index for index, name in enumerate(part_order)}
-    numbers = _number_rules(rules)
-    pairs = [_build_pair(match, sides[key], rules, numbers) for key, match in matches.items()]
+    pairs = [_build_pair(match, sides[key], rules) for key, match in matches.items()]
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
-    if any(rule.kind_rules for rule in rules.kv_rules):
-        pairs = list(_mark_lone_sides(pairs, rules))
+    pairs = list(_mark_lone_sides(pairs, rules))
     feeds = tuple(_find_feeds(signature, unchanged, sides, rules, change))
     feed_names = {feed.side.old_name for feed in feeds}
     return RenamePlan(
@@ -253,7 +248,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         tuple(duplicates),
         tuple(item for item in unchanged.values() if item.name not in feed_names),
         part_order,
-        _find_required_parts(pairs, rules, numbers),
+        _find_required_parts(pairs, rules),
         old_names=frozenset(side.value.name for pair in pairs for side in pair.sides),
         name_map=build_name_map(pairs) | _map_changed_names(feed.side for feed in feeds),
         output_name_map=_map_changed_names(
@@ -262,7 +257,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         updates_by_kind=rules.updates_by_kind,
         feeds=feeds,
         dims=dict(rules.dims),
-        is_built_in=is_built_in(rules.name),
+        is_built_in=rules.is_built_in,
     )
 
 
@@ -351,7 +346,7 @@ def _build_pair_side(value: Value, match: NameMatch, rules: Rules, change: Token
 def _find_feeds(
     signature: Signature,
     unchanged: Mapping[str, UnchangedName],
-    own_buffers: Iterable[tuple[str, str, int]],
+    own_buffers: Iterable[tuple[str, str, str, int]],
     rules: Rules,
     change: TokenChange,
 ) -> Iterator[KvFeed]:
@@ -363,7 +358,7 @@ def _find_feeds(
         match = rules.match("input", value.name)
         if match is not None and match.pair_key not in own_keys:
             side = _build_pair_side(value, match, rules, change)
-            yield KvFeed(match.buffer, match.layer, side)
+            yield KvFeed(match.kind.name, match.buffer, match.layer, side)
 
 
 def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
@@ -375,39 +370,22 @@ def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
     return reason
 
 
-def _number_rules(rules: Rules) -> dict[tuple[int, str], int]:
-    """Return the number of the rule that the parts of each rule and kind are counted by."""
-    numbers: dict[tuple[int, str], int] = {}
-    first_numbers: dict[str, int] = {}
-    for number, rule in enumerate(rules.kv_rules):
-        for kind in rule.buffers_by_kind:
-            first = number if kind in rule.kind_rules else first_numbers.setdefault(kind, number)
-            numbers[id(rule), kind] = first
-    return numbers
-
-
-def _build_pair(
-    match: NameMatch,
-    sides: Mapping[str, PairSide],
-    rules: Rules,
-    numbers: Mapping[tuple[int, str], int],
-) -> KvPair:
-    rule = match.rule.get_kind_rule(match.kind)
+def _build_pair(match: NameMatch, sides: Mapping[str, PairSide], rules: Rules) -> KvPair:
+    kind, part = match.kind, match.buffer
     pair = KvPair(
-        match.kind,
         *match.pair_key,
         sides.get("input"),
         sides.get("output"),
-        match.kind in match.rule.open_kinds,
-        numbers[id(match.rule), match.kind],
-        rule.cache,
-        rule.roles.get(match.buffer, ""),
-        beside=rule.beside.get(match.buffer, ""),
+        kind.is_open,
+        kind.cache,
+        kind.roles[part],
+        beside=kind.beside.get(part, ""),
     )
-    if not (rules.dims or rule.axes):
+    axes = kind.axes.get(part, ())
+    if not (rules.dims or axes):
         return pair
     shape = next((side.value.shape for side in pair.sides if side.value.shape is not None), None)
-    return pair._replace(axes=_name_axes(shape, rule.axes.get(match.buffer, ()), rules.dims))
+    return pair._replace(axes=_name_axes(shape, axes, rules.dims))
 
 
 def _name_axes(
@@ -436,12 +414,8 @@ def _find_word(dim: Dim, dims: Mapping[str, str]) -> str:
     meaning = dims.get(dim, "")
     if meaning in DIM_WORDS:
         return "sequence" if meaning == "new" else meaning
-    words = _list_words(find_terms(dim, dims), dims)
+    words = [dims.get(term, "") for term in find_terms(dim, dims)]
     return next((word for word in words if word in ("window", "sequence")), "")
-
-
-def _list_words(terms: Sequence[str], dims: Mapping[str, str]) -> Iterator[str]:
-    yield from (dims.get(term, "") for term in terms)
 
 
 def _mark_lone_sides(pairs: Sequence[KvPair], rules: Rules) -> Iterator[KvPair]:
@@ -449,35 +423,26 @@ def _mark_lone_sides(pairs: Sequence[KvPair], rules: Rules) -> Iterator[KvPair]:
 
     This holds only for a whole kind: if some of its pairs have both sides, the others lost one.
     """
-    sides_by_kind: dict[tuple[int, str], set[tuple[bool, bool]]] = {}
+    sides_by_kind: dict[str, set[str]] = {}
     for pair in pairs:
-        sides = pair.input is not None, pair.output is not None
-        sides_by_kind.setdefault((pair.rule, pair.kind), set()).add(sides)
+        sides = {"both"} if pair.input and pair.output else {"input" if pair.input else "output"}
+        sides_by_kind.setdefault(pair.kind, set()).update(sides)
     lone = {
-        (rule, kind)
-        for (rule, kind), sides in sides_by_kind.items()
-        for side in rules.kv_rules[rule].get_kind_rule(kind).alone
-        if sides == {(side == "input", side == "output")}
+        kind
+        for kind, sides in sides_by_kind.items()
+        if len(sides) == 1 and sides <= {*rules.kinds[kind].alone}
     }
     for pair in pairs:
-        yield pair._replace(may_be_alone=True) if (pair.rule, pair.kind) in lone else pair
+        yield pair._replace(may_be_alone=True) if pair.kind in lone else pair
 
 
-def _find_required_parts(
-    pairs: Iterable[KvPair], rules: Rules, numbers: Mapping[tuple[int, str], int]
-) -> dict[tuple[int, str], tuple[str, ...]]:
+def _find_required_parts(pairs: Iterable[KvPair], rules: Rules) -> dict[str, tuple[str, ...]]:
     """Return the parts that a layer must have, of states without those that no layer has."""
-    used = {(pair.rule, pair.buffer) for pair in pairs}
-    required: dict[tuple[int, str], tuple[str, ...]] = {}
-    for rule in rules.kv_rules:
-        for kind, buffers in rule.buffers_by_kind.items():
-            number, kind_rule = numbers[id(rule), kind], rule.get_kind_rule(kind)
-            is_state = (kind_rule.cache or kind) in STATE_KINDS
-            needed = (
-                name
-                for name in buffers
-                if name not in kind_rule.optional and ((number, name) in used or not is_state)
-            )
-            known = required.get((number, kind), ())
-            required[number, kind] = tuple(dict.fromkeys((*known, *needed)))
+    used = {(pair.kind, pair.buffer) for pair in pairs}
+    required = {}
+    for kind in rules.kinds.values():
+        needs_all = not is_state(kind.cache)
+        required[kind.name] = tuple(
+            part for part in kind.parts if needs_all or (kind.name, part) in used
+        )
     return required

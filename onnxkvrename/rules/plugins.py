@@ -7,14 +7,12 @@ The name of an entry point is that of the plug-in, its value is ``module:ATTRIBU
 
 A plug-in with the name of something built-in is ignored. Several plug-ins with one name, and
 plug-ins that cannot be loaded, are errors only when that name is loaded.
-A distribution whose entry points cannot be read has no plug-ins.
 """
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Collection, Iterator
-from importlib.metadata import Distribution, EntryPoint, distributions
+from collections.abc import Callable, Collection
+from importlib.metadata import EntryPoint, distributions
 from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import KvRenameError
@@ -68,16 +66,16 @@ class Plugin(NamedTuple):
 
         Raises:
             KvRenameError: It raised something else. The error is of `error_type`.
-            KeyboardInterrupt: The user interrupts the program.
         """
         try:
             return function()
+        except KeyboardInterrupt:
+            raise
         except expected_errors:
             raise
         except BaseException as error:
-            if _is_interrupt(error):
-                raise
-            raise self.build_error(describe_exception(error)) from None
+            text = shorten_text(f"{type(error).__name__}: {error}", MAX_REASON_CHARS)
+            raise self.build_error(" ".join(text.split()).rstrip(":")) from None
 
     def build_error(self, problem: str) -> KvRenameError:
         """Return the error for a plug-in that cannot be used; it names the distribution."""
@@ -100,76 +98,22 @@ def find_plugins(
 
     Plug-ins cannot have `builtin_names`, in which ``-`` and ``_`` mean the same.
     """
-    reserved = set(map(_normalize_name, builtin_names))
-    by_name: dict[str, list[EntryPoint]] = {}
-    for entry_point in _list_entry_points(group):
-        if _normalize_name(entry_point.name) not in reserved:
-            by_name.setdefault(entry_point.name, []).append(entry_point)
+    reserved = {name.replace("_", "-") for name in builtin_names}
+    by_name: dict[str, dict[str, EntryPoint]] = {}
+    for distribution in distributions():
+        try:
+            entry_points = distribution.entry_points.select(group=group)
+        except Exception:  # a broken distribution of others hides no plug-in
+            continue
+        for point in entry_points:
+            if point.name.replace("_", "-") not in reserved:
+                # A distribution that is twice on the path offers the same value.
+                by_name.setdefault(point.name, {}).setdefault(point.value, point)
     return {
-        name: Plugin(group, name, tuple(points), error_type) for name, points in by_name.items()
+        name: Plugin(group, name, tuple(points.values()), error_type)
+        for name, points in by_name.items()
     }
 
 
-def describe_exception(error: BaseException) -> str:
-    """Return the type and the message of an exception on one line."""
-    try:
-        message = shorten_text(str(error), MAX_REASON_CHARS)
-    except BaseException:  # a plug-in's exception cannot even be printed
-        message = ""
-    return " ".join(f"{type(error).__name__}: {message}".split()).rstrip(":")
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    """Return whether the user interrupted, not a plug-in that raises KeyboardInterrupt.
-
-    The command line's own handler raises it, so that the innermost frame is one of ours; with
-    Python's handler the two look alike, and it counts as the user's.
-    """
-    if not isinstance(error, KeyboardInterrupt):
-        return False
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        return True
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
-    return str(module).startswith("onnxkvrename.")
-
-
-def _list_entry_points(group: str) -> Iterator[EntryPoint]:
-    """Yield the entry points of a group, without distributions that cannot be read.
-
-    `importlib.metadata.entry_points` would raise the first error of any of them. As there,
-    only the first distribution of each name on `sys.path` counts.
-    """
-    seen: set[str] = set()
-    for distribution in _list_distributions():
-        try:
-            entry_points = tuple(distribution.entry_points)
-            # Private, but what importlib.metadata uses: the public name has to parse METADATA.
-            name = getattr(distribution, "_normalized_name", None)
-        except Exception:  # whatever the files of any distribution hold
-            continue
-        if name is None or name not in seen:
-            yield from (point for point in entry_points if point.group == group)
-        if name is not None:
-            seen.add(name)
-
-
-def _list_distributions() -> Iterator[Distribution]:
-    try:
-        yield from distributions()
-    except Exception:  # a finder of another distribution is broken
-        return
-
-
-def _normalize_name(name: str) -> str:
-    return name.replace("_", "-")
-
-
 def _get_distribution_name(entry_point: EntryPoint) -> str:
-    try:
-        name = entry_point.dist.name if entry_point.dist is not None else None
-    except Exception:  # its metadata is broken
-        name = None
-    return name if isinstance(name, str) and name else "an unnamed distribution"
+    return (entry_point.dist and entry_point.dist.metadata["Name"]) or "an unnamed distribution"

@@ -1,70 +1,72 @@
 """Profiles: which names are KV buffers, how they pair, what they become.
 
-A profile is TOML, never code: patterns with named groups that match whole names in
-linear time, and templates that write the same parts back. ``profiles/qeff.toml``
-explains the format.
+A profile is TOML, never code: patterns with named groups that match whole names, and templates
+that write the same parts back. ``docs/rules.md`` explains the format.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from onnxkvrename.rules.patterns import Pattern
+from onnxkvrename.rules.qefficient import (
+    NO_SETS,
+    PROFILE,
+    WINDOW_SETS,
+    SetRule,
+    format_compile_call,
+)
 
-_NOTHING: Mapping[str, Any] = {}  # rules travel between processes, which a mapping proxy cannot
+_NOTHING: Mapping[str, str] = {}  # rules travel between processes, which a mapping proxy cannot
 SIDES = ("input", "output")
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}|([{}\[\]])")
 OPTIONAL_PART = re.compile(r"\[([^\[\]]*)\]")
 TOKEN_LENGTH = 64
 """The most characters of a token."""
-WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
-"""The stages of a set's parts: as exported, prepared for the merge, merged."""
 UPDATES = ("inplace", "append", "delta", "once")
 """The ways in which a profile may say that buffers are updated; see `layout.updates`."""
 AXES = ("batch", "heads", "sequence", "window", "head", "encoder", "blocks", "block", "state")
 """Words for the axes of a buffer: ``head`` is the size of one, ``sequence`` the context."""
 DIM_WORDS = (*AXES, "new")
 """Words for symbols of sizes: those of axes, and ``new`` for the positions of one step."""
-
-
 ROLES = (
     *("key", "value", "key_value", "key_scale", "value_scale"),
-    *("latent", "rope", "conv", "recurrent"),
+    *("compressed_kv", "k_pe", "conv_state", "recurrent_state"),
 )
 """The possible contents of a part, independent of an exporter's names."""
-CACHE_KINDS = (
-    *("attention", "mla", "linear", "cross"),
-    *("full_attention", "sliding_window", "chunked_local_attention", "mla_attention"),
-    *("sliding_window_mla", "cross_attention", "mamba", "paged_attention"),
-)
-"""The kinds that decide what vLLM calls a buffer; see `layout.kinds`."""
 
 
 class KindRule(NamedTuple):
-    """The properties of one kind of buffer, beyond the names of its parts.
+    """One kind of buffer, as a profile has it.
 
     Attributes:
-        cache: The kind that decides what vLLM calls it; empty for the kind's own name.
-        roles: The content of each part, such as ``key``.
+        name: Its name in the profile, by which it differs from other kinds.
+        cache: The word for what vLLM calls it (`rules.kinds`); the name if the profile says none.
+        roles: Its parts, each with its content, such as ``key``; empty if the profile says none.
+        update: How its buffers are meant to be updated, one of `UPDATES`; empty if not known.
         axes: For some parts the words for their axes, some of `AXES`.
-        optional: The parts that a layer may lack.
         beside: Parts that move with another one and are not a layer's cache by themselves, such as
             the scales of a quantized cache, each with that other part.
         alone: The sides that may exist without the other one, if that is so for all buffers of
             the kind in a model: an encoder's outputs, or the inputs that those fill.
+        is_open: Whether some layers use its names for another kind, which their shapes tell.
     """
 
-    cache: str = ""
-    roles: Mapping[str, str] = _NOTHING
-    axes: Mapping[str, tuple[str, ...]] = _NOTHING
-    optional: frozenset[str] = frozenset()
-    beside: Mapping[str, str] = _NOTHING
-    alone: tuple[str, ...] = ()
+    name: str
+    cache: str
+    roles: Mapping[str, str]
+    update: str
+    axes: Mapping[str, tuple[str, ...]]
+    beside: Mapping[str, str]
+    alone: tuple[str, ...]
+    is_open: bool
 
-
-_PLAIN_KIND = KindRule()
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that a layer must have: all but those beside others."""
+        return tuple(part for part in self.roles if part not in self.beside)
 
 
 class NameMatch(NamedTuple):
@@ -73,7 +75,7 @@ class NameMatch(NamedTuple):
     Attributes:
         side: ``input`` or ``output``.
         rule: The rule that matches it.
-        kind: The kind of buffer, such as ``attention``.
+        kind: The kind of buffer.
         scope: The prefix of the name in a layerwise export, often empty.
         buffer: The part of its layer, such as ``past_key``.
         layer: The layer's number.
@@ -83,7 +85,7 @@ class NameMatch(NamedTuple):
 
     side: str
     rule: KvRule
-    kind: str
+    kind: KindRule
     scope: str
     buffer: str
     layer: int
@@ -91,9 +93,9 @@ class NameMatch(NamedTuple):
     groups: Mapping[str, str]
 
     @property
-    def pair_key(self) -> tuple[str, str, int]:
+    def pair_key(self) -> tuple[str, str, str, int]:
         """The key that both sides of a pair share, independent of their tokens."""
-        return self.scope, self.buffer, self.layer
+        return self.kind.name, self.scope, self.buffer, self.layer
 
 
 class KvRule(NamedTuple):
@@ -102,40 +104,31 @@ class KvRule(NamedTuple):
     Attributes:
         patterns: For each side the pattern that splits a name.
         templates: For each side the template that writes it.
-        buffers_by_kind: For each kind the buffers that a layer of it must have.
-        kinds_by_buffer: For each buffer the first kind that has it.
-        updates: Some kinds, each with how its buffers are meant to be updated.
-        open_kinds: Kinds whose buffers may also be of other kinds, as their shapes say.
-        kind_rules: Further properties of some kinds.
+        kinds: The kinds that have these names; of two with the same part the first one counts,
+            unless the name says its kind.
         defaults: The values of groups in a name that is converted from another profile.
     """
 
     patterns: Mapping[str, Pattern]
     templates: Mapping[str, str]
-    buffers_by_kind: Mapping[str, tuple[str, ...]]
-    kinds_by_buffer: Mapping[str, str]
-    updates: tuple[tuple[str, str], ...] = ()
-    open_kinds: frozenset[str] = frozenset()
-    kind_rules: Mapping[str, KindRule] = _NOTHING
+    kinds: tuple[KindRule, ...]
     defaults: Mapping[str, str] = _NOTHING
-
-    def get_kind_rule(self, kind: str) -> KindRule:
-        """Return the properties of a kind beyond the names of its parts."""
-        return self.kind_rules.get(kind, _PLAIN_KIND)
 
     def match(self, side: str, name: str) -> NameMatch | None:
         """Split a name, or return ``None`` if this rule does not match it."""
-        parts = self.patterns[side].match_groups(name)
-        if parts is None:
+        groups = self.patterns[side].match_groups(name)
+        if groups is None:
             return None
         # A rule without this group has only one part.
-        buffer = parts["buffer"] if "buffer" in parts else next(iter(self.kinds_by_buffer))
-        token = parts.get("token", "")
-        kind = self.kinds_by_buffer.get(buffer)
-        if kind is None or (token and find_token_error(token)) or not _is_layer(parts["layer"]):
+        buffer = groups["buffer"] if "buffer" in groups else next(iter(self.kinds[0].roles))
+        token, layer = groups.get("token", ""), groups["layer"]
+        if (token and find_token_error(token)) or not _is_layer(layer):
             return None
-        layer, scope = int(parts["layer"]), parts.get("scope", "")
-        return NameMatch(side, self, kind, scope, buffer, layer, token, parts)
+        for kind in self.kinds:
+            if buffer in kind.roles and groups.get("kind", kind.name) == kind.name:
+                scope = groups.get("scope", "")
+                return NameMatch(side, self, kind, scope, buffer, int(layer), token, groups)
+        return None
 
 
 def _is_layer(text: str) -> bool:
@@ -160,13 +153,6 @@ class SidecarRule(NamedTuple):
     reader: str
 
 
-class FeedBackRule(NamedTuple):
-    """The call that gives a renamed model back to its exporter, for models with some input."""
-
-    input_pattern: Pattern
-    call_template: str
-
-
 class BranchRule(NamedTuple):
     """An input that chooses a branch: one for the first step, which has no cache yet, or not.
 
@@ -175,91 +161,6 @@ class BranchRule(NamedTuple):
 
     input_name: str
     first: bool
-
-
-class PartName(NamedTuple):
-    """The stage and layers in the file name of a part.
-
-    Attributes:
-        stage: One of `STAGES`.
-        model_name: The model's name, empty if the file name does not say it.
-        first_layer: The first layer.
-        end_layer: The layer after the last, ``None`` if the file name does not say it.
-    """
-
-    stage: str
-    model_name: str
-    first_layer: int
-    end_layer: int | None
-
-
-class PartPath(NamedTuple):
-    """The location of a part of a set, and the content of its file name.
-
-    Attributes:
-        root: The directory that all files of the set have in common, with ``/`` between
-            names; empty for the working directory.
-        name: The stage, model and layers that the file name says.
-    """
-
-    root: str
-    name: PartName
-
-
-class PartRule(NamedTuple):
-    """The names of the files of one stage, and of the folder around each, if there is one."""
-
-    stage: str
-    file_pattern: Pattern
-    folder_pattern: Pattern | None
-
-    def match(self, file: str) -> PartName | None:
-        """Split the name of a file, or return ``None`` if it does not match."""
-        parts = self.file_pattern.match_groups(file) or {"first": ""}
-        first, end = parts["first"], parts.get("end", "")
-        if not all(_is_layer(layer) for layer in (first, end or first)):
-            return None
-        return PartName(self.stage, parts.get("model", ""), int(first), int(end) if end else None)
-
-
-class SetRule(NamedTuple):
-    """The files that are parts of one model, and their common values.
-
-    Attributes:
-        part_rules: The names of the files; the first that matches counts.
-        seam: The output of a window, and the input of the next one that receives it.
-        shared_inputs: The inputs that all windows share.
-        exclusive_kinds: Kinds of buffers of which a model has at most one.
-    """
-
-    part_rules: tuple[PartRule, ...] = ()
-    seam: tuple[str, str] | None = None
-    shared_inputs: tuple[str, ...] = ()
-    exclusive_kinds: frozenset[str] = frozenset()
-
-    def parse_path(self, path: str) -> PartPath | None:
-        """Return what the path of a model, with ``/`` between names, says about a set.
-
-        ``None`` outside of sets.
-        """
-        *directories, file = path.split("/")
-        kept_directories = [name for name in directories if name not in ("", ".")]
-        for rule in self.part_rules:
-            name = rule.match(file)
-            if name is not None:
-                if (
-                    rule.folder_pattern is not None
-                    and kept_directories
-                    and rule.folder_pattern.matches(kept_directories[-1])
-                ):
-                    kept_directories.pop()
-                return PartPath("/" * path.startswith("/") + "/".join(kept_directories), name)
-        return None
-
-    def is_window_path(self, path: str) -> bool:
-        """Return whether a path, with ``/`` between names, is that of one window of a model."""
-        part = self.parse_path(path)
-        return part is not None and part.name.stage != MERGED
 
 
 class ProfileChoice(NamedTuple):
@@ -287,32 +188,30 @@ class Rules(NamedTuple):
     Attributes:
         name: The name of the profile in messages.
         kv_rules: The names of KV buffers; the first rule that matches counts.
+        kinds: All kinds by their names; the parts of one that several rules have add up.
         keep_rules: Names that are not renamed.
         retained_pattern: The outputs that hold a state, KV or not; ``None`` for those that the
             output pattern of a KV rule matches.
         normal_suffixes: For suffixes that consumers do not match with an input, those that they
             do.
-        feed_back_rules: How to give the model back; the first that matches counts.
-        set_rule: The files that are parts of one model.
-        update: How buffers should be updated, one of `UPDATES`; empty if it does not say.
         dims: The meaning of symbols of sizes: a word of `DIM_WORDS`, or a sum of symbols.
         branches: Inputs that choose a branch of the graph by the step.
         sidecar_rules: Files that repeat the names, in addition to those of known formats.
+        is_built_in: Whether it is a profile of this program, not the user's own.
         choice: How the profile was picked; ``None`` if the user or the default names it.
         target: The profile whose names the buffers get; ``None`` for this one's.
     """
 
     name: str
     kv_rules: tuple[KvRule, ...]
+    kinds: Mapping[str, KindRule]
     keep_rules: tuple[KeepRule, ...]
     retained_pattern: Pattern | None
     normal_suffixes: Mapping[str, str]
-    feed_back_rules: tuple[FeedBackRule, ...]
-    set_rule: SetRule = SetRule()
-    update: str = ""
-    dims: Mapping[str, str] = _NOTHING
-    branches: tuple[BranchRule, ...] = ()
-    sidecar_rules: tuple[SidecarRule, ...] = ()
+    dims: Mapping[str, str]
+    branches: tuple[BranchRule, ...]
+    sidecar_rules: tuple[SidecarRule, ...]
+    is_built_in: bool = False
     choice: ProfileChoice | None = None
     target: Rules | None = None
 
@@ -322,18 +221,26 @@ class Rules(NamedTuple):
         return self.choice or ProfileChoice(self.name)
 
     @property
+    def is_qefficient(self) -> bool:
+        """Whether these are the rules for exports of QEfficient."""
+        return self.is_built_in and self.name == PROFILE
+
+    @property
+    def set_rule(self) -> SetRule:
+        """The files that are parts of one model."""
+        return WINDOW_SETS if self.is_qefficient else NO_SETS
+
+    @property
     def updates_by_kind(self) -> dict[str, str]:
-        """How the buffers of each kind should be updated, over all rules."""
-        kinds = (kind for rule in self.kv_rules for kind in rule.buffers_by_kind)
-        updates = dict.fromkeys(kinds, self.update)
-        return updates | {kind: update for rule in self.kv_rules for kind, update in rule.updates}
+        """How the buffers of each kind should be updated."""
+        return {kind.name: kind.update for kind in self.kinds.values()}
 
     @property
     def part_order(self) -> tuple[str, ...]:
-        """The parts that the rules know, in the order of rules and kinds."""
-        groups = [each for rule in self.kv_rules for each in rule.buffers_by_kind.values()]
-        groups += [tuple(rule.kinds_by_buffer) for rule in self.kv_rules]  # parts beside others
-        return tuple(dict.fromkeys(name for group in groups for name in group))
+        """The parts that the rules know, in the order of their kinds; last those beside others."""
+        kinds = self.kinds.values()
+        own = [part for kind in kinds for part in kind.parts]
+        return tuple(dict.fromkeys([*own, *(part for kind in kinds for part in kind.beside)]))
 
     def match(self, side: str, name: str) -> NameMatch | None:
         """Split the name of a graph ``input`` or ``output`` by the first rule that matches it.
@@ -355,22 +262,14 @@ class Rules(NamedTuple):
         return self.retained_pattern.matches(name)
 
     def format_feed_back_call(self, inputs: Iterable[str], path: str, token: str) -> str | None:
-        """Return the call that gives a renamed model back to its exporter.
+        """Return the call that gives a renamed model back to its exporter; ``None`` for none.
 
         Args:
             inputs: The model's graph inputs.
             path: The renamed model.
             token: Its token.
-
-        Returns:
-            The call as Python source, or ``None`` if the profile has none for such a model.
         """
-        names = list(inputs)
-        for rule in self.feed_back_rules:
-            if any(rule.input_pattern.matches(name) for name in names):
-                quoted = path.replace("\\", "\\\\").replace('"', '\\"')
-                return fill_template(rule.call_template, {"path": quoted, "token": token}, token)
-        return None
+        return format_compile_call(inputs, path, token) if self.is_qefficient else None
 
 
 def find_token_error(token: str) -> str | None:

@@ -131,11 +131,14 @@ class Report(NamedTuple):
         models: The models, in the order of the arguments.
         sidecars: The sidecars.
         profile: The profile that recognizes KV names.
+        restored: The files that a stopped run had replaced, and that got their old content before
+            this one began.
     """
 
     models: tuple[ModelReport, ...]
     sidecars: tuple[SidecarReport, ...] = ()
     profile: ProfileChoice | None = None
+    restored: tuple[Path, ...] = ()
 
     @property
     def failed(self) -> bool:

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from onnxkvrename.errors import RulesError
 from onnxkvrename.limits import shorten_text
+from onnxkvrename.rules.kinds import get_family
 from onnxkvrename.rules.patterns import NameTable
-from onnxkvrename.rules.profile import KvRule, NameMatch, Rules, fill_template
-
-_COMMON_TOKENS = ("VLLM", "vllmKvCache")
-_ROLES_BY_PART = {
-    **{f"{role}{end}": role for role in ("key", "value") for end in ("", "_self", "_cross")},
-    "compressed_kv": "latent",
-    "k_pe": "rope",
-    "conv_state": "conv",
-    "recurrent_state": "recurrent",
-}
-"""The roles of parts in profiles that list them, without the ``past_`` before them."""
-_FAMILIES = {
-    "full_attention": "attention",
-    "sliding_window": "attention",
-    "chunked_local_attention": "attention",
-    "mla_attention": "mla",
-    "sliding_window_mla": "mla",
-    "cross_attention": "cross",
-    "mamba": "linear",
-}
-"""One word for kinds that differ only in how much of the context they hold."""
+from onnxkvrename.rules.profile import KindRule, KvRule, NameMatch, Rules, fill_template
 
 
 def rewrite_name(rules: Rules, match: NameMatch, token: str, *, normalize: bool = False) -> str:
@@ -48,7 +29,15 @@ def rewrite_name(rules: Rules, match: NameMatch, token: str, *, normalize: bool 
     name = fill_template(match.rule.templates[match.side], parts, token)
     reread = match.rule.match(match.side, name)
     if reread is None or (reread.pair_key, reread.token) != (match.pair_key, token):
-        raise _build_unread_error(match, parts, name, rules.name)
+        hint = "choose another token, for example VLLM"
+        if not rules.is_built_in:
+            hint += f", or correct {match.side}_name or {match.side} in the rules"
+        raise RulesError(
+            f"{match.side}_name writes {shorten_text(name)!r}, which cannot be parsed back by "
+            f"`{match.side}` as {match.buffer}, layer {match.layer}, token {token or 'none'}",
+            path=rules.name,
+            hint=hint,
+        )
     return name
 
 
@@ -58,65 +47,30 @@ def normalize_suffix(rules: Rules, match: NameMatch) -> str:
     return rules.normal_suffixes.get(suffix, suffix)
 
 
-def _build_unread_error(
-    match: NameMatch, parts: Mapping[str, str], name: str, source: str
-) -> RulesError:
-    """Return the error for a name with a token that is not read back.
-
-    The hint is about the token if the rules read another one back, else about the rules.
-
-    The parts are those of the new name, with its token; `source` is what the rules are called.
-    """
-    token = parts["token"]
-    other = next((other for other in _COMMON_TOKENS if _is_read_back(match, parts, other)), None)
-    return RulesError(
-        f"{match.side}_name writes {shorten_text(name)!r}, which cannot be parsed back by "
-        f"`{match.side}` as {match.buffer}, layer {match.layer}, token {token or 'none'}",
-        path=source,
-        hint=f"choose another token, for example {other}"
-        if other is not None and token
-        else f"correct {match.side}_name or {match.side} in the rules",
-    )
-
-
-def _is_read_back(match: NameMatch, parts: Mapping[str, str], token: str) -> bool:
-    name = fill_template(match.rule.templates[match.side], {**parts, "token": token}, token)
-    reread = match.rule.match(match.side, name)
-    return reread is not None and (reread.pair_key, reread.token) == (match.pair_key, token)
-
-
 def describe_part(kind: str, buffer: str, role: str) -> str:
     """Describe a buffer in words that all profiles share.
 
     The kind is the one that decides what vLLM calls it; the role is empty if its profile says none.
     """
-    plain = buffer.removeprefix("past_")
-    return f"{_FAMILIES.get(kind, kind)} {role or _ROLES_BY_PART.get(plain, plain)}"
+    return f"{get_family(kind)} {role or buffer.removeprefix('past_')}"
 
 
 class PartOfKind(NamedTuple):
     """A part of a kind in some rules."""
 
     rule: KvRule
-    kind: str
+    kind: KindRule
     part: str
 
     @property
     def role(self) -> str:
         """Its content; the part's own name if no rule says it."""
-        known = self.rule.get_kind_rule(self.kind).roles.get(self.part)
-        plain = self.part.removeprefix("past_")
-        return known or _ROLES_BY_PART.get(plain, plain)
-
-    @property
-    def cache(self) -> str:
-        """The kind that decides what vLLM calls it."""
-        return self.rule.get_kind_rule(self.kind).cache or self.kind
+        return self.kind.roles[self.part] or self.part.removeprefix("past_")
 
     @property
     def family(self) -> str:
         """The kind, whether it has a window or not."""
-        return _FAMILIES.get(self.cache, self.cache)
+        return get_family(self.kind.cache)
 
 
 def convert_name(match: NameMatch, token: str, source: Rules, target: Rules) -> str:
@@ -139,7 +93,11 @@ def convert_name(match: NameMatch, token: str, source: Rules, target: Rules) -> 
     name = _write_name(match, token, part)
     reread = target.match(match.side, name)
     back = None
-    if reread is not None and (reread.buffer, reread.layer) == (part.part, match.layer):
+    if reread is not None and (reread.kind.name, reread.buffer, reread.layer) == (
+        part.kind.name,
+        part.part,
+        match.layer,
+    ):
         back_part = find_counterpart(reread, source)
         back = None if back_part is None else _write_name(reread, match.token, back_part)
     original = fill_template(match.rule.templates[match.side], match.groups, match.token)
@@ -159,20 +117,21 @@ def find_counterpart(match: NameMatch, target: Rules) -> PartOfKind | None:
     """
     own = PartOfKind(match.rule, match.kind, match.buffer)
     found = [p for p in _list_parts(target) if (p.role, p.family) == (own.role, own.family)]
-    found.sort(key=lambda part: (part.kind != own.kind, part.cache != own.cache))
+    found.sort(key=lambda p: (p.kind.name != own.kind.name, p.kind.cache != own.kind.cache))
     return next(iter(found), None)
 
 
 def _list_parts(rules: Rules) -> Iterator[PartOfKind]:
     for rule in rules.kv_rules:
-        for part, kind in rule.kinds_by_buffer.items():
-            yield PartOfKind(rule, kind, part)
+        for kind in rule.kinds:
+            yield from (PartOfKind(rule, kind, part) for part in kind.roles)
 
 
 def _write_name(match: NameMatch, token: str, part: PartOfKind) -> str:
     pattern = part.rule.patterns[match.side]
     parts = dict.fromkeys(pattern.groups, "") | dict(part.rule.defaults)
-    parts |= {"buffer": part.part, "layer": match.groups["layer"], "token": token}
+    parts |= {"kind": part.kind.name, "buffer": part.part, "layer": match.groups["layer"]}
+    parts["token"] = token
     if match.scope and "scope" in parts:
         parts["scope"] = match.scope
     if isinstance(pattern, NameTable):

@@ -2,27 +2,27 @@
 
 Large models are exported window by window, and merged afterwards. A file is a
 part if the profile's ``[[set.parts]]`` match its name; every other model is
-checked alone. The cost is linear in the number of parts.
+checked alone.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.findings import (
     Finding,
+    begin_message,
     build_finding,
     format_layer_runs,
     format_layers,
     format_list,
     quote_word,
 )
-from onnxkvrename.limits import MAX_SHOWN_CHARS
 from onnxkvrename.model.signature import (
-    ExportInfo,
     Value,
     format_shape,
     format_value_type,
@@ -31,13 +31,13 @@ from onnxkvrename.model.signature import (
 from onnxkvrename.rules.checks import WINDOW_SIZE_HINT
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, TokenChange
-from onnxkvrename.rules.profile import MERGED, PREFIXED, WINDOW, PartName, Rules, SetRule
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import MERGED, WINDOW, PartName, SetRule
 
-_MERGE_HINT = "give all windows that were merged, or merge them again"
 _EXPORT_AGAIN_HINT = "export all of them again, together"
 
-Traits = Mapping[tuple[str, ...], frozenset[str]]
-"""Properties that all parts of one export should share, with their values in one part."""
+_BufferIndex = Mapping[tuple[int, str, str], tuple[str, KvPair]]
+"""Buffers by layer, kind and part, each with the path of its model."""
 
 
 class PartGroup(NamedTuple):
@@ -105,7 +105,7 @@ def check_parts(
             yield from _check_seams(files, rules.set_rule)
             yield from _check_shared_inputs(files, rules.set_rule)
             yield from _check_same_export(files, rules.set_rule)
-    families: defaultdict[PartGroup | str, list[_PartFile]] = defaultdict(list)
+    families: dict[PartGroup | str, list[_PartFile]] = defaultdict(list)
     yield from _check_merged_files(groups, families, rules.set_rule)
     for family in families.values():
         yield from _check_same_token(family, change, check_current_tokens=check_current_tokens)
@@ -125,11 +125,6 @@ def _group_files(parts: Sequence[KvModel]) -> _FilesByGroup:
         PartGroup(*key, tuple(file.part_index for file in files)): files
         for key, files in files_by_key.items()
     }
-
-
-def _get_export_info(file: _PartFile) -> ExportInfo:
-    assert file.part.export is not None  # it is read for every part of a set
-    return file.part.export
 
 
 def _resolve_layers(part: KvModel, name: PartName) -> range:
@@ -228,14 +223,14 @@ def _check_shared_inputs(
     for name in rule.shared_inputs:
         inputs = [(file, _find_value(file.part.signature.inputs, name)) for file in files]
         present = [(file, value) for file, value in inputs if value is not None]
-        if not present:
-            continue
-        usual = most_common([value for _, value in present])
-        path = next(file.path for file, value in present if value is usual)
         for file, value in present:
+            first, usual = present[0]
             if not is_type_compatible(value, usual):
-                message = f"is {format_value_type(value)}, but {format_value_type(usual)} in {path}"
+                message = (
+                    f"is {format_value_type(value)}, but {format_value_type(usual)} in {first.path}"
+                )
                 yield file.build_finding("KV305", message, _EXPORT_AGAIN_HINT, value.name)
+                break
 
 
 def _find_value(values: Iterable[Value], name: str) -> Value | None:
@@ -244,26 +239,58 @@ def _find_value(values: Iterable[Value], name: str) -> Value | None:
 
 
 def _check_same_export(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tuple[int, Finding]]:
-    """Check that files are of one export; the buffers of merges are compared with the windows."""
-    traits = [
-        collect_traits(
-            _get_export_info(file),
-            file.part.pairs if file.part_name.stage != MERGED else (),
-            rule.exclusive_kinds,
-        )
-        for file in files
-    ]
-    paths = [file.path for file in files]
-    for index, differences in find_outliers(list(zip(paths, traits, strict=True))):
+    """Check that each file has the traits of most others, in a tie of the first.
+
+    A trait with two values within one file varies by layer, so it is not compared.
+    """
+    traits = [_collect_traits(file, rule.exclusive_kinds) for file in files]
+    differences: dict[int, str] = {}
+    for key in dict.fromkeys(key for each in traits for key in each):
+        found = [(index, each[key]) for index, each in enumerate(traits) if key in each]
+        if any(len(values) > 1 for _, values in found):
+            continue
+        usual = Counter(min(values) for _, values in found).most_common(1)[0][0]
+        example = next(files[index].path for index, values in found if usual in values)
+        for index, values in found:
+            if usual not in values:
+                differences.setdefault(index, f"{key[0]} {min(values)} ({usual} in {example})")
+    for index, difference in sorted(differences.items()):
         yield files[index].build_finding(
             "KV306",
-            f"comes from a different model or export: {format_list(differences, '; ')}",
+            f"comes from a different model or export: {difference}",
             f"{_EXPORT_AGAIN_HINT}; --no-set if the layers of this model really differ",
         )
 
 
+def _collect_traits(
+    file: _PartFile, exclusive_kinds: Collection[str]
+) -> dict[tuple[str, ...], set[str]]:
+    """Return what all files of one export share: properties, each with its values in the file.
+
+    Shapes are compared only where their symbols are the same: layers with a sliding window may have
+    a different number of heads. The buffers of merges are compared with those of the windows.
+    """
+    export = file.part.export
+    assert export is not None  # it is read for every part of a set
+    producer = f"{export.producer} {export.producer_version}".strip()
+    traits: dict[tuple[str, ...], set[str]] = {
+        ("IR version",): {str(export.ir_version)},
+        ("producer",): {producer or "unknown"},
+    }
+    for domain, version in export.opsets:
+        traits.setdefault((f"opset {domain or 'ai.onnx'}",), set()).add(str(version))
+    for pair in file.part.pairs if file.part_name.stage != MERGED else ():
+        shape = pair.sides[0].value.shape
+        if pair.kind in exclusive_kinds:
+            traits.setdefault(("buffers of kind",), set()).add(pair.kind)
+        if shape is not None:
+            symbols = ("" if isinstance(dim, int) else str(dim) for dim in shape)
+            traits.setdefault((pair.buffer, *symbols), set()).add(format_shape(shape))
+    return traits
+
+
 def _check_merged_files(
-    groups: _FilesByGroup, families: defaultdict[PartGroup | str, list[_PartFile]], rule: SetRule
+    groups: _FilesByGroup, families: dict[PartGroup | str, list[_PartFile]], rule: SetRule
 ) -> Iterator[tuple[int, Finding]]:
     """Compare merges with the windows below them, or with the largest merge if there are none.
 
@@ -271,20 +298,16 @@ def _check_merged_files(
     that has the same buffers. Fills in the families, files that must carry one token: by
     their windows, or by their directory where they have none.
     """
-    windows = {
-        group: _index_file_buffers(files)
-        for group, files in groups.items()
-        if group.stage == WINDOW
-    }
-    families.update((group, list(groups[group])) for group in windows)
-    below = _find_windows_below(groups)
+    windows = {group: files for group, files in groups.items() if group.stage == WINDOW}
+    indexes = {group: _index_buffers(files) for group, files in windows.items()}
+    families.update((group, list(files)) for group, files in windows.items())
     for group, files in groups.items():
         if group.stage == WINDOW:
             continue
         homes = [
             home
-            for home in below[group.stage, group.root]
-            if group.model_name in ("", home.model_name)
+            for home in windows
+            if group.model_name in ("", home.model_name) and _is_below(home.root, group.root)
         ]
         if group.stage != MERGED:
             families[homes[0] if len(homes) == 1 else group.root] += files
@@ -292,61 +315,113 @@ def _check_merged_files(
         if len(homes) < 2:
             yield from _check_same_export(files, rule)
         largest = max(files, key=lambda file: len(file.layers))
-        references = [windows[home] for home in homes] or [_index_file_buffers([largest])]
+        references = [indexes[home] for home in homes] or [_index_buffers([largest])]
         for file in files:
-            layers = file.layers if homes else _intersect_ranges(file.layers, largest.layers)
-            own_buffers = _index_file_buffers([file])
-            differences = [
-                describe_differences(own_buffers, reference, layers) for reference in references
-            ]
+            layers = file.layers
+            if not homes:
+                start, stop = max(layers.start, largest.layers.start), largest.layers.stop
+                layers = range(start, min(layers.stop, stop))
+            buffers = _index_buffers([file])
+            differences = [_find_difference(buffers, each, layers) for each in references]
             if all(differences):
-                message = _format_disagreement(differences, references)
-                yield file.build_finding("KV307", message, _MERGE_HINT)
-            agreeing = [home for home, texts in zip(homes, differences, strict=False) if not texts]
-            own_homes = homes if len(homes) == 1 else agreeing
-            families[own_homes[0] if own_homes else group.root].append(file)
+                message = f"has {differences[0]}"
+                if len(homes) > 1:
+                    sets = format_list([windows[home][0].path for home in homes])
+                    message = f"matches none of the sets below it ({sets}): it {message}"
+                hint = "give all windows that were merged, or merge them again"
+                yield file.build_finding("KV307", message, hint)
+            agreeing = [home for home, found in zip(homes, differences, strict=False) if not found]
+            own = homes if len(homes) == 1 else agreeing
+            families[own[0] if own else group.root].append(file)
 
 
-def _find_windows_below(groups: _FilesByGroup) -> defaultdict[tuple[str, str], list[PartGroup]]:
-    """Return, by stage and directory of other parts, the windows to which they are the nearest."""
-    stages_and_roots = {(group.stage, group.root) for group in groups if group.stage != WINDOW}
-    below: defaultdict[tuple[str, str], list[PartGroup]] = defaultdict(list)
-    for group in groups:
-        if group.stage == WINDOW:
-            for stage in (PREFIXED, MERGED):
-                parents = _walk_up(group.root)
-                nearest = next(
-                    (root for root in parents if (stage, root) in stages_and_roots), None
-                )
-                if nearest is not None:
-                    below[stage, nearest].append(group)
-    return below
+def _is_below(directory: str, top: str) -> bool:
+    """Return whether a directory is `top` or below it; both may be empty, for the working one."""
+    return Path(os.path.abspath(directory)).is_relative_to(os.path.abspath(top))
 
 
-def _walk_up(directory: str) -> Iterator[str]:
-    """Yield a directory and its parents, as far as its path names them."""
-    yield directory
-    while directory.strip("/") and directory.rpartition("/")[2] != "..":
-        head, slash, _ = directory.rpartition("/")
-        directory = head or slash
-        yield directory
+def _index_buffers(files: Iterable[_PartFile]) -> _BufferIndex:
+    """Return the buffers of files; if several have the same buffer, the first counts."""
+    buffers: dict[tuple[int, str, str], tuple[str, KvPair]] = {}
+    for file in files:
+        for pair in file.part.pairs:
+            buffers.setdefault((pair.layer, pair.kind, pair.buffer), (file.path, pair))
+    return buffers
 
 
-def _index_file_buffers(files: Sequence[_PartFile]) -> BufferIndex:
-    return index_buffers((file.path, file.part.pairs) for file in files)
+def _find_difference(own: _BufferIndex, reference: _BufferIndex, layers: range) -> str:
+    """Describe the first buffer of some layers in which a file differs from others; else empty.
+
+    Scopes and tokens do not matter: they differ between the stages of an export.
+    """
+    for key, (path, pair) in reference.items():
+        if key[0] not in layers:
+            continue
+        if key not in own:
+            return f"no {pair.buffer} of layer {pair.layer}, which {path} has"
+        _, own_pair = own[key]
+        for side, other in ((own_pair.input, pair.input), (own_pair.output, pair.output)):
+            if side and other and not is_type_compatible(side.value, other.value):
+                own_type, other_type = map(format_value_type, (side.value, other.value))
+                return f"{side.old_name} as {own_type}, but {other_type} in {path}"
+    extra = next((key for key in own if key[0] in layers and key not in reference), None)
+    if extra is None:
+        return ""
+    first = next(iter(reference.values()))[0] if reference else "without buffers"
+    return f"{extra[2]} of layer {extra[0]}, which no file it is compared with has (first: {first})"
 
 
-def _intersect_ranges(left: range, right: range) -> range:
-    return range(max(left.start, right.start), min(left.stop, right.stop))
+def _check_same_token(
+    files: Sequence[_PartFile], change: TokenChange, *, check_current_tokens: bool
+) -> Iterator[tuple[int, Finding]]:
+    """Check that files of one model carry one token: in the files, or after the rename."""
+    carried = []
+    for file in files:
+        tokens = file.part.tokens
+        if not check_current_tokens:
+            tokens = frozenset(
+                change.final_token if change.can_replace(token) else token for token in tokens
+            )
+        carried.append((file.path, tokens))
+    split = find_token_split(carried)
+    if split is None:
+        return
+    index, places, tokens_of_files = split
+    verb, hint = "would carry", "`--replace` gives all of them the new token"
+    if check_current_tokens:
+        verb, hint = "carry", suggest_one_token(change.final_token, tokens_of_files)
+    message = f"the files of this set {verb} different tokens: {places}"
+    yield files[index].build_finding("KV303", message, hint)
 
 
-def _format_disagreement(
-    differences: Sequence[Sequence[str]], references: Sequence[BufferIndex]
-) -> str:
-    if len(references) == 1:
-        return f"has {format_list(differences[0], '; ')}"
-    sets = format_list([reference.paths[0] for reference in references])
-    return f"matches none of the sets below it ({sets}): it has {differences[0][0]}"
+def find_token_split(
+    files: Sequence[tuple[str, Collection[str]]],
+) -> tuple[int, str, list[str]] | None:
+    """Find files of one model that do not all carry one token.
+
+    Args:
+        files: The path of each file, and the tokens in it; an empty one for names without.
+
+    Returns:
+        The index of the first file that deviates from most, which token is where, and all tokens;
+        ``None`` if there is only one token, or only one file with buffers.
+    """
+    by_tokens: dict[tuple[str, ...], list[int]] = {}
+    for index, (_, tokens) in enumerate(files):
+        if tokens:
+            by_tokens.setdefault(tuple(sorted(tokens)), []).append(index)
+    groups = sorted(by_tokens.items(), key=lambda group: -len(group[1]))
+    all_tokens = dict.fromkeys(token for tokens, _ in groups for token in tokens)
+    if len(all_tokens) < 2 or sum(len(indexes) for _, indexes in groups) < 2:
+        return None
+    places = []
+    for tokens, indexes in groups:
+        paths = [files[index][0] for index in indexes]
+        where = paths[0] if len(paths) == 1 else begin_message(paths, "", "", "files").strip()
+        places.append(f"{' and '.join(token or 'no token' for token in tokens)} in {where}")
+    # If all files have the same mixture of tokens, none deviates: the first is named.
+    deviating = groups[1] if len(groups) > 1 else groups[0]
+    return deviating[1][0], "; ".join(places), [token for token in all_tokens if token]
 
 
 def suggest_one_token(expected: str, tokens: Sequence[str]) -> str:
@@ -357,190 +432,3 @@ def suggest_one_token(expected: str, tokens: Sequence[str]) -> str:
     token = expected or tokens[0]
     option = " --replace" if set(tokens) - {token} else ""
     return f"rename all of them together, with `--prefix {quote_word(token)}{option}`"
-
-
-def _check_same_token(
-    files: Sequence[_PartFile], change: TokenChange, *, check_current_tokens: bool
-) -> Iterator[tuple[int, Finding]]:
-    """Check that all files of one model carry one token, or all of them none."""
-    files_by_tokens: defaultdict[frozenset[str], list[_PartFile]] = defaultdict(list)
-    for file in files:
-        tokens = {side.token for pair in file.part.pairs for side in pair.sides}
-        if not check_current_tokens:
-            tokens = {
-                change.final_token if change.can_replace(token) else token for token in tokens
-            }
-        if tokens:
-            files_by_tokens[frozenset(tokens)].append(file)
-    if len(frozenset().union(*files_by_tokens)) < 2 or sum(map(len, files_by_tokens.values())) < 2:
-        return
-    by_count = sorted(files_by_tokens, key=lambda tokens: -len(files_by_tokens[tokens]))
-    # If all files have the same mixture of tokens, none deviates: the first is named.
-    deviating = next(
-        (files[0] for tokens, files in files_by_tokens.items() if tokens != by_count[0]),
-        files_by_tokens[by_count[0]][0],
-    )
-    labels = [" and ".join(sorted(token or "no token" for token in each)) for each in by_count]
-    groups = [[file.path for file in files_by_tokens[tokens]] for tokens in by_count]
-    places = [
-        f"{label} in {format_list(paths)}" for label, paths in zip(labels, groups, strict=True)
-    ]
-    listed = format_list(places, "; ")
-    if len(listed) > 2 * MAX_SHOWN_CHARS:  # what is printed is shortened after the tokens
-        counts = [
-            f"{label} in {len(paths):,} file{'s' * (len(paths) != 1)}"
-            for label, paths in zip(labels, groups, strict=True)
-        ]
-        listed = f"{format_list(counts, '; ')} ({listed})"
-    verb, hint = "would carry", "`--replace` gives all of them the new token"
-    if check_current_tokens:
-        verb = "carry"
-        carried = [token for each in by_count for token in sorted(each) if token]
-        hint = suggest_one_token(change.final_token, carried)
-    message = f"the files of this set {verb} different tokens: {listed}"
-    yield deviating.build_finding("KV303", message, hint)
-
-
-class BufferIndex(NamedTuple):
-    """The buffers of some models.
-
-    Attributes:
-        paths: The paths of all the models.
-        layers: The layers that have buffers, sorted.
-        by_layer: For each layer the buffers by kind and name, each with its model's path.
-    """
-
-    paths: tuple[str, ...]
-    layers: tuple[int, ...]
-    by_layer: Mapping[int, Mapping[tuple[str, str], tuple[str, KvPair]]]
-
-
-def most_common(values: Sequence[Value]) -> Value:
-    """Return the first of the values whose type occurs most often, whatever its symbols are."""
-    types = [
-        (value.dtype, None if value.shape is None else _list_static_sizes(value))
-        for value in values
-    ]
-    counts = Counter(types)
-    return values[types.index(max(counts, key=lambda key: counts[key]))]
-
-
-def _list_static_sizes(value: Value) -> tuple[int | None, ...]:
-    return tuple(dim if isinstance(dim, int) else None for dim in value.shape or ())
-
-
-def index_buffers(models: Iterable[tuple[str, Sequence[KvPair]]]) -> BufferIndex:
-    """Index the buffers of models; if several have the same buffer, the first counts."""
-    paths, by_layer = [], defaultdict[int, dict[tuple[str, str], tuple[str, KvPair]]](dict)
-    for path, pairs in models:
-        paths.append(path)
-        for pair in pairs:
-            by_layer[pair.layer].setdefault((pair.kind, pair.buffer), (path, pair))
-    return BufferIndex(tuple(paths), tuple(sorted(by_layer)), dict(by_layer))
-
-
-def describe_differences(
-    described: BufferIndex, reference: BufferIndex, layers: range
-) -> list[str]:
-    """Describe how buffers of one model differ between files, for some layers.
-
-    Scopes and tokens do not matter: they differ between the stages of an export.
-
-    Returns:
-        Buffers that are missing, then buffers that only `described` has, then those with
-        another type. All can follow "has".
-    """
-    missing, extra = (defaultdict[str, list[int]](list) for _ in range(2))
-    missing_from, type_differences = "", list[str]()
-    for layer in _slice_layers(layers, reference.layers):
-        own = described.by_layer.get(layer, {})
-        for key, (path, pair) in reference.by_layer[layer].items():
-            if key in own:
-                type_differences += _describe_type_differences(own[key][1], pair, path)
-            else:
-                missing_from = missing_from or path
-                missing[key[1]].append(layer)
-    for layer in _slice_layers(layers, described.layers):
-        for key in described.by_layer[layer]:
-            if key not in reference.by_layer.get(layer, {}):
-                extra[key[1]].append(layer)
-    compared = " to ".join(dict.fromkeys((reference.paths[0], reference.paths[-1])))
-    return [
-        *(
-            f"no {buffer} of {format_layers(numbers)}, which {missing_from} has"
-            for buffer, numbers in missing.items()
-        ),
-        *(
-            f"{buffer} of {format_layers(numbers)}, which {compared} does not have"
-            for buffer, numbers in extra.items()
-        ),
-        *type_differences,
-    ]
-
-
-def _slice_layers(layer_range: range, layers: Sequence[int]) -> Sequence[int]:
-    return layers[bisect_left(layers, layer_range.start) : bisect_left(layers, layer_range.stop)]
-
-
-def _describe_type_differences(own: KvPair, other: KvPair, path: str) -> Iterator[str]:
-    for own_side, other_side in ((own.input, other.input), (own.output, other.output)):
-        if (
-            own_side is not None
-            and other_side is not None
-            and not is_type_compatible(own_side.value, other_side.value)
-        ):
-            own_type, other_type = map(format_value_type, (own_side.value, other_side.value))
-            yield f"{own_side.old_name} as {own_type}, but {other_type} in {path}"
-
-
-def collect_traits(
-    export: ExportInfo, pairs: Iterable[KvPair], exclusive_kinds: Collection[str]
-) -> Traits:
-    """Collect the traits of one part that all parts of its export should share.
-
-    Shapes are compared only where their symbols are the same: layers with a sliding window may have
-    a different number of heads. No model mixes the `exclusive_kinds`.
-    """
-    traits, kinds = defaultdict[tuple[str, ...], set[str]](set), set()
-    producer = f"{export.producer} {export.producer_version}".strip()
-    traits["IR version",].add(str(export.ir_version))
-    traits["producer",].add(producer or "unknown")
-    for domain, version in export.opsets:
-        traits["opset " + (domain or "ai.onnx"),].add(str(version))
-    for pair in pairs:
-        shape = pair.sides[0].value.shape
-        if pair.kind in exclusive_kinds:
-            kinds.add(pair.kind)
-        if shape is not None:
-            key = pair.buffer, *("" if isinstance(dim, int) else str(dim) for dim in shape)
-            traits[key].add(format_shape(shape))
-    if kinds:
-        traits["buffers of kind",].add(" and ".join(sorted(kinds)))
-    return {key: frozenset(values) for key, values in traits.items()}
-
-
-def find_outliers(models: Sequence[tuple[str, Traits]]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the models that differ from most others, by index, with their differences.
-
-    In a tie the first counts as right. A trait with two values within one model varies by
-    layer, so it is not compared.
-    """
-    counts = defaultdict[tuple[str, ...], Counter[frozenset[str]]](Counter)
-    examples: dict[tuple[tuple[str, ...], frozenset[str]], str] = {}
-    for path, traits in models:
-        for key, values in traits.items():
-            counts[key][values] += 1
-            examples.setdefault((key, values), path)
-    usual = {
-        key: max(values_counts, key=lambda values: values_counts[values])
-        for key, values_counts in counts.items()
-        if all(len(values) == 1 for values in values_counts)
-    }
-    for index, (_, traits) in enumerate(models):
-        differences = [
-            f"{key[0]} {''.join(values)} ({''.join(usual[key])} in {examples[key, usual[key]]})"
-            for key, values in traits.items()
-            if key in usual and values != usual[key]
-        ]
-        if differences:
-            yield index, differences

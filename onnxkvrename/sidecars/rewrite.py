@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import ModelError
@@ -28,6 +28,9 @@ _NewNames = Mapping[str, "str | None"]
 """The new name of each name in a sidecar; ``None`` if it matches nothing in the model."""
 
 
+Problem = Literal["refused", "of another token", "foreign"]
+
+
 class RewrittenSidecar(NamedTuple):
     """The result of rewriting a sidecar.
 
@@ -37,8 +40,8 @@ class RewrittenSidecar(NamedTuple):
         findings: Problems with the names in the sidecar.
         matched_names: The names in the sidecar that the models have or had.
         shared_names: Old names that other models beside the sidecar may have, too.
-        stays: True if the file is left where and as it is, whatever becomes of the models.
-        has_other_token: True if names have a different token, which the run may not replace.
+        problem: That it cannot get the new names, because of their tokens or for another reason,
+            or that it names buffers of other models only; the findings say which.
     """
 
     data: bytes
@@ -46,8 +49,7 @@ class RewrittenSidecar(NamedTuple):
     findings: tuple[Finding, ...] = ()
     matched_names: frozenset[str] = frozenset()
     shared_names: frozenset[str] = frozenset()
-    stays: bool = False
-    has_other_token: bool = False
+    problem: Problem | None = None
 
 
 def rewrite_sidecar(
@@ -77,14 +79,9 @@ def rewrite_sidecar(
             plan = plan_bindings(tree, sidecar_format, models)
             encoded = _splice_names(text, tree, plan.changes, sidecar_format, data)
             renamed = tuple(dict.fromkeys((s.value, new) for s, new in plan.changes.items()))
-            return RewrittenSidecar(
-                encoded,
-                renamed,
-                matched_names=plan.matched_names,
-                shared_names=plan.shared_names,
-                findings=tuple(_build_binding_findings(path, plan)),
-                has_other_token=plan.has_other_token,
-            )
+            problem, findings = _check_binding(path, plan)
+            matched, shared = plan.matched_names, plan.shared_names
+            return RewrittenSidecar(encoded, renamed, findings, matched, shared, problem)
         new_names, conflicting = _find_new_names(scalars, names, sidecar_format)
         changes = {old: new for old, new in new_names.items() if new is not None and new != old}
         _check_distinct(new_names)
@@ -92,17 +89,15 @@ def rewrite_sidecar(
         encoded = _splice_names(text, tree, scalar_changes, sidecar_format, data)
     except UnreadableTextError as error:
         raise _build_form_error(error, path, sidecar_format) from None
-    findings = tuple(_check_names(path, new_names, sidecar_format, names))
     if conflicting:
-        findings = (_build_token_finding(path, conflicting, sidecar_format, names),)
+        tokens, hint = names.describe_conflict(conflicting)
+        message = f"has {tokens}; {sidecar_format.effect}"
+        problem, findings = "of another token", (build_finding(STALE_CODE, path, message, hint),)
+    else:
+        problem, findings = _check_names(path, new_names, sidecar_format, names)
     matched = frozenset(old for old, new in new_names.items() if new is not None)
     return RewrittenSidecar(
-        encoded,
-        tuple(changes.items()),
-        findings,
-        matched,
-        frozenset(changes),
-        has_other_token=bool(conflicting),
+        encoded, tuple(changes.items()), findings, matched, frozenset(changes), problem
     )
 
 
@@ -229,9 +224,12 @@ def _splice_names(
 
 def _check_names(
     path: str, new_names: _NewNames, sidecar_format: SidecarFormat, names: ModelNames
-) -> Iterator[Finding]:
+) -> tuple[Problem | None, tuple[Finding, ...]]:
+    """Return what is wrong with the names in a file whose names are all of the models."""
     if not sidecar_format.only_graph_values:
-        return
+        return None, ()
+    problem: Problem | None = None
+    findings: list[Finding] = []
     present = {new for new in new_names.values() if new is not None}
     unmatched = [
         shorten_text(old)
@@ -239,42 +237,34 @@ def _check_names(
         if new is None and old not in names.neighbour_names
     ]
     if unmatched and names.kv_names and not present & names.kv_names:
-        yield _build_wrong_model_finding(path, unmatched)
+        problem = "foreign"
+        findings.append(_build_foreign_finding(path, f", but {format_list(unmatched)}"))
     elif unmatched:
-        yield build_finding(
-            "KV404",
-            path,
-            f"names {format_list(unmatched)}, which match nothing in the model",
-            "remove these entries, or correct their names",
-        )
+        message = f"names {format_list(unmatched)}, which match nothing in the model"
+        hint = "remove these entries, or correct their names"
+        findings.append(build_finding("KV404", path, message, hint))
     if sidecar_format.requires_pairs:
-        yield from _check_both_sides(path, new_names, names)
+        findings += _check_both_sides(path, new_names, names)
+    return problem, tuple(findings)
 
 
-def _build_token_finding(
-    path: str, conflicting: list[str], sidecar_format: SidecarFormat, names: ModelNames
-) -> Finding:
-    """Return KV406 as an error: without these names the file would not fit the result."""
-    problem, hint = names.describe_conflict(conflicting)
-    message = f"has {problem}; {sidecar_format.effect}"
-    return build_finding(STALE_CODE, path, message, hint)._replace(severity="error")
+def _check_binding(path: str, plan: BindingPlan) -> tuple[Problem | None, tuple[Finding, ...]]:
+    """Return why a configuration cannot get the new names of the models, if so."""
+    if plan.refusals:
+        findings = (
+            build_finding(STALE_CODE, path, f"cannot be updated: {problem}", hint)
+            for problem, hint in plan.refusals
+        )
+        return "of another token" if plan.has_other_token else "refused", tuple(findings)
+    if not plan.matched_names:
+        return "foreign", (_build_foreign_finding(path),)
+    return None, ()
 
 
-def _build_binding_findings(path: str, plan: BindingPlan) -> Iterator[Finding]:
-    """Yield KV406 as an error where the file cannot get the new names of the models."""
-    for problem, hint in plan.refusals:
-        finding = build_finding(STALE_CODE, path, f"cannot be updated: {problem}", hint)
-        yield finding._replace(severity="error")
-    if not (plan.refusals or plan.matched_names):
-        yield _build_wrong_model_finding(path, [])
-
-
-def _build_wrong_model_finding(path: str, unmatched: list[str]) -> Finding:
-    """Return KV404 as an error: the file would not change, and the compile would be wrong."""
-    message = "belongs to another model: it names no KV buffer of this one"
-    message += f", but {format_list(unmatched)}" if unmatched else ""
-    hint = "use the file that belongs to this model"
-    return build_finding("KV404", path, message, hint)._replace(severity="error")
+def _build_foreign_finding(path: str, names: str = "") -> Finding:
+    """Return KV404: the file would not change, and the compile would be wrong."""
+    message = f"belongs to another model: it names no KV buffer of this one{names}"
+    return build_finding("KV404", path, message, "use the file that belongs to this model")
 
 
 def _check_both_sides(path: str, new_names: _NewNames, names: ModelNames) -> Iterator[Finding]:

@@ -11,14 +11,12 @@ from onnxkvrename.errors import ModelError
 from onnxkvrename.limits import MAX_FILES, MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.find_models import find_possible_sidecars
+from onnxkvrename.sidecars.decisions import LEAVE_HINT
 from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat, SidecarFormats
 from onnxkvrename.storage.read import open_file, read_status, resolve_path
 
 _YAML_COST = 8
 """How many bytes of other sidecars a byte of YAML counts as, which takes far longer to parse."""
-
-LEAVE_HINT = "`--no-sidecars` does not change it"
-"""How to continue without a sidecar that was found."""
 
 
 class FoundSidecar(NamedTuple):

@@ -28,6 +28,7 @@ from onnxkvrename.storage.copy import write_all
 from onnxkvrename.storage.read import MAX_PATH_LENGTH, close_quietly, open_file, resolve_path
 from onnxkvrename.storage.temp_file import (
     NO_LINK_ERRNOS,
+    RECORD_SUFFIX,
     TEMP_NAME,
     TEMP_PREFIX,
     ReadyFile,
@@ -39,8 +40,6 @@ from onnxkvrename.storage.temp_file import (
     translate_write_errors,
 )
 
-RECORD_SUFFIX = "-record"
-"""End of the name of a record."""
 MAX_RECORD_BYTES = 1 << 22
 """Enough for 20,000 files with names of some 100 bytes."""
 _NO_SYNC_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,6 @@ from onnxkvrename.errors import ModelError, ReadError
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import is_directory, resolve_path, translate_read_errors
 from onnxkvrename.storage.record import (
-    RECORD_SUFFIX,
     LoneRecordError,
     Record,
     play_back,
@@ -22,6 +21,7 @@ from onnxkvrename.storage.record import (
     remove_record,
 )
 from onnxkvrename.storage.temp_file import (
+    RECORD_SUFFIX,
     TEMP_NAME,
     find_trusted_owners,
     list_temp_paths,
@@ -144,11 +144,15 @@ def remove_ended_runs(paths: Iterable[Path]) -> None:
             _check_inside(path, record, roots)
             with hold_locks(record.list_directories()):
                 if not record.is_half_done():
-                    _settle(record, (), knows_inputs=True)
+                    _settle(record, ())
 
 
 def settle_stopped_runs(
-    directories: Iterable[Path], inputs: Iterable[Path] = (), *, knows_inputs: bool = True
+    directories: Iterable[Path],
+    inputs: Iterable[Path] = (),
+    report_undone: Callable[[Sequence[Path]], None] = lambda _: None,
+    *,
+    knows_inputs: bool = True,
 ) -> bool:
     """Undo what runs of this user that stopped half way have done in directories.
 
@@ -159,6 +163,8 @@ def settle_stopped_runs(
     Args:
         directories: The directories of all targets of a run, and those that it renames.
         inputs: The files that the run reads: none of them is removed.
+        report_undone: Called for each run that was undone, with the files that have their old
+            content again.
         knows_inputs: Whether these are all. If not, a record that does not fit the files beside
             it, as one that came with them, has nothing removed but further names of files.
 
@@ -177,7 +183,7 @@ def settle_stopped_runs(
             try:
                 record = read_record(path)
                 with translate_read_errors(path), hold_locks(record.list_directories()):
-                    is_half_done |= not _settle(record, kept, knows_inputs)
+                    is_half_done |= not _settle(record, kept, knows_inputs, report_undone)
             except ReadError:
                 continue  # it is not known what it is, so all that it may keep stays
             except ModelError:  # not to be trusted, or ended meanwhile: no reason to stop
@@ -189,13 +195,20 @@ def settle_stopped_runs(
     return is_half_done
 
 
-def _settle(record: Record, kept: Collection[str], knows_inputs: bool) -> bool:
+def _settle(
+    record: Record,
+    kept: Collection[str],
+    knows_inputs: bool = True,
+    report_undone: Callable[[Sequence[Path]], None] = lambda _: None,
+) -> bool:
     """Undo a run if it is half done, and return whether that was possible."""
-    states = record.find_states()
+    targets = record.list_targets()
+    states = {target.state for target in targets}
     if {"new", "old"} <= states:
         if "changed" in states or record.find_fault(undo=True) is not None:
             return False
         play_back(record, undo=True)
+        report_undone([target.path for target in targets if target.state == "new"])
         states = {"old"}
     places = record.list_directories()
     is_unknown = "changed" in states and not record.knows_a_file()

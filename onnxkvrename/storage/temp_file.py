@@ -29,8 +29,10 @@ TEMP_PREFIX = ".onnxkvrename-"
 window's directory that does."""
 LOCK_NAME = f"{TEMP_PREFIX}lock"
 """The lock file of a directory that cannot be locked itself."""
+RECORD_SUFFIX = "-record"
+"""End of the name of a record."""
 TEMP_NAME = re.compile(
-    rf"{re.escape(TEMP_PREFIX)}(?:(?P<key>[0-9a-f]{{24}})-(?:[0-9a-f]{{12}}-[a-z]{{3,5}}|record)|lock)"
+    rf"{re.escape(TEMP_PREFIX)}(?:(?P<key>[0-9a-f]{{24}})(?:-[0-9a-f]{{12}}-[a-z]{{3,5}}|{RECORD_SUFFIX})|lock)"
 )
 """Every name that this program gives to a temporary file, a copy, a record or a lock."""
 NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -125,10 +127,11 @@ def remove_temp_files(
     """
     with suppress(OSError):
         paths = list_temp_paths(directory, key)
-        records = {path.name[: -len("record")] for path in paths if path.name.endswith("-record")}
-        protected = (*records, *kept) if key is None else tuple(kept)
+        recorded = [path.name for path in paths if path.name.endswith(RECORD_SUFFIX)]
+        runs = [name.removesuffix(RECORD_SUFFIX) for name in recorded]
+        protected = (*runs, *kept) if key is None else tuple(kept)
         for path in paths:
-            if path.name.endswith(("-record", LOCK_NAME)) or path.name.startswith(protected):
+            if path.name.endswith((RECORD_SUFFIX, LOCK_NAME)) or path.name.startswith(protected):
                 continue
             if not links_only or os.lstat(path).st_nlink > 1:
                 remove_file_of_run(path, any_owner=any_owner)

@@ -9,6 +9,7 @@ from onnxkvrename.findings import Finding, build_names_finding
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import format_shape
+from onnxkvrename.rules.kinds import find_kinds
 from onnxkvrename.rules.load import list_profiles, load_rules
 from onnxkvrename.rules.plan import KvPair, RenamePlan
 from onnxkvrename.rules.profile import NameMatch, Rules
@@ -17,8 +18,6 @@ from onnxkvrename.verification import trace_buffer_updates
 
 _KEEPING_UPDATES = ("inplace", "shift", "once")
 """The ways to update a buffer that leave it where it is."""
-_USUAL_AXES = {"attention": ("batch", "heads", "sequence", "head")}
-"""The axes of buffers whose profile does not name them."""
 _TOKEN_AXES = {"sequence", "window", "encoder"}
 _UPDATE_CLAUSES: Mapping[str, tuple[str, str]] = {
     "inplace": ("is written in place", "are written in place"),
@@ -121,9 +120,9 @@ def _fits(
 def _find_update(match: NameMatch, target: Rules | None) -> str:
     """Return how a profile says that a buffer is updated; empty if it does not say."""
     counterpart = None if target is None else find_counterpart(match, target)
-    if target is None or counterpart is None:
+    if counterpart is None:
         return ""
-    return target.updates_by_kind.get(counterpart.kind, "")
+    return counterpart.kind.update
 
 
 def _list_reasons(
@@ -132,18 +131,18 @@ def _list_reasons(
     counterpart = find_counterpart(match, target)
     if counterpart is None:
         return
-    rule, family = counterpart.rule.get_kind_rule(counterpart.kind), counterpart.family
-    expected = target.updates_by_kind.get(counterpart.kind, "")
+    kind, expected = counterpart.kind, counterpart.kind.update
     if len(pair.sides) == 2 and not _is_update(update, meant, expected):
         of_one, of_many = _UPDATE_CLAUSES.get(update.kind, _UNKNOWN_UPDATE_CLAUSES)
         axis = "" if update.axis is None else f" along axis {update.axis}"
         needed = _UPDATE_CLAUSES[expected][1]
         yield _Reason(f"that {of_one}{axis}", f"that {of_many}{axis}", needed)
-    if len(pair.sides) == 1 and not {"input" if pair.input else "output"} <= set(rule.alone):
+    if len(pair.sides) == 1 and not {"input" if pair.input else "output"} <= {*kind.alone}:
         missing = "input" if pair.input is None else "output"
         clause = f"without an {missing}"
         yield _Reason(clause, clause, "have both sides")
-    axes = rule.axes.get(counterpart.part, _USUAL_AXES.get(family, ()))
+    usual = next((row.axes for row in find_kinds(kind.cache).values()), ())
+    axes = kind.axes.get(counterpart.part, usual)
     shape = next((side.value.shape for side in pair.sides if side.value.shape), ())
     if axes and shape and not _are_axes(pair.axes or ("",) * len(shape), axes):
         words = ", ".join(word or "?" for word in pair.axes)

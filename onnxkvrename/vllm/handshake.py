@@ -25,9 +25,8 @@ from onnxkvrename.vllm.projection import (
     find_nixl_allocation,
     project_layout,
 )
-from onnxkvrename.vllm.specs import MLA_KINDS, KvCacheGroup, ProjectionRequest
+from onnxkvrename.vllm.specs import FULL_KINDS, MLA_KINDS, KvCacheGroup, ProjectionRequest
 
-_FULL_KINDS = frozenset({"full_attention", "mla_attention"})
 _KERNEL_HINT = "or --kernel-block-size N, if the attention backends divide blocks"
 _MAX_BLOCK_SPLIT = 128
 """The most pieces into which 0.33 splits a block, for MLA beside states."""
@@ -179,7 +178,7 @@ def _is_hybrid_group(group: KvCacheGroup, vllm_version: str) -> bool:
     """Return whether a group is not full attention; 0.24 also counts pages of several sizes."""
     if vllm_version == "0.24" and group.has_per_layer_specs:
         return True
-    return any(spec.kind not in _FULL_KINDS for spec in group.specs)
+    return any(spec.kind not in FULL_KINDS for spec in group.specs)
 
 
 def _find_head_count(layout: Layout, request: ProjectionRequest) -> int | None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.layout.kinds import BufferKind, get_vllm_kind
 from onnxkvrename.layout.layout import KvBuffer, Layout, count_elements, format_size_option
 from onnxkvrename.model.signature import Dim
+from onnxkvrename.rules.kinds import BufferKind, get_vllm_kind
 from onnxkvrename.vllm.specs import (
     ATTENTION_ITEMSIZES,
     CHUNKED_KINDS,
@@ -174,7 +174,7 @@ def _refuse_joint_caches(buffers: Iterable[KvBuffer]) -> Iterator[Refusal]:
         layers = tuple(sorted({buffer.layer for buffer in joint}))
         part = joint[0].part
         reason = f"{part} holds key and value in one, which vLLM keeps in a format of its own"
-        hint = "no option helps; docs/vllm.md derives DeepSeek-V4's figures"
+        hint = "no option helps; docs/vllm.md says what the export lacks"
         yield Refusal(layers, "KV622", reason, hint)
 
 

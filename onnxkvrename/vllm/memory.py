@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.vllm.nixl import NixlRegistration, NixlTransfer
-from onnxkvrename.vllm.specs import Condition, ConditionState, KvCacheGroup, combine_states
+from onnxkvrename.vllm.specs import (
+    Condition,
+    ConditionState,
+    KvCacheGroup,
+    KvCacheSpec,
+    combine_states,
+)
 
 
 class GroupLayer(NamedTuple):
@@ -47,6 +53,11 @@ class Placement(NamedTuple):
     layer_stride: int
     block_stride: int
     per_block: bool = False
+
+    def locate_members(self) -> Iterator[tuple[GroupLayer, int]]:
+        """Yield each layer with the first byte of its block 0."""
+        for index, member in enumerate(self.members):
+            yield member, self.offset + index * self.layer_stride
 
 
 class CanonicalKvCacheRef(NamedTuple):
@@ -123,6 +134,31 @@ def compute_padding_share(groups: Sequence[KvCacheGroup], bytes_per_block: int) 
     """
     data_bytes = sum(spec.unpadded_page_size for group in groups for spec in group.specs)
     return round(1 - data_bytes / (bytes_per_block * len(groups)), 6)
+
+
+def index_specs(groups: Iterable[KvCacheGroup]) -> dict[GroupLayer, KvCacheSpec]:
+    """Return the specs of all layers, in the order of the groups."""
+    return {
+        GroupLayer(group_index, spec.layer): spec
+        for group_index, group in enumerate(groups)
+        for spec in group.specs
+    }
+
+
+def build_canonical_caches(
+    groups: Iterable[KvCacheGroup], tensors: Mapping[GroupLayer, int], page_sizes: Iterable[int]
+) -> CanonicalKvCaches:
+    """Return the canonical view of tensors, from the index of each layer's tensor."""
+    references = tuple(
+        tuple(
+            CanonicalKvCacheRef(
+                tensors[GroupLayer(group_index, spec.layer)], spec.unpadded_page_size
+            )
+            for spec in group.specs
+        )
+        for group_index, group in enumerate(groups)
+    )
+    return CanonicalKvCaches(tuple(page_sizes), references)
 
 
 def build_single_tensor_caches(

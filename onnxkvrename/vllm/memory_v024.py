@@ -19,14 +19,13 @@ from collections.abc import Iterable, Sequence
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import (
     Allocation,
-    CanonicalKvCacheRef,
-    CanonicalKvCaches,
     GroupLayer,
     Placement,
+    build_canonical_caches,
     build_single_tensor_caches,
     compute_padding_share,
+    index_specs,
 )
-from onnxkvrename.vllm.nixl import build_transfers
 from onnxkvrename.vllm.nixl_v024 import register_block, register_tensors
 from onnxkvrename.vllm.specs import (
     MLA_KINDS,
@@ -47,27 +46,24 @@ _CANONICAL_VERSION_REASON = (
 )
 
 
-def build_allocations_v024(
-    grouping: Grouping, prompt_lengths: Sequence[int]
-) -> tuple[Allocation, ...]:
+def build_allocations_v024(grouping: Grouping) -> tuple[Allocation, ...]:
     """Return the ways in which 0.24 can allocate the groups, each with its conditions.
 
-    These are four, impossible ones included; none if there are no groups. Prompts are in tokens;
-    the transfer of each is counted.
+    These are four, impossible ones included; none if there are no groups.
     """
     if not grouping.groups:
         return ()
-    unpacked = _build_unpacked_allocation(grouping, prompt_lengths)
-    packed = _build_packed_allocation(grouping, prompt_lengths)
+    unpacked = _build_unpacked_allocation(grouping)
+    packed = _build_packed_allocation(grouping)
     return (
         unpacked._replace(is_default=unpacked.is_possible),
-        _build_cross_layers_allocation(grouping, prompt_lengths),
+        _build_cross_layers_allocation(grouping),
         _build_canonical_allocation(grouping),
         packed._replace(is_default=not unpacked.is_possible),
     )
 
 
-def _build_unpacked_allocation(grouping: Grouping, prompt_lengths: Sequence[int]) -> Allocation:
+def _build_unpacked_allocation(grouping: Grouping) -> Allocation:
     """Build a tensor for each slot (``get_kv_cache_config_from_groups``)."""
     is_packed_always = _is_packed_always(grouping)
     conditions = [
@@ -88,19 +84,20 @@ def _build_unpacked_allocation(grouping: Grouping, prompt_lengths: Sequence[int]
         return allocation
     placements = _place_in_tensors(grouping)
     groups = grouping.groups
-    registration = register_tensors(groups, _list_sharing_specs(groups, placements))
+    tensors = {
+        member: index for index, placement in enumerate(placements) for member in placement.members
+    }
     bytes_per_block = sum(placement.page_size for placement in placements)
     return allocation._replace(
         bytes_per_block=bytes_per_block,
         padding_share=compute_padding_share(groups, bytes_per_block),
         placements=placements,
-        canonical=_build_canonical_caches(groups, placements),
-        registration=registration,
-        transfers=build_transfers(groups, registration, prompt_lengths),
+        canonical=build_canonical_caches(groups, tensors, (each.page_size for each in placements)),
+        registration=register_tensors(groups, _list_sharing_specs(groups, placements)),
     )
 
 
-def _build_cross_layers_allocation(grouping: Grouping, prompt_lengths: Sequence[int]) -> Allocation:
+def _build_cross_layers_allocation(grouping: Grouping) -> Allocation:
     """Build one block for all layers of the only group (``use_uniform_kv_cache``)."""
     groups = grouping.groups
     has_mla = any(spec.kind in MLA_KINDS for group in groups for spec in group.specs)
@@ -131,7 +128,7 @@ def _build_cross_layers_allocation(grouping: Grouping, prompt_lengths: Sequence[
     members = tuple(GroupLayer(0, layer) for layer in group.layers)
     placement = Placement(members, page_size, 0, page_size, group.bytes_per_block)
     filled = _fill_block_allocation(allocation, groups, (placement,))
-    return filled if has_mla else _add_transfers(filled, groups, prompt_lengths)
+    return filled if has_mla else _register(filled, groups)
 
 
 def _build_canonical_allocation(grouping: Grouping) -> Allocation:
@@ -164,7 +161,7 @@ def _build_canonical_allocation(grouping: Grouping) -> Allocation:
     return _fill_block_allocation(allocation, groups, _place_in_block(groups))
 
 
-def _build_packed_allocation(grouping: Grouping, prompt_lengths: Sequence[int]) -> Allocation:
+def _build_packed_allocation(grouping: Grouping) -> Allocation:
     """Build one block for the slots of all groups (``_get_kv_cache_config_packed``)."""
     groups = grouping.groups
     if _is_packed_always(grouping):
@@ -186,8 +183,7 @@ def _build_packed_allocation(grouping: Grouping, prompt_lengths: Sequence[int]) 
     allocation = Allocation("packed", conditions)
     if not allocation.is_possible:
         return allocation
-    filled = _fill_block_allocation(allocation, groups, _place_in_block(groups))
-    return _add_transfers(filled, groups, prompt_lengths)
+    return _register(_fill_block_allocation(allocation, groups, _place_in_block(groups)), groups)
 
 
 def _is_packed_always(grouping: Grouping) -> bool:
@@ -230,10 +226,8 @@ def _fill_block_allocation(
     )
 
 
-def _add_transfers(
-    allocation: Allocation, groups: Sequence[KvCacheGroup], prompt_lengths: Sequence[int]
-) -> Allocation:
-    """Fill in what NIXL moves of an allocation with one block for all layers.
+def _register(allocation: Allocation, groups: Sequence[KvCacheGroup]) -> Allocation:
+    """Fill in what vLLM registers of an allocation with one block for all layers.
 
     vLLM recognizes a packed block by layers with different places. If all groups share a single
     place, vLLM registers it like an unpacked tensor.
@@ -245,21 +239,14 @@ def _add_transfers(
         registration = register_block(
             groups, placements[0].block_stride, is_packed=allocation.name == "packed"
         )
-    return allocation._replace(
-        registration=registration,
-        transfers=build_transfers(groups, registration, prompt_lengths),
-    )
+    return allocation._replace(registration=registration)
 
 
 def _list_sharing_specs(
     groups: Sequence[KvCacheGroup], placements: Iterable[Placement]
 ) -> list[list[KvCacheSpec]]:
     """Return the specs of the layers at each place."""
-    specs = {
-        GroupLayer(group_index, spec.layer): spec
-        for group_index, group in enumerate(groups)
-        for spec in group.specs
-    }
+    specs = index_specs(groups)
     return [[specs[member] for member in placement.members] for placement in placements]
 
 
@@ -308,22 +295,3 @@ def _list_slots_by_page_size(groups: Iterable[KvCacheGroup]) -> dict[int, list[l
                 page_slots.append([])
             page_slots[slot_index].append(GroupLayer(group_index, spec.layer))
     return slots
-
-
-def _build_canonical_caches(
-    groups: Sequence[KvCacheGroup], placements: Sequence[Placement]
-) -> CanonicalKvCaches:
-    """Build the canonical view of one tensor for each placement."""
-    tensors = {
-        member: index for index, placement in enumerate(placements) for member in placement.members
-    }
-    references = tuple(
-        tuple(
-            CanonicalKvCacheRef(
-                tensors[GroupLayer(group_index, spec.layer)], spec.unpadded_page_size
-            )
-            for spec in group.specs
-        )
-        for group_index, group in enumerate(groups)
-    )
-    return CanonicalKvCaches(tuple(placement.page_size for placement in placements), references)

@@ -11,18 +11,19 @@ layer requires an alignment of its blocks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import (
     Allocation,
-    CanonicalKvCacheRef,
     CanonicalKvCaches,
     GroupLayer,
     Placement,
+    build_canonical_caches,
     build_single_tensor_caches,
     compute_padding_share,
+    index_specs,
 )
-from onnxkvrename.vllm.nixl import build_transfers
 from onnxkvrename.vllm.nixl_v033 import locate_layers, register_layers
 from onnxkvrename.vllm.specs import (
     Condition,
@@ -48,26 +49,19 @@ def build_allocations_v033(
     specs: Sequence[KvCacheSpec],
     layer_outermost: Grouping,
     block_outermost: Grouping,
-    prompt_lengths: Sequence[int],
 ) -> tuple[Allocation, ...]:
-    """Return the allocation of the groups in each memory layout.
+    """Return the allocation of the groups in each memory layout, impossible ones included.
 
-    Args:
-        specs: The specs of all layers, before grouping changes their blocks.
-        layer_outermost: The grouping for layouts that do not have blocks outermost, index 0.
-        block_outermost: The grouping for layouts that do, index 1.
-        prompt_lengths: Lengths of prompts in tokens; the transfer of each is counted.
-
-    Returns:
-        An allocation for each layout, impossible ones included, and an impossible one for each
-        allocation that only 0.24 has; none if there are no groups.
+    Each allocation that only 0.24 has is impossible. There are none if there are no groups. The
+    specs are those before grouping changes their blocks; the groupings, for layouts with layers and
+    with blocks outermost, have the indexes 0 and 1.
     """
     groupings = (layer_outermost, block_outermost)
     if not any(grouping.groups for grouping in groupings):
         return ()
     removal = (Condition("version", "not met", _REMOVAL_REASON),)
     return (
-        *(_build_allocation(name, specs, groupings, prompt_lengths) for name in KV_CACHE_LAYOUTS),
+        *(_build_allocation(name, specs, groupings) for name in KV_CACHE_LAYOUTS),
         *(Allocation(name, removal) for name in _REMOVED_ALLOCATIONS),
     )
 
@@ -83,10 +77,7 @@ def _is_block_compact(layout: str) -> bool:
 
 
 def _build_allocation(
-    layout: str,
-    specs: Sequence[KvCacheSpec],
-    groupings: tuple[Grouping, Grouping],
-    prompt_lengths: Sequence[int],
+    layout: str, specs: Sequence[KvCacheSpec], groupings: tuple[Grouping, Grouping]
 ) -> Allocation:
     grouping_index = int(is_block_outermost(layout))
     grouping = groupings[grouping_index]
@@ -101,19 +92,17 @@ def _build_allocation(
     groups = grouping.groups
     bytes_per_block = max(group.bytes_per_block for group in groups)
     placements = tuple(_place_groups(layout, groups, bytes_per_block))
-    registration = register_layers(
-        locate_layers(layout, groups, placements),
-        groups,
-        bytes_per_block,
-        is_block_outermost=is_block_outermost(layout),
-    )
     return allocation._replace(
         bytes_per_block=bytes_per_block,
         padding_share=compute_padding_share(groups, bytes_per_block),
         placements=placements,
         canonical=_build_canonical_caches(layout, groups, placements),
-        registration=registration,
-        transfers=build_transfers(groups, registration, prompt_lengths),
+        registration=register_layers(
+            locate_layers(layout, groups, placements),
+            groups,
+            bytes_per_block,
+            is_block_outermost=is_block_outermost(layout),
+        ),
     )
 
 
@@ -194,11 +183,7 @@ def _build_canonical_caches(
     If a block has more than one page, there is one tensor of blocks. Otherwise layers whose pages
     start at the same place share a tensor; tensors are numbered in the order of the groups.
     """
-    specs = {
-        GroupLayer(group_index, spec.layer): spec
-        for group_index, group in enumerate(groups)
-        for spec in group.specs
-    }
+    specs = index_specs(groups)
     if layout == "LHBNC" and any(_count_heads(spec) > 1 for spec in specs.values()):
         return None
     block_stride = placements[0].block_stride
@@ -206,28 +191,13 @@ def _build_canonical_caches(
     if is_block_outermost(layout) and strided:
         has_strided_attention = any(not spec.is_state for spec in strided)
         return build_single_tensor_caches(groups, block_stride) if has_strided_attention else None
-    starts = {member: start for member, start, _ in _locate_members(placements)}
-    tensor_indexes: dict[tuple[int, int], int] = {}
-    for member, spec in specs.items():
-        tensor_indexes.setdefault((starts[member], spec.page_size), len(tensor_indexes))
-    references = tuple(
-        tuple(
-            CanonicalKvCacheRef(
-                tensor_indexes[starts[GroupLayer(group_index, spec.layer)], spec.page_size],
-                spec.unpadded_page_size,
-            )
-            for spec in group.specs
-        )
-        for group_index, group in enumerate(groups)
-    )
-    return CanonicalKvCaches(tuple(page_size for _, page_size in tensor_indexes), references)
-
-
-def _locate_members(placements: Iterable[Placement]) -> Iterator[tuple[GroupLayer, int, int]]:
-    """Yield each layer with the start of its first page and the size of a page, in bytes."""
-    for placement in placements:
-        for index, member in enumerate(placement.members):
-            yield member, placement.offset + index * placement.layer_stride, placement.page_size
+    starts = dict(chain.from_iterable(each.locate_members() for each in placements))
+    indexes: dict[tuple[int, int], int] = {}
+    tensors = {
+        member: indexes.setdefault((starts[member], spec.page_size), len(indexes))
+        for member, spec in specs.items()
+    }
+    return build_canonical_caches(groups, tensors, (page_size for _, page_size in indexes))
 
 
 def _count_heads(spec: KvCacheSpec) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.vllm.memory import GroupLayer, Placement
+from onnxkvrename.vllm.memory import Placement, index_specs
 from onnxkvrename.vllm.nixl import (
     BlockCost,
     NixlRegistration,
@@ -65,24 +65,17 @@ def locate_layers(
     layout: str, groups: Sequence[KvCacheGroup], placements: Iterable[Placement]
 ) -> list[PlacedLayer]:
     """Return all layers with the places of their pages, in the order of their numbers."""
-    specs = {
-        GroupLayer(
-            group_index,
-            spec.layer,
-        ): spec
-        for group_index, group in enumerate(groups)
-        for spec in group.specs
-    }
+    specs = index_specs(groups)
     layers = [
         PlacedLayer(
             specs[member],
             member.group,
-            placement.offset + index * placement.layer_stride,
+            start,
             placement.block_stride,
             _has_contiguous_pages(layout, specs[member]),
         )
         for placement in placements
-        for index, member in enumerate(placement.members)
+        for member, start in placement.locate_members()
     ]
     return sorted(layers, key=lambda layer: layer.spec.layer)
 

@@ -6,7 +6,7 @@ not have, as impossible.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
@@ -17,6 +17,7 @@ from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignm
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.memory_v024 import build_allocations_v024
 from onnxkvrename.vllm.memory_v033 import NIXL_LAYOUT, build_allocations_v033
+from onnxkvrename.vllm.nixl import build_transfers
 from onnxkvrename.vllm.specs import (
     MLA_KINDS,
     Condition,
@@ -86,21 +87,33 @@ def project_layout(
     except RefusalError as error:
         return Projection(request, model.specs, model.conditions, (error.refusal,))
     conditions = (*model.conditions, *list_alignment_conditions(specs, request))
-    version, lengths = request.vllm_version, request.prompt_lengths
+    version = request.vllm_version
     grouping = group_layers(specs, version)
     if version == "0.24":
         groupings: tuple[Grouping, ...] = (grouping,)
-        allocations = build_allocations_v024(grouping, lengths)
+        allocations = build_allocations_v024(grouping)
     else:
         block_outermost = group_layers(specs, version, block_outermost=True)
         groupings = (grouping, block_outermost)
-        allocations = build_allocations_v033(specs, grouping, block_outermost, lengths)
+        allocations = build_allocations_v033(specs, grouping, block_outermost)
     try:
         stages = build_stages(groupings, allocations, request) if allocations else ()
     except RefusalError as error:
         return Projection(request, specs, conditions, (error.refusal,))
+    allocations = tuple(_count_transfers(each, groupings, request) for each in allocations)
     allocations = tuple(apply_stages(groupings, allocations, stages, request))
     return Projection(request, specs, conditions, (), groupings, allocations, stages)
+
+
+def _count_transfers(
+    allocation: Allocation, groupings: Sequence[Grouping], request: ProjectionRequest
+) -> Allocation:
+    """Fill in what NIXL moves for each prompt."""
+    groups = groupings[allocation.grouping_index].groups
+    if allocation.registration is None:
+        return allocation
+    transfers = build_transfers(groups, allocation.registration, request.prompt_lengths)
+    return allocation._replace(transfers=transfers)
 
 
 def _append_draft(layout: Layout, draft: Layout) -> Layout:

@@ -11,20 +11,15 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.layout.kinds import BufferKind, get_kind_traits
 from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.model.signature import Dim
+from onnxkvrename.rules.kinds import KINDS, BufferKind, get_kind_traits
 
 VllmVersion = Literal["0.24", "0.33"]
 VLLM_VERSIONS: tuple[VllmVersion, ...] = ("0.24", "0.33")
 """The versions of vLLM whose planning is known here."""
 
-VLLM_KINDS = frozenset[BufferKind](
-    {
-        *("full_attention", "sliding_window", "chunked_local_attention"),
-        *("mla_attention", "sliding_window_mla", "cross_attention", "mamba"),
-    }
-)
+VLLM_KINDS = frozenset(row.vllm_kind for row in KINDS.values() if row.vllm_kind)
 """The kinds for which vLLM has a spec, by its ``KVCacheSpecKind``."""
 MLA_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_mla)
 STATE_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_state)
@@ -55,7 +50,7 @@ DS_MLA_ROW_BYTES = 656
 DS_MLA_HEAD_SIZE = 576
 """Elements of the latent and the rope that such a row holds."""
 
-_FULL_KINDS = frozenset[BufferKind]({"full_attention", "mla_attention"})
+FULL_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).grows_with == "context")
 
 
 class ProjectionRequest(NamedTuple):
@@ -339,8 +334,8 @@ def is_uniform_type(specs: Sequence[KvCacheSpec], vllm_version: str) -> bool:
     first, kinds = specs[0], {spec.kind for spec in specs}
     if len({spec.block_size for spec in specs}) > 1:
         return False
-    if first.kind in _FULL_KINDS:
-        return kinds <= _FULL_KINDS
+    if first.kind in FULL_KINDS:
+        return kinds <= FULL_KINDS
     if first.kind in WINDOWED_KINDS:
         allowed = SLIDING_KINDS if first.kind == "sliding_window" else {first.kind}
         return kinds <= allowed and len({spec.window for spec in specs}) == 1

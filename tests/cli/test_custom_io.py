@@ -89,9 +89,9 @@ def test_vision_buffers_are_listed_on_demand_and_named_otherwise(
 def test_a_renamed_model_has_its_new_names_in_it(here: Path, run) -> None:
     rename(MODEL, "VLLM")
     assert run("custom-io", MODEL, "--precision", "mxint8").code == 0
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "--check", "--strict")
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require", "--check", "--strict")
     assert outcome.code == 0
-    assert run(MODEL, "--strip", "--sidecars").code == 0
+    assert run(MODEL, "--strip", "--sidecars", "require").code == 0
     assert (here / SIDECAR).read_text() == WRITTEN
 
 

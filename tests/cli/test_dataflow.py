@@ -101,7 +101,7 @@ def test_each_real_export_is_renamed_verified_and_given_back(
     number: int, tmp_path: Path, run
 ) -> None:
     path = EXPORTS[number]
-    options = ("--prefix", "Tok", "--pairs", "dataflow", "--no-sidecars")
+    options = ("--prefix", "Tok", "--pairs", "dataflow", "--sidecars", "off")
     result, back = tmp_path / "renamed" / path.name, tmp_path / "back" / path.name
     pairs = find_expected_pairs(path)
     if not pairs or "dynamo_subfn/VLLM" in path.as_posix():

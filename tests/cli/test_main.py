@@ -27,7 +27,7 @@ input = '(?P<buffer>past_key)\.(?P<layer>[0-9]+)'
 output = '(?P<buffer>past_key)\.(?P<layer>[0-9]+)_RetainedState'
 input_name = "{buffer}.{layer}_{token}"
 output_name = "{buffer}.{layer}_{token}_RetainedState"
-kinds.attention = ["past_key"]
+kinds.attention.parts = ["past_key"]
 """
 MODEL, V = "decoder.onnx", ("--prefix", "VLLM")
 
@@ -259,7 +259,7 @@ def test_rules_of_ones_own_are_used(here: Path, run) -> None:
         output = '(?P<buffer>x)(?P<layer>y)(?P<token>)'
         input_name = "{buffer}{layer}[{token}]"
         output_name = "{buffer}{layer}[{token}]"
-        kinds.one = ["x"]
+        kinds.one.parts = ["x"]
         """
     )
     outcome = run(MODEL, *V, "--rules", "rules.toml")

@@ -20,7 +20,7 @@ import onnxkvrename
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.layout.layout import compute_layout_digest
-from onnxkvrename.layout.load import load_model_or_manifest
+from onnxkvrename.layout.load import load_layout
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.file import STAMP_KEY
 from onnxkvrename.storage.temp_file import TempFile, translate_write_errors
@@ -191,7 +191,7 @@ def test_it_is_written_whole_and_stands_for_the_model(here: Path, run) -> None:
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err == "kv.json: 4 buffers, layers 0-1\n"
     assert (here / "kv.json").read_text() == run("manifest", MODEL, "--dim", "ctx_len=8").out
-    side = load_model_or_manifest(Path("kv.json"), load_rules()).layout
+    side = load_layout([Path("kv.json")], load_rules()).layout
     assert (
         compute_layout_digest(side) == document((here / "kv.json").read_text())["kv_layout_sha256"]
     )

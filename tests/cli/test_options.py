@@ -164,7 +164,6 @@ def test_an_option_excludes_and_needs_fields_of_its_request(name: str) -> None:
     ("words", "first", "second"),
     [
         (("rename", "--strip", "--replace"), "--strip", "--replace"),
-        (("rename", "--sidecars", "--no-sidecars"), "--sidecars", "--no-sidecars"),
         (("rename", "--jobs", "2", "--dask", "x"), "--jobs", "--dask"),
         (("rename", "--to", "qnn", "--target", "vllm-qaic"), "--to", "--target"),
         (("pairs", "--as", "rules", "--format", "json"), "--as", "--format"),
@@ -193,3 +192,10 @@ def test_an_option_without_the_one_that_it_is_for_is_refused(
     outcome = run(words[0], decoder, *(word.format(decoder) for word in words[1:]))
     assert outcome.code == 2
     assert outcome.err.startswith(f"error: {needed}")
+
+
+@pytest.mark.parametrize("rest", [(), ("--check",), ("true",)])
+def test_an_option_with_few_values_names_them(rest: tuple[str, ...], decoder: Path, run) -> None:
+    outcome = run("rename", decoder, "--sidecars", *rest)
+    assert outcome.code == 2
+    assert all(value in outcome.err for value in ("--sidecars", "auto", "require", "off"))

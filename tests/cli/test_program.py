@@ -60,9 +60,9 @@ COMPLETED = [
     ("onnxkvrename model.onnx --target vl", ["vllm-qaic"]),
     ("onnxkvrename model.onnx --target = vl", ["vllm-qaic"]),  # bash splits at =
     ("onnxkvrename --target =", ["qefficient", "vllm-qaic"]),
-    ("onnxkvrename --profile = whi", ["whisper"]),
-    ("onnxkvrename --target = vllm-qaic --profile = whi", ["whisper"]),
-    ("onnxkvrename verify --profile whi", ["whisper"]),
+    ("onnxkvrename --profile = mob", ["mobius-static"]),
+    ("onnxkvrename --target = vllm-qaic --profile = mob", ["mobius-static"]),
+    ("onnxkvrename verify --profile mob", ["mobius-static"]),
     ("onnxkvrename verify --renamed", ["--renamed-from"]),
     ("onnxkvrename explain KV50", ["KV501", "KV502", "KV503", "KV504"]),
 ]
@@ -103,7 +103,7 @@ def test_bash_completes(line: str, expected: list[str], tmp_path: Path) -> None:
         [
             ("onnxkvrename model.onnx --target=vl", "--target=vllm-qaic"),
             pytest.param("onnxkvrename model.onnx --target vl", "vllm-qaic", marks=full),
-            ("onnxkvrename --profile=whi", "--profile=whisper"),
+            ("onnxkvrename --profile=mob", "--profile=mobius-static"),
             ("onnxkvrename explain kv50", "KV501"),
         ],
         2,

@@ -73,7 +73,7 @@ def build_sidecar(root: Path) -> tuple[object, ...]:
     """A model and a text file that repeats its names."""
     model = saved(models.decoder(), root / "a.onnx")
     assert main(["custom-io", str(model), "--precision", "float16"]) == 0
-    return (model, *RENAME, "--sidecars")
+    return (model, *RENAME, "--sidecars", "require")
 
 
 def build_cache(root: Path) -> tuple[object, ...]:
@@ -459,6 +459,22 @@ def test_a_rename_that_writes_nothing_says_that_a_run_stopped_halfway(
     assert said in run("in", *RENAME, option, "--format", "github").out
     assert run("recover", "in", "--undo").code == 0
     assert "stopped halfway" not in run("in", *RENAME, option).err
+
+
+@pytest.mark.parametrize(
+    ("path", "others"),
+    [("in/half0/m0.onnx", 5), ("in/half1/m1.onnx", 6), ("in", 0)],
+    ids=["new", "old", "all"],
+)
+def test_a_rename_that_undoes_a_stopped_run_says_which_other_files_it_restored(
+    path: str, others: int, many: Path, run
+) -> None:
+    said = f"a rename that had stopped halfway was undone first: {others} files in "
+    outcome = run(path, *RENAME)
+    assert outcome.code == 0
+    assert (said in outcome.err) == bool(others)
+    assert ("undone" in outcome.err) == bool(others)
+    assert "undone" not in run("in", *RENAME).err
 
 
 # What other runs have left.

@@ -45,8 +45,11 @@ COMMAND = re.compile(r"^  ([a-z-]+)  ", re.MULTILINE)
 HIDDEN = re.compile(r"\.onnxkvrename-[\w-]+")
 MAPS = ("sizes", "dims", "names", "name_map")
 """Objects whose keys are data, not fields."""
-VOLATILE = ("version", "sha256", "leftovers")
-"""Fields that a release changes, seals of what it changes, and files of a killed run."""
+VOLATILE = ("version", "sha256", "leftovers", "driver", "ruleIndex")
+"""Fields that a release changes, seals of what it changes, and files of a killed run.
+
+SARIF's ``driver`` lists all codes, and an index in it changes with each new one.
+"""
 PAGES = (".html",)
 """Written for people: that such a file is there is promised, its bytes are not."""
 ENVIRONMENT = {

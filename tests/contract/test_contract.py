@@ -26,8 +26,16 @@ def test_a_row_comes_out_as_recorded(name: str, tmp_path: Path) -> None:
     if absent := row.find_absent():
         pytest.skip(f"this row needs {absent}")
     now = describe(observe(row, tmp_path / "row"), SHAPES)
+    if row.argv == ["explain"]:
+        now = forget_new_codes(recorded, now)
     if now != recorded:
         pytest.fail(explain(row, recorded, now), pytrace=False)
+
+
+def forget_new_codes(recorded: list[str], now: list[str]) -> list[str]:
+    """Leave the codes out that no release has had: a new one is no change, a lost one is."""
+    known = set(" ".join(recorded).split())
+    return [" ".join(word for word in line.split() if word in known) for line in now]
 
 
 def explain(row: Row, recorded: list[str], now: list[str]) -> str:

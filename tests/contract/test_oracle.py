@@ -145,7 +145,9 @@ def describe_nodes(nodes: Any) -> list[Any]:
 def rename(source: Path, directory: Path, *options: str) -> tuple[dict[str, str], Path]:
     """Rename a copy of a model and return the names that the JSON says, and the result."""
     target = directory / "result" / source.name
-    answer = call([str(source), *options, "-o", str(target), "--no-sidecars", "--format", "json"])
+    answer = call(
+        [str(source), *options, "-o", str(target), "--sidecars", "off", "--format", "json"]
+    )
     document = json.loads(answer.out)
     names: dict[str, str] = {}
     for model in document["models"]:

@@ -225,7 +225,7 @@ def test_a_built_in_consumer_does_not_look_at_distributions(
         ('name.endswith("pigeon")', "exit(0)", "SystemExit: 0"),
         ('name.removesuffix("_RetainedState")', "1 / 0", "ZeroDivisionError: division by zero"),
         ("(int(", "(abs(", "TypeError: bad operand type for abs()"),
-        ("\n)", "\n    checks=(lambda layout, full: iter([next(iter(()))]),),\n)", "StopIteration"),
+        ("\n)", "\n    checks=(lambda view: iter([next(iter(()))]),),\n)", "StopIteration"),
         ("shape, tokens: shape", "shape, tokens: exit(0)", "SystemExit: 0"),
     ],
 )

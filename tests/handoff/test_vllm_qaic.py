@@ -21,7 +21,6 @@ from onnxkvrename.handoff.consumers.vllm_qaic import (
     selects_output,
 )
 from onnxkvrename.handoff.selection import select_values
-from onnxkvrename.layout.kinds import BufferKind
 from onnxkvrename.layout.layout import (
     KvBuffer,
     Layout,
@@ -31,6 +30,7 @@ from onnxkvrename.layout.layout import (
 )
 from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import build_minimal_plan

@@ -86,7 +86,7 @@ def test_a_buffer_is_told_with_kind_dtype_and_shape(inspected) -> None:
         "input": "past_key.0",
         "output": "past_key.0_RetainedState",
         "is_kind_guessed": False,
-        "update": BufferUpdate("unknown"),
+        "update": BufferUpdate("untraced"),
     }
 
 

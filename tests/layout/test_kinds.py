@@ -1,26 +1,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import pytest
-from cache_models import build_cache_model
+from cache_models import LAYERS, build_cache_model
 from conftest import FIXTURES
 from models import saved
 
 from onnxkvrename import load_rules
-from onnxkvrename.layout import kinds
-from onnxkvrename.layout.kinds import (
-    KINDS,
-    BufferKind,
-    KindTraits,
-    find_pair_dtype,
-    find_pair_shape,
-    infer_buffer_kind,
-)
+from onnxkvrename.layout import kinds as layout_kinds
+from onnxkvrename.layout.kinds import find_pair_dtype, find_pair_shape, infer_buffer_kind
 from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.records import _define_struct
+from onnxkvrename.report.documents.inspect_json import DOCUMENT
+from onnxkvrename.rules import kinds
+from onnxkvrename.rules.kinds import KINDS, KindTraits
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import KvPair, TokenChange, build_rename_plan
 
@@ -152,64 +149,74 @@ def test_an_input_says_more_than_its_output() -> None:
     assert find_pair_shape(pairs("past_key.0")[0]) is None
 
 
-def test_an_exporters_naming_is_part_of_the_rows() -> None:
-    (pair,) = pairs("past_key.0:b,2,chunk,4")
-    chunked = KINDS["chunked_local_attention"]._replace(window_symbol="chunk")
-    rows = {**KINDS, "chunked_local_attention": chunked}
-    cross = {**rows, "cross_attention": KINDS["cross_attention"]._replace(profile_kind="attention")}
-    assert infer_buffer_kind(pair, [pair]).kind == "full_attention"
-    assert infer_buffer_kind(pair, [pair], cross).kind == "cross_attention"
-    assert infer_buffer_kind(pair, [pair], rows).kind == "chunked_local_attention"
-
-
 def test_mla_with_chunks_is_unknown_as_vllm_has_none() -> None:
     assert told("compressed_kv.0:b,1,chunk_ctx_len,512") == ["unknown"]
 
 
-def test_type_checkers_know_the_name_of_every_row() -> None:
-    assert set(KINDS) == set(get_args(BufferKind))
+@pytest.mark.parametrize("trait", ["label", "symbol", "color", "page_colors"])
+def test_no_two_rows_look_alike_in_a_map(trait: str) -> None:
+    assert len({getattr(row, trait) for row in KINDS.values()}) == len(KINDS)
 
 
-def test_no_two_rows_look_alike_in_a_map() -> None:
-    for trait in ("label", "symbol", "color"):
-        assert len({getattr(row, trait) for row in KINDS.values()}) == len(KINDS)
+AddRow = Callable[[KindTraits], None]
+
+
+@pytest.fixture
+def add_row(monkeypatch: pytest.MonkeyPatch) -> AddRow:
+    """Add a row in front of the others."""
+
+    def add(row: KindTraits) -> None:
+        rows = {"new": row, **KINDS}
+        for module in (kinds, layout_kinds):
+            monkeypatch.setattr(module, "KINDS", rows)
+        _define_struct.cache_clear()
+
+    return add
+
+
+INDEXER = KindTraits(
+    "index keys", "i", "red", ("#010203", "#fff"), "window", "attention", window_symbol="indexed"
+)
 
 
 def test_a_new_kind_is_one_row(
-    decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
+    tmp_path: Path, add_row: AddRow, monkeypatch: pytest.MonkeyPatch, run
 ) -> None:
-    row = KindTraits("index keys", "i", "red", "context", profile_kind="attention")
-    monkeypatch.setattr(kinds, "KINDS", {**KINDS, "indexer": row})
+    add_row(INDEXER)
+    shapes = dict.fromkeys(("past_key", "past_value"), ("batch_size", 2, "indexed", 4))
+    monkeypatch.setitem(LAYERS, "indexed", shapes)
+    model = saved(build_cache_model(["indexed"]), tmp_path / "m.onnx")
     written = tmp_path / "manifest.json"
-    assert run("manifest", decoder, "-o", written).code == 0
+    assert run("manifest", model, "-o", written).code == 0
     document = json.loads(written.read_text("utf-8"))
-    assert {buffer["kind"] for buffer in document["buffers"]} == {"indexer"}
-    assert document["totals"]["bytes_per_token"]["context"] > 0
+    assert {buffer["kind"] for buffer in document["buffers"]} == {"new"}
     layout = parse_manifest(written.read_text("utf-8"), str(written)).layout
-    assert {buffer.kind for buffer in layout.buffers} == {"indexer"}
-    assert "index keys" in run("inspect", decoder).out
+    assert {buffer.kind for buffer in layout.buffers} == {"new"}
+    assert "index keys" in run("inspect", model).out
+    page = tmp_path / "page.html"
+    run("inspect", model, "--html", page)
+    assert "#010203" in page.read_text("utf-8")
+    assert '"new"' in json.dumps(DOCUMENT.build_schema())
+    assert infer("new", "key.0:b,2,ctx_len,4") == [("new", False)]
 
 
-def test_a_new_kind_of_state_is_one_row(monkeypatch: pytest.MonkeyPatch, run) -> None:
+STATE = KindTraits("delta state", "d", "red", ("#010203", "#fff"), "nothing", "linear")
+
+
+def test_a_new_kind_of_state_is_one_row(add_row: AddRow, run) -> None:
     command = ("manifest", FIXTURES / "plain" / "hybrid.onnx", "--block-size", 16)
     before = json.loads(run(*command, "--format", "json").out)
-    row = KindTraits("delta state", "d", "red", "nothing", profile_kind="linear", vllm_kind="mamba")
-    rows = {name: traits for name, traits in KINDS.items() if name != "mamba"}
-    monkeypatch.setattr(kinds, "KINDS", {**rows, "delta_state": row, "mamba": KINDS["mamba"]})
+    add_row(STATE._replace(vllm_kind="mamba"))
     after = json.loads(run(*command, "--format", "json").out)
-    assert [buffer["kind"] for buffer in after["buffers"]][2:4] == ["delta_state"] * 2
+    assert [buffer["kind"] for buffer in after["buffers"]][2:4] == ["new"] * 2
     assert after["totals"] == before["totals"]
     assert after["vllm"] == before["vllm"]
     assert "delta state" in run("inspect", FIXTURES / "plain" / "hybrid.onnx").out
-    assert told("past_key.1:1,512,4", "past_value.1:1,16,128,128") == ["delta_state"] * 2
+    assert told("past_key.1:1,512,4", "past_value.1:1,16,128,128") == ["new"] * 2
 
 
-def test_a_kind_of_state_that_vllm_does_not_have_is_refused(
-    monkeypatch: pytest.MonkeyPatch, run
-) -> None:
-    row = KindTraits("delta state", "d", "red", "nothing", profile_kind="linear")
-    rows = {name: traits for name, traits in KINDS.items() if name != "mamba"}
-    monkeypatch.setattr(kinds, "KINDS", {**rows, "delta_state": row, "mamba": KINDS["mamba"]})
+def test_a_kind_of_state_that_vllm_does_not_have_is_refused(add_row: AddRow, run) -> None:
+    add_row(STATE)
     command = ("manifest", FIXTURES / "plain" / "hybrid.onnx", "--block-size", 16)
     answer = run(*command, "--format", "json")
     (refusal,) = json.loads(answer.out)["vllm"]["refusals"]
@@ -231,7 +238,7 @@ def infer(kind: str, *inputs: str) -> list[tuple[str, bool]]:
     """Return kinds under rules of their own, which call all these buffers a kind."""
     into = tuple(map(value, inputs))
     buffers = ", ".join(repr(each.name.partition(".")[0]) for each in into)
-    rules = parse_rules(f"{OPEN_RULES}kinds = {{ {kind} = [{buffers}] }}", "r")
+    rules = parse_rules(f"{OPEN_RULES}kinds.{kind}.parts = [{buffers}]", "r")
     layer = build_rename_plan(Signature(into, ()), rules, TokenChange(None)).pairs
     return [tuple(infer_buffer_kind(pair, layer)) for pair in layer]
 

@@ -16,7 +16,7 @@ from models import saved
 from onnxkvrename import KvRenameError, ModelError, load_rules, rename
 from onnxkvrename.findings import build_finding
 from onnxkvrename.layout.layout import compute_layout_digest
-from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout, load_model_or_manifest
+from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout
 from onnxkvrename.layout.manifest import DOCUMENT, describe_layout
 from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.rules.find_models import build_job
@@ -237,7 +237,7 @@ def test_a_size_for_what_no_buffer_has_is_refused(decoder: Path) -> None:
 
 def specialized(path: Path, text: str) -> CompileInfo:
     path.write_text(text, "utf-8")
-    return CompileInfo(specializations_path=path)
+    return CompileInfo(specializations=path)
 
 
 @pytest.mark.parametrize(("given", "close"), [("ctx_lem", "(did you mean ctx_len?)"), ("x", "")])
@@ -253,9 +253,9 @@ def test_a_size_for_nearly_a_symbol_is_told_the_symbol(
 def test_a_custom_io_of_before_the_rename_is_told_how_to_follow(decoder: Path) -> None:
     custom = decoder.parent / "custom_io.yaml"
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
-    rename(decoder, "VLLM", sidecars=False)
+    rename(decoder, "VLLM", sidecars="off")
     with pytest.raises(ModelError, match="no input or output") as error:
-        gather(decoder, compile_info=CompileInfo(custom_io_path=custom))
+        gather(decoder, compile_info=CompileInfo(custom_io=custom))
     assert "rename --sidecar" in str(error.value)
 
 
@@ -302,7 +302,7 @@ def test_a_size_of_nothing_is_refused(decoder: Path) -> None:
 def test_dtypes_come_from_custom_io(decoder: Path) -> None:
     path = decoder.parent / "custom_io.yaml"
     path.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
-    found = gather(decoder, compile_info=CompileInfo(custom_io_path=path))
+    found = gather(decoder, compile_info=CompileInfo(custom_io=path))
     assert [buffer.dtype for buffer in found.layout.buffers] == ["MXINT8", *["FLOAT"] * 3]
 
 
@@ -324,7 +324,7 @@ def test_a_custom_io_of_another_form_or_model_is_refused(
     path = decoder.parent / "custom_io.yaml"
     path.write_text(text, "utf-8")
     with pytest.raises(ModelError) as error:
-        gather(decoder, compile_info=CompileInfo(custom_io_path=path))
+        gather(decoder, compile_info=CompileInfo(custom_io=path))
     assert str(error.value).startswith(f"{path}: ")
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
@@ -334,8 +334,7 @@ def test_an_empty_custom_io_says_nothing(decoder: Path) -> None:
     path = decoder.parent / "custom_io.yaml"
     path.touch()
     assert (
-        gather(decoder, compile_info=CompileInfo(custom_io_path=path)).layout
-        == gather(decoder).layout
+        gather(decoder, compile_info=CompileInfo(custom_io=path)).layout == gather(decoder).layout
     )
 
 
@@ -355,23 +354,17 @@ def test_the_files_of_a_real_compile_fit_its_model() -> None:
 # One side of a hand-off.
 
 
-@pytest.mark.parametrize("name", ["decoder.onnx", "hybrid.onnx", "windows", "vlm_dual"])
-def test_a_model_or_a_set_is_a_side(name: str) -> None:
-    path = FIXTURES / "VLLM" / name
-    assert load_model_or_manifest(path, RULES) == gather(path)
-
-
 @pytest.mark.parametrize("name", ["kv.json", "kv", "kv.onnx"])
 def test_a_manifest_stands_for_its_model_whatever_it_is_called(name: str, tmp_path: Path) -> None:
     found = gather(FIXTURES / "VLLM" / "hybrid.onnx", compile_info=CompileInfo({"ctx_len": 64}))
-    assert load_model_or_manifest(written(tmp_path / name, found), RULES).layout == found.layout
+    assert load_layout([written(tmp_path / name, found)], RULES).layout == found.layout
 
 
 def test_a_manifest_that_an_editor_saved_with_a_mark_and_blanks_is_read(tmp_path: Path) -> None:
     found = gather(FIXTURES / "VLLM" / "decoder.onnx")
     path = written(tmp_path / "m.json", found)
     path.write_bytes(b"\xef\xbb\xbf\r\n " + path.read_bytes())
-    assert load_model_or_manifest(path, RULES).layout == found.layout
+    assert load_layout([path], RULES).layout == found.layout
 
 
 def test_sizes_fill_in_what_a_manifest_does_not_say(decoder: Path, tmp_path: Path) -> None:
@@ -380,18 +373,16 @@ def test_sizes_fill_in_what_a_manifest_does_not_say(decoder: Path, tmp_path: Pat
     )
     custom = decoder.parent / "custom_io.yaml"
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
-    found = load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 8}, None, custom)).layout
+    found = load_layout([path], RULES, CompileInfo({"ctx_len": 8}, None, custom)).layout
     assert found.sizes == {"ctx_len": 8, "batch_size": 2}
     assert found.buffers[0].dtype == "MXINT8"
 
 
 def test_a_size_that_a_manifest_says_otherwise_is_refused(decoder: Path, tmp_path: Path) -> None:
     path = written(tmp_path / "m.json", gather(decoder, compile_info=CompileInfo({"ctx_len": 64})))
-    assert load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 64})).layout.sizes == {
-        "ctx_len": 64
-    }
+    assert load_layout([path], RULES, CompileInfo({"ctx_len": 64})).layout.sizes == {"ctx_len": 64}
     with pytest.raises(KvRenameError, match=r"ctx_len=64, .* 8"):
-        load_model_or_manifest(path, RULES, CompileInfo({"ctx_len": 8}))
+        load_layout([path], RULES, CompileInfo({"ctx_len": 8}))
 
 
 def test_specializations_of_the_other_side_leave_a_manifest_alone(
@@ -400,12 +391,8 @@ def test_specializations_of_the_other_side_leave_a_manifest_alone(
     path = written(tmp_path / "m.json", gather(decoder, compile_info=CompileInfo({"ctx_len": 64})))
     other = tmp_path / "specializations.json"
     other.write_text('{"specializations": [{"symbols": {"ctx_len": "128"}}]}', "utf-8")
-    assert load_model_or_manifest(path, RULES, CompileInfo({}, other)).layout.sizes == {
-        "ctx_len": 64
-    }
-    assert load_model_or_manifest(decoder, RULES, CompileInfo({}, other)).layout.sizes == {
-        "ctx_len": 128
-    }
+    assert load_layout([path], RULES, CompileInfo({}, other)).layout.sizes == {"ctx_len": 64}
+    assert load_layout([decoder], RULES, CompileInfo({}, other)).layout.sizes == {"ctx_len": 128}
 
 
 def test_windows_need_not_fit_if_nobody_asks(export: Path) -> None:
@@ -418,7 +405,7 @@ def test_what_was_wrong_with_a_model_is_still_wrong_in_its_manifest(tmp_path: Pa
     model = models.decoder()
     model.graph.output.pop()
     found = gather(saved(model, tmp_path / "m.onnx"))
-    side = load_model_or_manifest(written(tmp_path / "m.json", found), RULES)
+    side = load_layout([written(tmp_path / "m.json", found)], RULES)
     assert (codes(side), side.failed) == (codes(found), True)
     assert [report.path for report in side.reports] == [str(tmp_path / "m.json")]
 
@@ -427,7 +414,7 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "m.json", gather(FIXTURES / "VLLM" / "decoder.onnx"))
     path.write_text(path.read_text().replace("FLOAT", "FLOAT16"), "utf-8")
     with pytest.raises(ModelError, match=f"{path}: was changed"):
-        load_model_or_manifest(path, RULES)
+        load_layout([path], RULES)
 
 
 @pytest.mark.parametrize(
@@ -443,14 +430,14 @@ def test_what_is_neither_a_model_nor_a_manifest_is_refused(
     content: bytes, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError) as error:
-        load_model_or_manifest(saved(content, tmp_path / "m.json"), RULES)
+        load_layout([saved(content, tmp_path / "m.json")], RULES)
     assert str(error.value).startswith(f"{tmp_path / 'm.json'}: ")
     assert reason in str(error.value)
 
 
 def test_a_side_that_is_not_there_is_said_to_be_missing(decoder: Path) -> None:
     with pytest.raises(ModelError, match=r"no such file .*decoder.onnx"):
-        load_model_or_manifest(decoder.with_name("decodr.onnx"), RULES)
+        load_layout([decoder.with_name("decodr.onnx")], RULES)
 
 
 # Stamped.

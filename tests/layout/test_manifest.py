@@ -7,7 +7,7 @@ import math
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -21,13 +21,14 @@ from tiers import thin
 
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.findings import CODES, Finding, build_finding
-from onnxkvrename.layout import kinds, manifest
 from onnxkvrename.layout import layout as layouts
 from onnxkvrename.layout import load as gathering
+from onnxkvrename.layout import manifest
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.layout.load import CompileInfo
 from onnxkvrename.model.signature import Value
 from onnxkvrename.model.weights import Weight
+from onnxkvrename.rules.kinds import list_kinds
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.results import ModelReport
 
@@ -74,7 +75,7 @@ def buffers(draw: st.DrawFn, values: Values, models: list[str]) -> KvBuffer:
     if into is not None and out is not None and draw(st.booleans()):
         out = None
     shape = next((end.shape for end in (into, out) if end and end.shape is not None), None)
-    kind = draw(st.sampled_from(get_args(kinds.BufferKind)))
+    kind = draw(st.sampled_from(list_kinds()))
     sequence, window = layouts.find_axis_and_window(kind, shape)
     return KvBuffer(
         layer=draw(st.integers(0, 999_999)),

@@ -380,7 +380,7 @@ def test_rules_must_agree_with_qefficient_on_what_is_kv() -> None:
         output = '(?P<buffer>past_key|mine)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?_RetainedState'
         input_name = "{buffer}.{layer}[_{token}]"
         output_name = "{buffer}.{layer}[_{token}]_RetainedState"
-        kinds.one = ["past_key", "mine"]
+        kinds.one.parts = ["past_key", "mine"]
         """,
         "mine",
     )

@@ -123,45 +123,30 @@ def test_a_model_that_cannot_be_read_keeps_others_from_being_called_barren(tmp_p
     assert [finding.code for finding in judged(build_job(encoder, encoder)).findings] == ["KV001"]
 
 
-@pytest.mark.parametrize("place", ["beside", "elsewhere"])
-def test_a_model_that_cannot_be_read_hides_nothing_of_the_others(
-    place: str, tmp_path: Path, run
+def test_a_model_that_cannot_be_read_hides_nothing_that_one_model_shows(
+    tmp_path: Path, run
 ) -> None:
-    """Each is checked as without that one, for the consumer too."""
-    good = tmp_path / "good"
-    (tmp_path / "elsewhere").mkdir()
-    good.mkdir()
-    blind = models.decoder()
-    blind.graph.output[0].name = blind.graph.node[2].output[0] = "token"  # no logits
-    saved(blind, good / "blind.onnx")
-    saved(build_decoder(), good / "foreign.onnx")
-    broken = saved(b"text", (good if place == "beside" else tmp_path / place) / "broken.onnx")
+    saved(build_decoder(), tmp_path / "foreign.onnx")
+    broken = saved(b"text", tmp_path / "broken.onnx")
+    saved(models.decoder(), tmp_path / "decoder.onnx")
 
     def check() -> list[str]:
         lines = run("verify", tmp_path).err.splitlines()
-        lines += run(tmp_path, "--target", "vllm-qaic", "--check").err.splitlines()
+        lines += run(tmp_path, "--prefix", "VLLM", "--check").err.splitlines()
         return [line for line in lines if "broken" not in line and " models: " not in line]
 
     with_broken = check()
     broken.unlink()
     assert with_broken == check()
-    assert sum("KV001" in line for line in with_broken) == 2  # of each command
-    assert any("error KV604" in line for line in with_broken)
-    assert any("another profile" in line for line in with_broken)
+    assert any("another profile" in line or "profile huggingface does" in line for line in check())
 
 
 @pytest.mark.parametrize(
-    ("consumer", "unchecked"),
-    [
-        (
-            "--prefix=vllmKvCache",
-            "2 readable models",
-        ),
-        ("--target=vllm-qaic", "vllm-qaic)"),
-    ],
+    ("option", "unchecked"),
+    [("--prefix=vllmKvCache", "with each other)"), ("--target=vllm-qaic", "and for vllm-qaic)")],
 )
-def test_windows_that_cannot_be_checked_without_one_of_them_are_counted(
-    consumer: str, unchecked: str, tmp_path: Path, run
+def test_windows_are_not_checked_without_one_of_them_and_that_is_said(
+    option: str, unchecked: str, tmp_path: Path, run
 ) -> None:
     """No error about a missing window is true, and no silence means that all is well."""
     windows = tmp_path / "windows"
@@ -169,29 +154,11 @@ def test_windows_that_cannot_be_checked_without_one_of_them_are_counted(
     saved(models.decoder(), tmp_path / "decoder.onnx")
     broken = next(windows.glob("*/*_1_2.onnx"))
     broken.write_bytes(b"text")
-    outcome = run(tmp_path, consumer, "--check")
+    outcome = run(tmp_path, option, "--check")
     assert (outcome.code, outcome.err.count("KV3")) == (2, 0)
     (error,) = [line for line in outcome.err.splitlines() if line.startswith("error")]
     assert str(broken) in error
-    assert unchecked in error
-
-
-def test_a_model_that_no_consumer_can_take_does_not_hide_one_that_cannot_be_read(
-    tmp_path: Path, run
-) -> None:
-    model = models.decoder()
-    shape = (1, 2, 4, 8)
-    model.graph.input.append(models.info("other/past_key.0", *shape))
-    model.graph.output.append(models.info("other/past_key.0_RetainedState", *shape))
-    model.graph.node.append(
-        models.node("Neg", ["other/past_key.0"], ["other/past_key.0_RetainedState"])
-    )
-    saved(model, tmp_path / "twice.onnx")
-    saved(b"text", tmp_path / "broken.onnx")
-    outcome = run(tmp_path, "--target", "vllm-qaic", "--check")
-    assert outcome.code == 2
-    errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
-    assert {Path(line.split(": ")[1]).name for line in errors} == {"twice.onnx", "broken.onnx"}
+    assert error.endswith(unchecked)
 
 
 def test_windows_that_overlap_are_a_finding_for_a_target_too(tmp_path: Path, run) -> None:

@@ -59,7 +59,7 @@ def test_a_sidecar_beside_a_model_follows_without_an_option(
 
 
 def test_a_stale_one_is_mended_by_the_same_command_again(here: Path, run) -> None:
-    rename(MODEL, "VLLM", sidecars=False)
+    rename(MODEL, "VLLM", sidecars="off")
     assert read(here / SIDECAR) == PLAIN
     assert run(*RENAME, "--check").code == 1
     outcome = run(*RENAME)
@@ -99,17 +99,17 @@ def test_a_look_ahead_shows_it(look: str, code: int, here: Path, run, snapshot) 
 
 
 def test_no_sidecars_leaves_it_and_warns(here: Path, renamed: bytes, run) -> None:
-    outcome = run(*RENAME, "--no-sidecars")
+    outcome = run(*RENAME, "--sidecars", "off")
     assert outcome.code == 0
     assert f"{MODEL}: warning KV406: {SIDECAR}" in outcome.err
     assert read_directory(here) == {MODEL: renamed, SIDECAR: PLAIN.encode()}
-    run(MODEL, "--strip", "--no-sidecars")
-    assert "KV406" not in run(MODEL, "--strip", "--no-sidecars").err
-    assert run(*RENAME, "--no-sidecars", "--strict").code == 1
+    run(MODEL, "--strip", "--sidecars", "off")
+    assert "KV406" not in run(MODEL, "--strip", "--sidecars", "off").err
+    assert run(*RENAME, "--sidecars", "off", "--strict").code == 1
 
 
 def test_the_interface_for_python_does_the_same(here: Path) -> None:
-    (finding,) = rename(MODEL, "VLLM", sidecars=False, dry_run=True).findings
+    (finding,) = rename(MODEL, "VLLM", sidecars="off", dry_run=True).findings
     assert (finding.code, finding.name) == ("KV406", SIDECAR)
     assert rename(MODEL, "VLLM").findings == ()
     assert read(here / SIDECAR) == VLLM
@@ -139,7 +139,7 @@ def test_sidecars_of_a_compile_below_the_export_follow(here: Path, run) -> None:
     assert (compiled / "specializations.json").read_text() == '{"past_key.0": 1}'
     assert [read(here / other / SIDECAR) for other in ("qpc", "compiled")] == [PLAIN] * 2
     assert read(compiled / "qpc-1" / SIDECAR) == PLAIN
-    assert "KV406" in run(MODEL, "--strip", "--no-sidecars").err
+    assert "KV406" in run(MODEL, "--strip", "--sidecars", "off").err
 
 
 def test_one_sidecar_for_all_windows_follows_all(tmp_path: Path, run) -> None:
@@ -199,7 +199,7 @@ def test_what_is_replaced_where_the_result_goes_is_not_said(here: Path, run) -> 
 
 
 def test_no_sidecars_leaves_it_where_it_is(here: Path, renamed: bytes, run) -> None:
-    outcome = run(*RENAME, "-d", "out", "--no-sidecars")
+    outcome = run(*RENAME, "-d", "out", "--sidecars", "off")
     assert (outcome.code, "KV4" in outcome.err) == (0, False)
     assert read_directory(here / "out") == {MODEL: renamed}
 
@@ -218,7 +218,7 @@ def test_another_file_in_its_place_stays_unless_forced(here: Path, run) -> None:
     outcome = run(*RENAME, "-d", "out")
     assert outcome.code == 1
     assert f"KV504: out/{SIDECAR} already exists" in outcome.err
-    assert "--no-sidecars" in outcome.err
+    assert "--sidecars off" in outcome.err
     assert read_directory(here / "out") == {SIDECAR: PLAIN.encode()}
 
 
@@ -272,7 +272,18 @@ def test_a_sidecar_of_another_model_alone_is_none_of_the_business(
 # What cannot be read or written.
 
 
-@pytest.mark.parametrize("options", [(), ("--check",), ("--sidecars",), ("--sidecar", SIDECAR)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--check",),
+        (
+            "--sidecars",
+            "require",
+        ),
+        ("--sidecar", SIDECAR),
+    ],
+)
 @pytest.mark.parametrize("spoil", ["truncate", "dangle", "replace"])
 def test_nothing_is_said_of_the_sidecar_of_a_model_that_cannot_be_read(
     spoil: str, options: tuple[str, ...], here: Path, run
@@ -342,9 +353,9 @@ def test_a_known_name_that_cannot_follow_is_an_error_with_the_way_around(
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert outcome.err.startswith(f"error: {SIDECAR}: ")
     assert reason in outcome.err
-    assert "--no-sidecars" in outcome.err
+    assert "--sidecars off" in outcome.err
     assert snapshot(here) == before
-    assert run(*RENAME, "--no-sidecars").code == 0
+    assert run(*RENAME, "--sidecars", "off").code == 0
     assert (here / MODEL).read_bytes() == renamed
 
 
@@ -356,9 +367,9 @@ def test_there_is_an_end_to_how_much_is_looked_at(here: Path, run, snapshot) -> 
     outcome = run(*RENAME)
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
     assert "8,388,608" in outcome.err
-    assert "--no-sidecars" in outcome.err
+    assert "--sidecars off" in outcome.err
     assert snapshot(here) == before
-    assert "KV406" in run(*RENAME, "--no-sidecars").err
+    assert "KV406" in run(*RENAME, "--sidecars", "off").err
     assert "KV406" in run("verify", MODEL).err
 
 
@@ -398,12 +409,12 @@ def test_without_a_candidate_a_rename_lists_once_and_opens_nothing_more(
         return real_open(path, *args, **how)
 
     counts = []
-    for option in ("--no-sidecars", "--sidecars"):
+    for policy in ("off", "require"):
         listed.clear()
         with monkeypatch.context() as patches:
             patches.setattr(os, "scandir", scandir)
             patches.setattr(os, "open", count_open)
-            assert run(*RENAME, option, "--dry-run").code == 0
+            assert run(*RENAME, "--sidecars", policy, "--dry-run").code == 0
         counts.append(listed.count(str(here)))
     listed.clear()
     monkeypatch.setattr("onnxkvrename.renaming.run.find_candidates", lambda *_: ())

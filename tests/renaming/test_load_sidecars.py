@@ -68,7 +68,7 @@ def test_a_sidecar_that_is_named_follows_in_place(here: Path, renamed: bytes, ru
 
 def test_sidecars_beside_a_model_are_found(here: Path, renamed: bytes, run) -> None:
     (here / "custom_io_fp16.yml").write_text(PLAIN)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
     now = read_directory(here)
     assert (now.pop("custom_io_fp16.yml"), now.pop(SIDECAR)) == (VLLM.encode(),) * 2
     assert now == {MODEL: renamed}
@@ -76,20 +76,20 @@ def test_sidecars_beside_a_model_are_found(here: Path, renamed: bytes, run) -> N
 
 def test_the_way_back_gives_the_same_bytes(here: Path, run) -> None:
     before = read_directory(here)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
     assert read_directory(here).keys() == before.keys()
-    assert run(MODEL, "--strip", "--sidecars").code == 0
+    assert run(MODEL, "--strip", "--sidecars", "require").code == 0
     assert read_directory(here) == before
 
 
 def test_one_token_in_the_place_of_another_is_followed_too(here: Path, run) -> None:
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
-    assert run(MODEL, "--prefix", "B", "--replace", "--sidecars").code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
+    assert run(MODEL, "--prefix", "B", "--replace", "--sidecars", "require").code == 0
     assert (here / SIDECAR).read_text() == custom_io("_B")
 
 
 def test_a_second_run_changes_nothing(here: Path, run, snapshot) -> None:
-    args = (MODEL, "--prefix", "VLLM", "--sidecars")
+    args = (MODEL, "--prefix", "VLLM", "--sidecars", "require")
     run(*args)
     before = snapshot(here)
     outcome = run(*args)
@@ -98,7 +98,7 @@ def test_a_second_run_changes_nothing(here: Path, run, snapshot) -> None:
 
 
 def test_a_sidecar_that_is_named_twice_and_found_is_one(here: Path, run) -> None:
-    given = ["--sidecar", SIDECAR, "--sidecar", here / SIDECAR, "--sidecars"]
+    given = ["--sidecar", SIDECAR, "--sidecar", here / SIDECAR, "--sidecars", "require"]
     outcome = run(MODEL, "--prefix", "VLLM", *given)
     assert outcome.code == 0
     assert outcome.err.splitlines()[1:] == [f"{SIDECAR}: 8 names changed"]
@@ -110,7 +110,7 @@ def test_what_else_lies_beside_a_model_stays(here: Path, run, snapshot) -> None:
     (here / "below").mkdir()
     shutil.move(here / SIDECAR, here / "below" / SIDECAR)
     before = snapshot(here)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
     after = snapshot(here)
     assert before.pop(MODEL) != after.pop(MODEL)
     assert after == before
@@ -120,7 +120,7 @@ def test_a_file_with_compile_parameters_follows(here: Path, run) -> None:
     path = here / "hashed_compile_params.json"
     ends = [name for name in PLAIN.split() if name.startswith("past_")]
     path.write_text(json.dumps({"command": ["qaic"], "custom_io": dict.fromkeys(ends, "mxint8")}))
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
     assert list(json.loads(path.read_text())["custom_io"]) == [
         name for name in VLLM.split() if name.startswith("past_")
     ]
@@ -128,7 +128,7 @@ def test_a_file_with_compile_parameters_follows(here: Path, run) -> None:
 
 def test_the_mode_of_a_sidecar_stays(here: Path, run) -> None:
     (here / SIDECAR).chmod(0o640)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
     assert stat.S_IMODE((here / SIDECAR).stat().st_mode) == 0o640
 
 
@@ -137,7 +137,7 @@ def test_paths_are_shown_as_they_were_given(
 ) -> None:
     (decoder.parent / SIDECAR).write_text(PLAIN)
     monkeypatch.chdir(tmp_path)
-    found = run("./model/decoder.onnx", "--prefix", "VLLM", "--sidecars")
+    found = run("./model/decoder.onnx", "--prefix", "VLLM", "--sidecars", "require")
     assert found.err.splitlines()[1] == f"model/{SIDECAR}: 8 names changed"
     given = run(decoder, "--strip", "--sidecar", f"model/../model/{SIDECAR}")
     assert given.err.splitlines() == [
@@ -172,18 +172,18 @@ def test_with_a_result_elsewhere_the_sidecar_goes_beside_it(
 ) -> None:
     (here / "out").mkdir()
     before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", *how)
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require", *how)
     assert outcome.code == 0
     assert f"{SIDECAR}: 8 names changed -> out/{SIDECAR}" in outcome.err
     assert (here / "out" / SIDECAR).read_text() == VLLM
     assert {name: now for name, now in snapshot(here).items() if name in before} == before
     again = snapshot(here)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", *how).code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require", *how).code == 0
     assert snapshot(here) == again
 
 
 def test_a_new_directory_appears_with_model_and_sidecar(here: Path, renamed: bytes, run) -> None:
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "-d", "out").code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require", "-d", "out").code == 0
     assert read_directory(here / "out") == {MODEL: renamed, SIDECAR: VLLM.encode()}
 
 
@@ -191,7 +191,7 @@ def test_one_sidecar_cannot_follow_a_model_and_stay_with_another_beside_it(
     here: Path, run, snapshot
 ) -> None:
     before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "-o", "new.onnx", "--sidecars")
+    outcome = run(MODEL, "--prefix", "VLLM", "-o", "new.onnx", "--sidecars", "require")
     assert refused(outcome, f"{SIDECAR}: is beside both")
     assert snapshot(here) == before
 
@@ -200,7 +200,7 @@ def test_another_file_in_the_place_of_a_sidecar_stays_unless_forced(here: Path, 
     (here / "out").mkdir()
     there = here / "out" / SIDECAR
     there.write_text("mine")
-    args = (MODEL, "--prefix", "VLLM", "--sidecars", "-d", "out")
+    args = (MODEL, "--prefix", "VLLM", "--sidecars", "require", "-d", "out")
     outcome = run(*args)
     assert outcome.code == 1
     assert f"error KV504: out/{SIDECAR}" in outcome.err
@@ -226,7 +226,7 @@ def test_two_sidecars_cannot_go_to_one_place(here: Path, run, snapshot) -> None:
 def test_a_sidecar_of_another_model_is_refused(here: Path, run, snapshot) -> None:
     (here / SIDECAR).write_text(custom_io(buffers=("compressed_kv", "k_pe")))
     before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require")
     assert outcome.code == 1
     assert "error KV404: custom_io.yaml belongs" in outcome.err
     assert snapshot(here) == before
@@ -236,10 +236,10 @@ def test_a_name_that_matches_nothing_is_a_warning(here: Path, run, snapshot) -> 
     strange = " - IOName: past_key.7\n   Precision: mxint8\n"
     (here / SIDECAR).write_text(PLAIN + strange)
     before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "--strict")
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require", "--strict")
     assert (outcome.code, outcome.err.count("error KV404")) == (1, 1)
     assert snapshot(here) == before
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require")
     assert outcome.code == 0
     assert f"{MODEL}: warning KV404: {SIDECAR} names past_key.7" in outcome.err
     assert (here / SIDECAR).read_text() == VLLM + strange
@@ -249,13 +249,13 @@ def test_half_a_pair_is_a_warning(here: Path, run) -> None:
     half = PLAIN.replace(" - IOName: past_key.0\n   Precision: mxint8\n\n", "")
     assert half != PLAIN
     (here / SIDECAR).write_text(half)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require")
     assert outcome.code == 0
     assert f"warning KV405: {SIDECAR} names past_key.0_RetainedState without" in outcome.err
 
 
 def test_a_whole_sidecar_has_no_warning(here: Path, run) -> None:
-    assert "KV4" not in run(MODEL, "--prefix", "VLLM", "--sidecars").err
+    assert "KV4" not in run(MODEL, "--prefix", "VLLM", "--sidecars", "require").err
 
 
 def test_a_finding_in_the_model_leaves_the_sidecar_as_it_was(here: Path, run, snapshot) -> None:
@@ -263,7 +263,7 @@ def test_a_finding_in_the_model_leaves_the_sidecar_as_it_was(here: Path, run, sn
     broken.graph.output.pop()
     saved(broken, here / MODEL)
     before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require")
     assert outcome.code == 1
     assert f"{MODEL}: error KV102" in outcome.err
     assert snapshot(here) == before
@@ -305,7 +305,7 @@ def test_what_cannot_be_followed_ends_the_job_in_one_line(
 
 def test_a_sidecar_that_cannot_be_read_is_not_passed_over_when_found(here: Path, spawn) -> None:
     (here / SIDECAR).chmod(0)
-    process = spawn(MODEL, "--prefix", "VLLM", "--sidecars")
+    process = spawn(MODEL, "--prefix", "VLLM", "--sidecars", "require")
     assert process.returncode == 2
     assert f"error: {SIDECAR}: cannot be read" in process.stderr
 
@@ -341,9 +341,9 @@ def test_what_others_may_share_or_have_protected_is_left_unless_forced(
 
 
 def test_a_sidecar_of_a_model_that_was_renamed_earlier_is_mended(here: Path, run) -> None:
-    rename(MODEL, "VLLM", sidecars=False)
+    rename(MODEL, "VLLM", sidecars="off")
     before = (here / MODEL).read_bytes()
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars")
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require")
     assert (outcome.code, outcome.out) == (0, "")
     assert f"{SIDECAR}: 8 names changed" in outcome.err
     assert read_directory(here) == {MODEL: before, SIDECAR: VLLM.encode()}
@@ -357,9 +357,9 @@ def test_a_look_ahead_writes_nothing(
     look: str, code: int, before: str, here: Path, run, snapshot
 ) -> None:
     if before == "the sidecar stale":
-        rename(MODEL, "VLLM", sidecars=False)
+        rename(MODEL, "VLLM", sidecars="off")
     earlier = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", look)
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require", look)
     assert outcome.code == code
     assert f"{SIDECAR}: 8 names would change" in outcome.err
     assert snapshot(here) == earlier
@@ -369,8 +369,8 @@ def test_a_look_ahead_writes_nothing(
 def test_a_check_of_what_is_renamed_finds_nothing_to_change(
     how: tuple[str, ...], here: Path, run
 ) -> None:
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars").code == 0
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "--check", *how)
+    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require", "--check", *how)
     assert (outcome.code, "would change" in outcome.err) == (0, False)
 
 
@@ -408,7 +408,10 @@ def test_killed_anywhere_the_same_command_ends_the_work(
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     pattern, result = tmp_path / "pattern", here / "out" if how else here
     shutil.copytree(here, pattern)
-    plain, args = read_directory(pattern), (MODEL, "--prefix", "VLLM", "--sidecars", *how)
+    plain, args = (
+        read_directory(pattern),
+        (MODEL, "--prefix", "VLLM", "--sidecars", "require", *how),
+    )
     seen = set()
 
     def kill(name: str, nth: int, *, after: bool) -> bool:
@@ -441,7 +444,7 @@ def test_the_sidecar_of_a_real_compile_becomes_that_of_the_prefixed_one(
         shutil.copyfile(path, tmp_path / path.name)
     before = read_directory(tmp_path)
     model = tmp_path / "LlamaForCausalLM.onnx"
-    assert run(model, "--prefix", "VLLM", "--sidecars", "--strict").code == 0
+    assert run(model, "--prefix", "VLLM", "--sidecars", "require", "--strict").code == 0
     assert (tmp_path / SIDECAR).read_bytes() == real.read_bytes()
-    assert run(model, "--strip", "--sidecars").code == 0
+    assert run(model, "--strip", "--sidecars", "require").code == 0
     assert read_directory(tmp_path) == before

@@ -172,7 +172,7 @@ def test_a_folder_with_too_many_files_is_refused(here: Path, go) -> None:
         (here / "genai" / f"{number}").touch()
     outcome = go("genai", "-d", "out")
     assert (outcome.code, "1,024 files" in outcome.err) == (2, True)
-    assert go("genai", "-d", "out", "--no-sidecars").code == 0
+    assert go("genai", "-d", "out", "--sidecars", "off").code == 0
     assert list_names(here / "out") == {"model.onnx"}
 
 

@@ -43,7 +43,7 @@ def text(decoder: Path) -> Path:
 def one(path: Path, output: Path, request: Request = LOOK, follow=shouted) -> PreparedSidecar:
     """Return the result for one sidecar."""
     model = ModelReport(str(path.parent / "m.onnx"), "m.onnx", "unchanged")
-    (item,) = prepare_sidecars([Sidecar(path, output, follow)], [model], request)
+    (item,) = prepare_sidecars([Sidecar(path, output, follow)], [model], request, load_rules())
     return item
 
 
@@ -153,7 +153,7 @@ def test_a_text_belongs_to_the_nearest_model(
     path.parent.mkdir()
     path.touch()
     reports = [ModelReport(str(tmp_path / name), name, "unchanged") for name in models]
-    (item,) = prepare_sidecars([Sidecar(path, path, shouted)], reports, LOOK)
+    (item,) = prepare_sidecars([Sidecar(path, path, shouted)], reports, LOOK, load_rules())
     assert item.model_index == owner
 
 

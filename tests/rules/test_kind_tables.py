@@ -1,4 +1,4 @@
-"""A kind as a table: what it says counts, and what it cannot say is an error that names the key."""
+"""Kinds: what their tables say counts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ import pytest
 from exporter_models import HEAD, HEADS, Cache, build_model, list_caches
 from models import saved
 
-from onnxkvrename import RulesError, load_layout
-from onnxkvrename.layout.kinds import KINDS
+from onnxkvrename import load_layout
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
-from onnxkvrename.rules.profile import CACHE_KINDS
-from onnxkvrename.rules.rewrite import rewrite_name
 
 RULES = r"""
 update = "append"
@@ -41,11 +37,6 @@ def save_caches(tmp_path: Path, *caches: Cache) -> Path:
     return saved(build_model(caches), tmp_path / "model.onnx")
 
 
-def test_what_settles_a_kind_are_the_kinds_of_a_layout() -> None:
-    profile_kinds = {row.profile_kind for row in KINDS.values()} - {None}
-    assert set(CACHE_KINDS) == {"attention", *profile_kinds, *KINDS} - {"unknown"}
-
-
 def test_a_role_says_what_is_in_a_buffer_and_kind_what_vllm_calls_it(tmp_path: Path) -> None:
     model = save_caches(tmp_path, *list_caches(NAMES, [0], "kv"))
     rules = write_rules(tmp_path, 'kind = "sliding_window"')
@@ -56,22 +47,75 @@ def test_a_role_says_what_is_in_a_buffer_and_kind_what_vllm_calls_it(tmp_path: P
     ]
 
 
-@pytest.mark.parametrize("optional", [False, True])
-def test_a_layer_may_lack_what_is_optional(optional: bool, tmp_path: Path, run) -> None:
+def test_a_layer_lacks_a_part_of_its_kind(tmp_path: Path, run) -> None:
     caches = [*list_caches(NAMES, [0], "kv"), *list_caches(NAMES, [1], "k")]
-    rules = write_rules(tmp_path, 'optional = ["value"]' if optional else "")
+    rules = write_rules(tmp_path, "")
     outcome = run(save_caches(tmp_path, *caches), "--rules", rules, "--prefix", "X", "-n")
-    assert ("KV108" in outcome.err) is not optional
+    assert "KV108" in outcome.err
 
 
-def test_parts_are_counted_by_the_rule_that_knows_the_names(tmp_path: Path, run) -> None:
+def test_two_kinds_share_no_parts(tmp_path: Path, run) -> None:
     """Two exporters call the same states otherwise: a layer has the parts of one of them."""
     other = RULES.partition("[[kv]]")[2].replace("_(?P<b", "_x(?P<b").replace("_{b", "_x{b")
-    rules = write_rules(tmp_path, "", f"{RULES}[[kv]]{other.replace('k|v|ks', 'k|v')}")
+    other = other.replace("k|v|ks", "k|v").replace("kinds.own", "kinds.other")
+    rules = write_rules(tmp_path, "", f"{RULES}[[kv]]{other}")
     names = tuple(name.replace("_", "_x", 1) for name in NAMES)
     caches = [*list_caches(NAMES, [0], "kv"), *list_caches(names, [1], "kv")]
     outcome = run(save_caches(tmp_path, *caches), "--rules", rules, "--prefix", "X", "-n")
     assert (outcome.code, "KV108" in outcome.err) == (0, False)
+
+
+NAMED_KINDS = r"""
+[[kv]]
+input = 'in_(?P<layer>[0-9]+)_(?P<kind>self|cross)_(?P<buffer>k|v)(?:_(?P<token>[A-Z]+))?'
+output = 'out_(?P<layer>[0-9]+)_(?P<kind>self|cross)_(?P<buffer>k|v)(?:_(?P<token>[A-Z]+))?'
+input_name = "in_{layer}_{kind}_{buffer}[_{token}]"
+output_name = "out_{layer}_{kind}_{buffer}[_{token}]"
+[kv.kinds.self]
+roles = { key = "k", value = "v" }
+kind = "attention"
+update = "append"
+[kv.kinds.cross]
+roles = { key = "k", value = "v" }
+update = "inplace"
+"""
+
+
+def test_a_name_may_say_its_kind_in_the_middle(tmp_path: Path, run) -> None:
+    """Two kinds of a layer have the same parts, and their buffers differ all the same."""
+    names = [
+        (f"in_{{layer}}_{kind}_{{part}}", f"out_{{layer}}_{kind}_{{part}}")
+        for kind in ("self", "cross")
+    ]
+    shape = ("batch_size", HEADS, "encoder_length", HEAD)
+    caches = [
+        *list_caches(names[0], [0, 1], "kv"),
+        *list_caches(names[1], [0, 1], "kv", shape=shape, update="inplace"),
+    ]
+    model, rules = save_caches(tmp_path, *caches), write_rules(tmp_path, "", NAMED_KINDS)
+    before = model.read_bytes()
+    assert run("verify", model, "--rules", rules).code == 0
+    found = load_layout(model, rules=rules).layout.buffers
+    assert [(b.layer, b.part, b.kind) for b in found if b.layer == 0] == [
+        (0, "key", "full_attention"),
+        (0, "key_cross", "cross_attention"),
+        (0, "value", "full_attention"),
+        (0, "value_cross", "cross_attention"),
+    ]
+    outcome = run(model, "--rules", rules, "--prefix", "X", "--verify")
+    assert (outcome.code, "KV" in outcome.err) == (0, False)
+    assert "in_1_cross_k -> in_1_cross_k_X" in outcome.out
+    run(model, "--rules", rules, "--strip")
+    assert model.read_bytes() == before
+    (missing,) = [b for b in caches if b.input == "in_1_cross_v"]
+    model = save_caches(tmp_path, *(cache for cache in caches if cache is not missing))
+    assert "KV108: in_1_cross_k" in run("verify", model, "--rules", rules).err
+
+
+def test_a_name_with_a_kind_that_has_no_such_part_is_none() -> None:
+    rules = parse_rules(NAMED_KINDS.replace('"k", value', '"x", value', 1), "r")
+    names = ("in_0_self_k", "in_0_cross_k")
+    assert [rules.match("input", name) is None for name in names] == [True, False]
 
 
 SCALES = """
@@ -151,91 +195,3 @@ def test_a_rule_about_one_part_needs_no_group_for_it() -> None:
     match = parse_rules(text, "r").match("input", "in_kv3_X")
     assert match is not None
     assert (match.buffer, match.layer, match.token) == ("kv", 3, "X")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("roles = {", "colour = 1\nroles = {", "own.colour: is not"),
-        ('roles = { key = "k", value = "v" }', "", "own.roles: needs either"),
-        ("roles = {", 'parts = ["k"]\nroles = {', "own.roles: needs either"),
-        ("key =", "keys =", "own.roles.keys: is not"),
-        ('"v" }', '"k" }', "own.roles: gives one"),
-        ('"v" }', "1 }", "own.roles.value: must be text"),
-        ('{ key = "k", value = "v" }', "{}", "own.roles: does not"),
-        ("roles = {", "kind = 'full'\nroles = {", "own.kind: must be"),
-        ("roles = {", "update = 'grow'\nroles = {", "own.update: must be"),
-        ("roles = {", "alone = ['left']\nroles = {", "own.alone: left is"),
-        ("roles = {", "optional = ['k']\nroles = {", "own.optional: k is"),
-        ("roles = {", "beside = { v = 'k' }\nroles = {", "own.beside: v is"),
-        (
-            "roles = {",
-            "beside = { key = 'value', value = 'key' }\nroles = {",
-            "own.beside.key: moves",
-        ),
-        ("roles = {", "axes = ['rows']\nroles = {", "own.axes: rows is"),
-        ("roles = {", "axes = ['head', 'head']\nroles = {", "own.axes: has head twice"),
-        ("roles = {", "axes = { k = ['head'] }\nroles = {", "own.axes: k is"),
-        ("roles = {", "axes = 1\nroles = {", "own.axes: must be"),
-        (
-            "[kv.kinds.own]",
-            "update = { own = 'delta' }\n[kv.kinds.own]\nupdate = 'once'",
-            "kv[0].update: own",
-        ),
-    ],
-)
-def test_a_table_that_cannot_be_used_says_where_and_why(old: str, new: str, said: str) -> None:
-    assert old in RULES
-    with pytest.raises(RulesError) as caught:
-        parse_rules(RULES.replace(old, new, 1), "mine.toml")
-    assert str(caught.value).startswith("mine.toml: ")
-    assert said in str(caught.value)
-
-
-def test_a_kind_of_two_rules_is_updated_in_one_way() -> None:
-    rule = RULES.partition("[[kv]]")[2]
-    with pytest.raises(RulesError, match=r"kv\[1\]\.kinds\.own\.update: "):
-        parse_rules(f'{RULES}[[kv]]{rule}update = "delta"', "mine.toml")
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ("first = false", "branch[0].input: is missing"),
-        (
-            "input = 'use_cache'",
-            "branch[0].first: is missing",
-        ),
-        ("input = 'use_cache'\nfirst = 0", "branch[0].first: must be"),
-        ("input = 'u'\nfirst = true\nthen = 1", "branch[0].then: is not"),
-    ],
-)
-def test_a_branch_that_cannot_be_used_says_why(table: str, said: str) -> None:
-    with pytest.raises(RulesError) as caught:
-        parse_rules(f"[[branch]]\n{table}\n{RULES}", "mine.toml")
-    assert said in str(caught.value)
-
-
-def test_every_built_in_profile_can_be_loaded_and_sent_to_a_worker() -> None:
-    import pickle
-
-    from onnxkvrename.rules.load import list_profiles
-
-    for name in list_profiles():
-        rules = load_rules(name)
-        assert pickle.loads(pickle.dumps(rules)).updates_by_kind == rules.updates_by_kind
-
-
-def test_the_examples_of_the_page_are_rules() -> None:
-    import re
-
-    page = Path(__file__).parents[2] / "docs" / "rules.md"
-    examples = re.findall(r"```toml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    first, second = (parse_rules(text, "rules.md") for text in examples)
-    assert first.updates_by_kind == {"attention": "append"}
-    match = second.match("input", "past.3.k_scale_VLLM")
-    assert match is not None
-    rule = match.rule.get_kind_rule(match.kind)
-    assert (rule.roles["k"], rule.beside, rule.alone) == ("key", {"k_scale": "k"}, ("output",))
-    assert rewrite_name(second, match, "") == "past.3.k_scale"
-    assert (second.dims["total"], second.branches[0].first) == ("past + new", False)

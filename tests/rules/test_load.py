@@ -20,7 +20,7 @@ input = 'past_key_values\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)(?:_(?P<token>
 output = 'present\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)(?:_(?P<token>[A-Za-z0-9]+))?'
 input_name = "past_key_values.{layer}.{buffer}[_{token}]"
 output_name = "present.{layer}.{buffer}[_{token}]"
-kinds = { attention = ["key", "value"] }
+kinds.attention.parts = ["key", "value"]
 """
 MODULE = f"""
 from importlib.resources import files
@@ -117,7 +117,7 @@ def test_a_broken_profile_names_its_distribution_when_it_is_asked_for(
 
 def test_two_distributions_with_one_profile_are_both_named(install: Install) -> None:
     install("hub-profiles", hub="hub_profiles:TEXT")
-    install("other-profiles", hub="hub_profiles:TEXT")
+    install("other-profiles", hub="hub_profiles:PATH")
     with pytest.raises(RulesError, match="hub-profiles and other-profiles"):
         load_rules("hub")
 

@@ -15,7 +15,7 @@ ROW = 'layer = 3, buffer = "key", input = "a", output = "cat_7"'
 def build_rules(*rows: str, more: str = "") -> Rules:
     """Rules that list names."""
     listed = ", ".join(f"{{ {row} }}" for row in rows)
-    text = f"[[kv]]\n{more}\nnames = [{listed}]\n[kv.kinds]\nattention = ['key', 'value']\n"
+    text = f"[[kv]]\n{more}\nnames = [{listed}]\n[kv.kinds.attention]\nparts = ['key', 'value']\n"
     return parse_rules(text, "mine")
 
 

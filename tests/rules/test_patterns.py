@@ -22,7 +22,7 @@ input = '(?P<buffer>k+)(?P<layer>[0-9]+)(?:_(?P<token>T))?'
 output = '(?P<buffer>k+)(?P<layer>[0-9]+)(?:_(?P<token>T))?_out'
 input_name = "past_{{layer}}[_{{token}}]"
 output_name = "past_{{layer}}[_{{token}}]_out"
-kinds = {{ attention = ["{"k" * 1000}", "v"] }}
+kinds.attention.parts = ["{"k" * 1000}", "v"]
 """
 
 

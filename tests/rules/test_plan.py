@@ -133,11 +133,11 @@ def test_two_rules_may_share_a_kind() -> None:
         output = '(?P<buffer>{0})(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?_out'
         input_name = "{{buffer}}{{layer}}[_{{token}}]"
         output_name = "{{buffer}}{{layer}}[_{{token}}]_out"
-        kinds.attention = ["{0}"]
+        kinds.attention.parts = ["{0}"]
     """
     rules = parse_rules(f"retained = '.*_out'\n{rule.format('k')}{rule.format('v')}", "mine")
     given = tuple(Value(name, "FLOAT", None) for name in ("v0", "k0"))
     handed_on = tuple(Value(f"{value.name}_out", "FLOAT", None) for value in given)
     found = build_rename_plan(Signature(given, handed_on), rules, TokenChange("T"))
     assert [pair.buffer for pair in found.pairs] == ["k", "v"]
-    assert found.required_parts[0, "attention"] == ("k", "v")
+    assert found.required_parts["attention"] == ("k", "v")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,18 +12,12 @@ import pytest
 from conftest import Run
 
 from onnxkvrename.errors import KvRenameError, RulesError
-from onnxkvrename.rules.plugins import describe_exception, find_plugins
+from onnxkvrename.rules.plugins import find_plugins
 
 GROUP = "onnxkvrename.tests"
 MODULE = """
 NUMBER = 3
 TEXT = "three"
-"""
-UNPRINTABLE = """
-class OddError(Exception):
-    def __str__(self):
-        raise SystemExit
-raise OddError
 """
 
 Install = Callable[..., None]
@@ -92,7 +87,8 @@ def test_two_plugins_with_one_name_are_an_error_when_it_is_asked_for(install: In
         ("kv_numbers:NUMBER", "1 / 0", "ZeroDivisionError: division by zero"),
         ("kv_numbers:NUMBER", "1 +", "SyntaxError: invalid syntax"),
         ("kv_numbers:NUMBER", "raise SystemExit(0)", "SystemExit: 0"),
-        ("kv_numbers:NUMBER", UNPRINTABLE, "OddError"),
+        ("kv_numbers:NUMBER", f"raise ValueError('{'x' * 9999}')", f"ValueError: {'x' * 188}…"),
+        ("kv_numbers:NUMBER", "raise ValueError", "ValueError"),
         ("kv_numbers:NUMBER", "raise ValueError('a\\nb')", "ValueError: a b"),
         ("kv_numbers:TEXT", MODULE, "TEXT is of type str"),
         ("kv_numbers", MODULE, "kv_numbers is of type module"),
@@ -154,27 +150,12 @@ def test_a_distribution_without_any_name_hides_no_other(install: Install, tmp_pa
     assert "three" in find_plugins(GROUP, ())
 
 
-def test_a_finder_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class BrokenFinder:
-        def find_distributions(self, context: object) -> None:
-            raise OSError("the network is down")
-
-        def find_spec(self, *_: object) -> None:
-            return None
-
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, BrokenFinder()])
-    assert find_plugins(GROUP, ()) == {}
-
-
-def test_of_two_versions_of_a_distribution_the_first_on_the_path_counts(
+def test_a_distribution_that_is_twice_on_the_path_offers_one_plugin(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("three = kv_numbers:NUMBER")
-    newer = tmp_path / "newer" / "Numbers.Dist-2.0.dist-info"
-    newer.mkdir(parents=True)
-    (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: Numbers.Dist\nVersion: 2.0\n")
-    monkeypatch.syspath_prepend(newer.parent)
-    assert find_plugins(GROUP, ()) == {}
+    monkeypatch.syspath_prepend(shutil.copytree(tmp_path / "site", tmp_path / "copy"))
+    assert find_plugins(GROUP, ())["three"].load(int) == 3
 
 
 def test_an_interrupt_while_a_plugin_loads_is_not_its_error(install: Install) -> None:
@@ -190,7 +171,6 @@ SEND_INTERRUPT = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\n
 @pytest.mark.parametrize(
     ("module", "code", "message"),
     [
-        ("raise KeyboardInterrupt", 2, "numbers-dist (onnxkvrename.profiles)"),
         ("raise GeneratorExit", 2, "numbers-dist (onnxkvrename.profiles)"),
         ("raise SystemExit(0)", 2, "numbers-dist (onnxkvrename.profiles)"),
         (
@@ -208,15 +188,3 @@ def test_a_plugin_cannot_end_the_command_but_ctrl_c_can(
     assert (outcome.code, outcome.out) == (code, "")
     (line,) = outcome.err.strip().splitlines()
     assert message in line
-
-
-@pytest.mark.parametrize(
-    ("error", "description"),
-    [
-        (ValueError("a\n  b"), "ValueError: a b"),
-        (ValueError(), "ValueError"),
-        (ValueError("x" * 9999), f"ValueError: {'x' * 200}…"),
-    ],
-)
-def test_an_exception_is_described_on_one_line(error: Exception, description: str) -> None:
-    assert describe_exception(error) == description

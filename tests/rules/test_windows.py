@@ -236,7 +236,7 @@ def test_rules_need_not_know_of_sets() -> None:
         output = '(?P<buffer>k)(?P<layer>[0-9])(?:_(?P<token>[A-Z]+))?_out'
         input_name = "k{layer}[_{token}]"
         output_name = "k{layer}[_{token}]_out"
-        kinds.one = ["k"]
+        kinds.one.parts = ["k"]
         """,
         "mine",
     )
@@ -347,8 +347,8 @@ def test_windows_with_different_tokens_are_found_as_they_stand() -> None:
     windows += [window(7, 8), window(8, 9, token="OLD"), window(9, 10)]
     assert found(*windows) == ["KV303 8"]
     text = said(*windows)
-    assert "VLLM in 7 files; no token in 2 files; OLD in 1 file" in text
-    assert f"{path(7, 8)}, {path(9, 10)}; OLD in {path(8, 9)}" in text
+    assert f"VLLM in 7 files (first: {path(0, 1)}); no token in 2 files" in text
+    assert text.endswith(f"(first: {path(7, 8)}); OLD in {path(8, 9)}")
 
 
 def test_a_run_that_mends_a_half_renamed_set_passes() -> None:
@@ -380,8 +380,7 @@ def test_a_token_on_outputs_only_is_found_in_the_whole_set() -> None:
     ]
     windows = window(0, 1, names[0], names[2]), window(1, 2, names[1], names[3])
     text = said(*windows)
-    assert "VLLM and no token" in text
-    assert f"{windows[0].path}, {windows[1].path}" in text
+    assert f"no token and VLLM in 2 files (first: {windows[0].path})" in text
     assert found(*windows, judge=False) == []
 
 
@@ -540,11 +539,11 @@ def test_what_was_made_ready_has_seams_too() -> None:
 )
 def test_an_input_that_all_windows_share_is_of_one_kind(kind: str, shown: str) -> None:
     change = "position_ids:INT64[b,s]", f"position_ids:{kind}"
-    windows = [window(0, 1, change), window(1, 2), window(2, 3)]
-    assert found(*windows) == ["KV305 1"]
+    windows = [window(0, 1), window(1, 2, change), window(2, 3, change)]
+    assert found(*windows) == ["KV305 2"]
     text = said(*windows)
     assert f"position_ids is {shown}" in text
-    assert path(1, 2) in text
+    assert path(0, 1) in text
 
 
 @pytest.mark.parametrize("kind", ["position_ids:INT64[c,t]", "position_ids:INT64[1,s]", "unused"])
@@ -570,7 +569,7 @@ def test_symbols_of_a_shared_input_may_differ_and_who_has_no_use_for_it_lacks_it
         (EXPORT._replace(opsets=(("", 18),)), "opset ai.onnx 18 (17 in {0})"),
         (
             EXPORT._replace(ir_version=9, opsets=(("", 17), ("com.qualcomm.cloud", 2))),
-            "IR version 9 (8 in {0}); opset com.qualcomm.cloud 2 (1 in {0})",
+            "IR version 9 (8 in {0})",
         ),
     ],
 )
@@ -612,7 +611,6 @@ def test_other_head_counts_are_another_model() -> None:
     windows = window(0, 1), window(1, 2), heads(2, 3, "batch,4,ctx,8")
     text = said(*windows)
     assert "past_key [batch, 4, ctx, 8]" in text
-    assert "past_value [batch, 4, ctx, 8]" in text
     assert path(0, 1) in text
 
 
@@ -692,7 +690,7 @@ WINDOWS = tuple(window(n, n + 1) for n in range(4))
     [
         (
             [("past_key.2", "x.2"), ("past_key.3", "x.3")],
-            f"has no past_key of layers 2-3, which {path(2, 3)} has",
+            f"has no past_key of layer 2, which {path(2, 3)} has",
         ),
         ([("past_key.1 ", "past_key.1:FLOAT[b,2,c,8] ")],
          f"has past_key.1 as FLOAT [b, 2, c, 8], but FLOAT16 [batch, 2, ctx, 8] in {path(1, 2)}"),
@@ -700,7 +698,7 @@ WINDOWS = tuple(window(n, n + 1) for n in range(4))
          "has past_key.1_RetainedState as FLOAT16 [b, 4, c, 8], "
          f"but FLOAT16 [batch, 2, ctx, 8] in {path(1, 2)}"),
         ([("past_value.3", "past_value.3 k_pe.3")],
-         f"has k_pe of layer 3, which {path(0, 1)} to {path(3, 4)} does not have"),
+         f"has k_pe of layer 3, which no file it is compared with has (first: {path(0, 1)})"),
     ],
 )  # fmt: skip
 def test_a_merge_that_is_not_what_the_windows_are_is_found(
@@ -710,10 +708,7 @@ def test_a_merge_that_is_not_what_the_windows_are_is_found(
 
 
 def test_a_merge_of_more_than_the_windows_shows_that_the_last_are_missing() -> None:
-    text = said(*WINDOWS[:2], merged(0, 4))
-    assert "past_key of layers 2-3" in text
-    assert "past_value of layers 2-3" in text
-    assert path(1, 2) in text
+    assert "has past_key of layer 2, which no file" in said(*WINDOWS[:2], merged(0, 4))
     assert found(*WINDOWS, merged(2, 4)) == []
 
 
@@ -737,7 +732,7 @@ def test_merges_are_held_against_the_windows_in_or_below_their_directory() -> No
 
 @pytest.mark.parametrize(
     ("top", "below", "far"),
-    [(".", "a/b", "../a"), (".", ".", "/a"), ("/", "/a/b", "a"), ("..", "../a", "../../a")],
+    [(".", "a/b", "../a"), (".", ".", "/a"), ("/x", "/x/a/b", "x/a"), ("..", "../a", "../../a")],
 )
 def test_what_lies_below_follows_from_the_paths(top: str, below: str, far: str) -> None:
     wrong = merged(0, 1, ("past_key.0 ", "past_key.0:INT8 "), root=top)

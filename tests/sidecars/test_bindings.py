@@ -184,7 +184,7 @@ def test_a_location_may_lead_out_of_the_folder_and_back(location: str, here: Pat
     folder = build_folder(here / "genai", config)
     assert go("genai", "--prefix", "VLLM").code == 0
     assert (folder / CONFIG).read_text() == with_token(config)
-    assert go("genai", "--strip", "--no-sidecars").code == 0
+    assert go("genai", "--strip", "--sidecars", "off").code == 0
     outcome = run("verify", "genai/model.onnx", "--rules", "rules.toml")
     assert f"error KV406: genai/{CONFIG}" in outcome.err
 
@@ -255,7 +255,7 @@ def test_a_template_of_names_that_do_not_all_change_is_refused(here: Path, go) -
     problem = "past_key_values.%d.key matches 2 names, and past_key_values.1.key stays"
     assert refused(outcome, f"genai/{CONFIG} cannot be updated: {problem}")
     assert read_directory(folder) == before
-    outcome = go("genai", "--prefix", "VLLM", "--no-sidecars")
+    outcome = go("genai", "--prefix", "VLLM", "--sidecars", "off")
     assert (outcome.code, outcome.err.count("warning KV406")) == (0, 1)
     assert (folder / CONFIG).read_bytes() == before[CONFIG]
 
@@ -281,7 +281,7 @@ def test_a_name_that_the_runtime_makes_itself_is_refused(
     assert f'{side}{key.removeprefix("past_")}": "present.%d.{part}"' in outcome.err
     assert read_directory(folder) == before
     # Back to the names that the runtime makes is right again.
-    assert go("genai", "--prefix", "VLLM", "--no-sidecars").code == 0
+    assert go("genai", "--prefix", "VLLM", "--sidecars", "off").code == 0
     assert go("genai", "--strip").code == 0
     assert read_directory(folder) == before
 
@@ -435,7 +435,7 @@ def test_a_name_below_an_anchor_is_refused(here: Path, go) -> None:
 
 
 def test_no_sidecars_leaves_it_and_says_what_fails(genai: Path, go) -> None:
-    outcome = go("genai", "--prefix", "VLLM", "--no-sidecars")
+    outcome = go("genai", "--prefix", "VLLM", "--sidecars", "off")
     assert outcome.code == 0
     assert f"warning KV406: genai/{CONFIG}" in outcome.err
     assert "onnxruntime-genai fails" in outcome.err
@@ -443,7 +443,7 @@ def test_no_sidecars_leaves_it_and_says_what_fails(genai: Path, go) -> None:
 
 
 def test_a_stale_one_is_found_and_repaired_by_the_same_command(genai: Path, go, run) -> None:
-    go("genai", "--prefix", "VLLM", "--no-sidecars")
+    go("genai", "--prefix", "VLLM", "--sidecars", "off")
     saved(build_decoder(), genai / "other.onnx")  # has the old names, but is not what it speaks of
     outcome = run("verify", "genai/model.onnx", "--rules", "rules.toml")
     assert f"error KV406: genai/{CONFIG}" in outcome.err
@@ -547,7 +547,7 @@ def test_a_file_that_the_rules_name_follows(name: str, text: str, here: Path, go
     (here / name).write_text(text)
     assert go("model.onnx", "--prefix", "VLLM").code == 0
     assert (here / name).read_text().count("_VLLM") == 4
-    outcome = go("model.onnx", "--strip", "--no-sidecars")
+    outcome = go("model.onnx", "--strip", "--sidecars", "off")
     assert f"{name} keeps 4 old names" in outcome.err
     assert "my runtime" in outcome.err
     assert go("model.onnx", "--strip").code == 0

@@ -45,7 +45,7 @@ def test_each_command_that_judges_a_model_finds_it(
 
 
 def test_strict_makes_it_an_error(stale: Path, run) -> None:
-    rename(MODEL, "vllmKvCache", replace=True, sidecars=False)
+    rename(MODEL, "vllmKvCache", replace=True, sidecars="off")
     assert run("check-consumer", MODEL).code == 0
     assert run("check-consumer", MODEL, "--strict").code == 1
 
@@ -53,7 +53,7 @@ def test_strict_makes_it_an_error(stale: Path, run) -> None:
 @pytest.mark.parametrize("start", ["renamed", "stripped", "another token"])
 def test_the_hint_is_a_command_that_mends_it(start: str, stale: Path, run) -> None:
     if start == "stripped":
-        rename(MODEL, strip=True, sidecars=False)
+        rename(MODEL, strip=True, sidecars="off")
         (stale / SIDECAR).write_text(VLLM)
     elif start == "another token":
         (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
@@ -69,7 +69,7 @@ def test_a_rename_refuses_a_different_token_in_a_sidecar_as_in_a_model(
 ) -> None:
     """One answer, whether the model still has to be renamed or not; --replace changes both."""
     if not now:
-        rename(MODEL, strip=True, sidecars=False)
+        rename(MODEL, strip=True, sidecars="off")
     (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
     before = snapshot(stale)
     for _ in range(2):
@@ -94,7 +94,7 @@ def test_strip_removes_any_token_in_one_run(stale: Path, run) -> None:
 
 
 def test_one_of_a_different_token_goes_along_with_replace(stale: Path, run) -> None:
-    rename(MODEL, strip=True, sidecars=False)
+    rename(MODEL, strip=True, sidecars="off")
     (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
     assert run(MODEL, "--prefix", "VLLM", "--replace", "-d", "out").code == 0
     assert (stale / "out" / SIDECAR).read_text() == VLLM
@@ -102,7 +102,7 @@ def test_one_of_a_different_token_goes_along_with_replace(stale: Path, run) -> N
 
 def test_a_copy_beside_the_model_leaves_it_with_a_warning(stale: Path, run) -> None:
     """It can fit one of the two models only, and with a different token it fits neither."""
-    rename(MODEL, strip=True, sidecars=False)
+    rename(MODEL, strip=True, sidecars="off")
     other = VLLM.replace("VLLM", "OTHER")
     (stale / SIDECAR).write_text(other)
     for number, replace in enumerate([(), ("--replace",)]):
@@ -116,7 +116,7 @@ def test_a_copy_beside_the_model_leaves_it_with_a_warning(stale: Path, run) -> N
 
 def test_it_may_be_the_sidecar_of_another_model_in_the_directory(stale: Path, run) -> None:
     """With --replace, too, names that another model has are not those of this one."""
-    rename(MODEL, "OTHER", replace=True, output="other.onnx", sidecars=False)
+    rename(MODEL, "OTHER", replace=True, output="other.onnx", sidecars="off")
     (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
     before = (stale / SIDECAR).read_text()
     for options in (["--prefix=VLLM"], ["--prefix=VLLM", "--replace"], ["--strip"]):
@@ -127,7 +127,7 @@ def test_it_may_be_the_sidecar_of_another_model_in_the_directory(stale: Path, ru
 
 def test_a_rename_that_leaves_sidecars_warns_of_any_old_names(stale: Path, run) -> None:
     (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
-    outcome = run(MODEL, "--prefix", "VLLM", "--no-sidecars")
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "off")
     assert (outcome.code, "warning KV406" in outcome.err) == (0, True)
     (repair,) = find_commands(outcome.err)
     assert run(*shlex.split(repair)[1:]).code == 0
@@ -148,7 +148,7 @@ def test_one_of_an_earlier_compile_is_a_warning(stale: Path, run) -> None:
 
 
 def test_names_of_another_model_in_the_directory_are_right(stale: Path, run) -> None:
-    rename(MODEL, strip=True, output="plain.onnx", sidecars=False)
+    rename(MODEL, strip=True, output="plain.onnx", sidecars="off")
     assert "KV406" not in run("verify", MODEL).err
 
 

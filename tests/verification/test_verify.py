@@ -177,7 +177,7 @@ def test_rules_that_could_not_be_undone_are_an_error_of_the_rules(tmp_path: Path
         output = '(?P<buffer>past_key)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?_RetainedState'
         input_name = "{buffer}.{layer}[_x{token}]"
         output_name = "{buffer}.{layer}[_x{token}]_RetainedState"
-        kinds.attention = ["past_key"]
+        kinds.attention.parts = ["past_key"]
         """,
         "lossy",
     )

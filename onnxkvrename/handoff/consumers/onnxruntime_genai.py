@@ -18,19 +18,14 @@ from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import (
     Finding,
-    begin_message,
     build_finding,
     format_count,
     format_list,
     quote_word,
+    report_names,
 )
-from onnxkvrename.handoff.consumer import (
-    Consumer,
-    add_checks,
-    compute_itemsize,
-    keep_whole_shape,
-)
-from onnxkvrename.handoff.selection import find_selected_buffers
+from onnxkvrename.handoff.consumer import Consumer, compute_itemsize, keep_whole_shape
+from onnxkvrename.handoff.selection import ConsumerView
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.storage.read import read_status, read_text_file
 
@@ -46,6 +41,7 @@ _DEFAULTS = {
     "past_conv_names": "past_conv.%d",
     "present_conv_names": "present_conv.%d",
 }
+_HAVE = ("has", "have")
 _STATES = ("conv_state", "recurrent_state")
 _PARTS = ("key", "value", "conv", "recurrent", "key_scale", "value_scale")
 _SETTINGS = frozenset(
@@ -119,22 +115,22 @@ def build_consumer(templates: tuple[NameTemplates, ...], path: Path | None) -> C
 
     where = CONFIG_NAME if path is None else str(path)
     settings = ", ".join(dict.fromkeys(each.setting for each in templates))
-    return add_checks(
-        CONSUMER._replace(
-            selects_input=lambda name: any(read_layer(each.past, name) for each in templates),
-            selects_output=lambda name: any(read_layer(each.present, name) for each in templates),
-            input_name_of=derive_input_name,
-            is_written_elsewhere=lambda name: any(
-                read_layer(each.past, name) for each in templates if "cross_" in each.setting
-            ),
-            selected_inputs=_join(each.past for each in templates),
-            selected_outputs=_join(each.present for each in templates if each.present),
-            unselected_hint=f"write the names of the model into {quote_word(where)}: {settings}",
+    return CONSUMER._replace(
+        selects_input=lambda name: any(read_layer(each.past, name) for each in templates),
+        selects_output=lambda name: any(read_layer(each.present, name) for each in templates),
+        input_name_of=derive_input_name,
+        is_written_elsewhere=lambda name: any(
+            read_layer(each.past, name) for each in templates if "cross_" in each.setting
         ),
-        partial(_check_config, path=path),
-        partial(_check_composed_names, templates=templates),
-        _check_dtypes,
-        partial(_check_ranks, templates=templates),
+        selected_inputs=_join(each.past for each in templates),
+        selected_outputs=_join(each.present for each in templates if each.present),
+        unselected_hint=f"write the names of the model into {quote_word(where)}: {settings}",
+        checks=(
+            partial(_check_config, path),
+            partial(_check_composed_names, templates),
+            _check_dtypes,
+            partial(_check_ranks, templates),
+        ),
     )
 
 
@@ -179,62 +175,58 @@ def _join(names: Iterable[str]) -> str:
     return ", ".join(unique[:2]) + (f" or one of {others} other templates" if others > 0 else "")
 
 
-def _check_config(
-    consumer: Consumer, layout: Layout, full_transfer: bool, path: Path | None
-) -> Iterator[Finding]:
+def _check_config(path: Path | None, view: ConsumerView) -> Iterator[Finding]:
     """Yield KV625 where no configuration is beside the model."""
     if path is None:
         yield build_finding(
             "KV625",
             "",
-            f"no {CONFIG_NAME} beside the model: {consumer.name} cannot load the folder without "
-            "it; the default names are assumed",
+            f"no {CONFIG_NAME} beside the model: {view.consumer.name} cannot load the folder "
+            "without it; the default names are assumed",
             f"put the model beside its {CONFIG_NAME}",
         )
 
 
 def _check_composed_names(
-    consumer: Consumer, layout: Layout, full_transfer: bool, templates: tuple[NameTemplates, ...]
+    templates: tuple[NameTemplates, ...], view: ConsumerView
 ) -> Iterator[Finding]:
     """Yield KV603 for layers that are not a number, KV609 for missing parts of a layer."""
-    names = dict.fromkeys(sorted(value.name for value in layout.inputs))
+    consumer = view.consumer
+    names = dict.fromkeys(sorted(value.name for value in view.layout.inputs))
     for template in templates:
         layers = {name: read_layer(template.past, name) for name in names}
-        unreadable = [name for name, layer in layers.items() if layer and not _is_number(layer)]
-        if unreadable:
-            yield build_finding(
-                "KV603",
-                unreadable[0],
-                f"{begin_message(unreadable, 'has', 'have', 'inputs')} no number where "
-                f"{consumer.name} reads the layer ({template.past}); it cannot start",
-                "set the place of the layer in your --rules FILE",
-            )
+        yield from report_names(
+            "KV603",
+            [name for name, layer in layers.items() if layer and not _is_number(layer)],
+            _HAVE,
+            f"no number where {consumer.name} reads the layer ({template.past}); it cannot start",
+            "set the place of the layer in your --rules FILE",
+            "inputs",
+        )
     for first, second in _list_siblings(templates):
         layers = {name: read_layer(first.past, name) for name in names}
         siblings = {
             name: compose_name(second.past, layer) for name, layer in layers.items() if layer
         }
         alone = [name for name, sibling in siblings.items() if sibling not in names]
-        if alone:
-            yield build_finding(
-                "KV609",
-                alone[0],
-                f"{begin_message(alone, 'has', 'have', 'inputs')} no counterpart: {consumer.name} "
-                f"needs {siblings[alone[0]]} in the same layer ({second.setting})",
-                "export the model again: a layer needs both",
-            )
-    long = [
-        name
-        for name in names
-        if len(name.encode()) > _MAX_NAME_BYTES and consumer.selects_input(name)
-    ]
+        missing = siblings[alone[0]] if alone else ""
+        yield from report_names(
+            "KV609",
+            alone,
+            _HAVE,
+            f"no counterpart: {consumer.name} needs {missing} in the same layer ({second.setting})",
+            "export the model again: a layer needs both",
+            "inputs",
+        )
+    sizes = {name: len(name.encode()) for name in names}
+    long = [n for n, size in sizes.items() if size > _MAX_NAME_BYTES and consumer.selects_input(n)]
     if long:
-        yield build_finding(
+        size = f"{format_count(sizes[long[0]], 'byte')}{'' if len(long) == 1 else ' and more'}"
+        yield from report_names(
             "KV601",
-            long[0],
-            f"{begin_message(long, 'has', 'have')} {format_count(len(long[0].encode()), 'byte')}"
-            f"{'' if len(long) == 1 else ' and more'}; {consumer.name} composes names of at most "
-            f"{_MAX_NAME_BYTES} bytes",
+            long,
+            _HAVE,
+            f"{size}; {consumer.name} composes names of at most {_MAX_NAME_BYTES} bytes",
             "use a shorter token",
         )
 
@@ -257,45 +249,41 @@ def _list_siblings(
         yield states[1], states[0]
 
 
-def _check_dtypes(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+def _check_dtypes(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV610 for keys and values of another dtype than the first ones."""
-    buffers = [
-        buffer
-        for buffer in find_selected_buffers(layout, consumer)
-        if buffer.part in ("key", "value") and not buffer.is_state
-    ]
+    buffers = [b for b in view.buffers if b.part in ("key", "value") and not b.is_state]
     others = [buffer for buffer in buffers if buffer.dtype != buffers[0].dtype]
     if others:
-        names = [buffer.names[0] for buffer in others]
         dtypes = format_list(sorted({buffer.dtype for buffer in others}))
-        yield build_finding(
+        yield from report_names(
             "KV610",
-            names[0],
-            f"{begin_message(names, 'is', 'are', 'buffers')} {dtypes}; {consumer.name} uses the "
-            f"dtype of the first buffer, {buffers[0].dtype}, for all keys and values",
+            [buffer.names[0] for buffer in others],
+            ("is", "are"),
+            f"{dtypes}; {view.consumer.name} uses the dtype of the first buffer, "
+            f"{buffers[0].dtype}, for all keys and values",
             "export all of them with the same precision",
+            "buffers",
         )
 
 
-def _check_ranks(
-    consumer: Consumer, layout: Layout, full_transfer: bool, templates: tuple[NameTemplates, ...]
-) -> Iterator[Finding]:
+def _check_ranks(templates: tuple[NameTemplates, ...], view: ConsumerView) -> Iterator[Finding]:
     """Yield KV610 for keys and values that do not have four axes."""
     keys = [each.past for each in templates if each.setting in (_KEYS, _VALUES)][:2]
     names = [
         buffer.names[0]
-        for buffer in find_selected_buffers(layout, consumer)
+        for buffer in view.buffers
         if buffer.shape and len(buffer.shape) != 4
         if any(read_layer(template, buffer.names[0]) for template in keys)
     ]
-    if names:
-        yield build_finding(
-            "KV610",
-            names[0],
-            f"{begin_message(names, 'does', 'do', 'buffers')} not have four axes; {consumer.name} "
-            "creates keys and values as [batch, heads, tokens, head size]",
-            "export the model with a cache of this form",
-        )
+    return report_names(
+        "KV610",
+        names,
+        ("does", "do"),
+        f"not have four axes; {view.consumer.name} creates keys and values as [batch, heads, "
+        "tokens, head size]",
+        "export the model with a cache of this form",
+        "buffers",
+    )
 
 
 CONSUMER = Consumer(

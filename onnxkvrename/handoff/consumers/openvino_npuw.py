@@ -13,15 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from onnxkvrename.findings import Finding, begin_message, build_finding
-from onnxkvrename.handoff.consumer import (
-    Consumer,
-    add_checks,
-    compute_itemsize,
-    keep_whole_shape,
-)
-from onnxkvrename.handoff.selection import select_values
-from onnxkvrename.layout.layout import Layout
+from onnxkvrename.findings import Finding, begin_message, build_finding, report_names
+from onnxkvrename.handoff.consumer import Consumer, compute_itemsize, keep_whole_shape
+from onnxkvrename.handoff.selection import ConsumerView
 
 _PAST, _PRESENT = "past_key_values", "present"
 _LINEAR_PAST = re.compile(r"cache_params\.past\.(?:conv|ssm)\.[0-9]+")
@@ -46,23 +40,23 @@ def derive_input_name(name: str) -> str:
     return name.replace(_PRESENT, _PAST)
 
 
-def check_copied_axes(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+def check_copied_axes(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV610 for inputs that do not have four axes, KV605 for states that have them.
 
     Every input that begins with ``past_key_values`` is copied like keys and values.
     """
-    inputs = [
-        each for each in select_values(layout, consumer).inputs if each.value.name.startswith(_PAST)
-    ]
+    name = view.consumer.name
+    inputs = [each for each in view.selection.inputs if each.value.name.startswith(_PAST)]
     names = [each.value.name for each in inputs if len(each.value.shape or ()) not in (0, _RANK)]
-    if names:
-        yield build_finding(
-            "KV610",
-            names[0],
-            f"{begin_message(names, 'does', 'do', 'inputs')} not have four axes; {consumer.name} "
-            f"copies every input that begins with {_PAST} as [1, heads, tokens, head size]",
-            "export keys and values with these axes, and states with other names",
-        )
+    yield from report_names(
+        "KV610",
+        names,
+        ("does", "do"),
+        f"not have four axes; {name} copies every input that begins with {_PAST} as "
+        "[1, heads, tokens, head size]",
+        "export keys and values with these axes, and states with other names",
+        "inputs",
+    )
     states = [
         each.value.name
         for each in inputs
@@ -72,27 +66,25 @@ def check_copied_axes(consumer: Consumer, layout: Layout, full_transfer: bool) -
         yield build_finding(
             "KV605",
             states[0],
-            f"{begin_message(states, 'is a state', 'are states', 'inputs')}; {consumer.name} "
-            "copies only as many rows of axis 2 as there are tokens, and the rest is lost",
+            f"{begin_message(states, 'is a state', 'are states', 'inputs')}; {name} copies only as "
+            "many rows of axis 2 as there are tokens, and the rest is lost",
             "export states with other names",
         )
 
 
-CONSUMER = add_checks(
-    Consumer(
-        name="openvino-npuw",
-        token="",
-        source="openvinotoolkit/openvino at 002caac",
-        selects_input=selects_input,
-        selects_output=selects_output,
-        input_name_of=derive_input_name,
-        sort_key=None,
-        transferred_shape=keep_whole_shape,
-        itemsize_of=compute_itemsize,
-        needs_in_place=False,
-        selected_inputs=f"{_PAST}* or cache_params.past.*",
-        selected_outputs=f"{_PRESENT}* or cache_params.present.*",
-        memory="none",
-    ),
-    check_copied_axes,
+CONSUMER = Consumer(
+    name="openvino-npuw",
+    token="",
+    source="openvinotoolkit/openvino at 002caac",
+    selects_input=selects_input,
+    selects_output=selects_output,
+    input_name_of=derive_input_name,
+    sort_key=None,
+    transferred_shape=keep_whole_shape,
+    itemsize_of=compute_itemsize,
+    needs_in_place=False,
+    selected_inputs=f"{_PAST}* or cache_params.past.*",
+    selected_outputs=f"{_PRESENT}* or cache_params.present.*",
+    memory="none",
+    checks=(check_copied_axes,),
 )

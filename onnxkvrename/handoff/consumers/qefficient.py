@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxkvrename.findings import Finding, begin_message, build_finding, format_count
-from onnxkvrename.handoff.consumer import Consumer, add_checks
+from onnxkvrename.findings import Finding, format_count, report_names
+from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumers import vllm_qaic
-from onnxkvrename.handoff.selection import SelectedValue, is_hybrid, select_values
-from onnxkvrename.layout.layout import Layout, Shape
+from onnxkvrename.handoff.selection import ConsumerView
+from onnxkvrename.layout.layout import Shape
 
 _PREFIXES = ("past_", "conv_state.", "recurrent_state.", "compressed_", "k_pe")
 _LINEAR_PREFIXES = ("conv_state.", "recurrent_state.")
 _SUFFIX = "_RetainedState"
 _NAMES = "past_*, conv_state.*, recurrent_state.*, compressed_* or k_pe*"
+_NO_OPTION_HINT = "no option of QEfficient changes this"
 _ITEMSIZES = {
     **dict.fromkeys(("INT8", "UINT8", "MXINT8"), 1),
     **dict.fromkeys(("FLOAT16", "BFLOAT16", "INT16"), 2),
@@ -49,35 +50,35 @@ def compute_transferred_shape(shape: Shape, tokens: int | None) -> Shape:
     return (1, *shape[1:])
 
 
-def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+def check_slice_ranks(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV610 for ranks that slices cannot have, also of values that are not KV buffers.
 
     Slices have four axes. If buffers differ in shape or dtype, slices of buffers with another rank
     have three. It is not documented how the device's runtime treats a different rank.
     """
-    slice_rank = 3 if is_hybrid(layout, consumer) else 4
+    slice_rank = 3 if view.is_hybrid else 4
     groups: dict[int, list[str]] = {}
-    for each in select_values(layout, consumer).inputs:
+    for each in view.selection.inputs:
         rank = len(each.value.shape or ())
         if rank not in (0, 4, slice_rank):
             groups.setdefault(rank, []).append(each.value.name)
     for rank, names in groups.items():
-        yield build_finding(
+        axes = format_count(rank, "axis", "axes")
+        yield from report_names(
             "KV610",
-            names[0],
-            f"{begin_message(names, 'has', 'have', 'inputs')} "
-            f"{format_count(rank, 'axis', 'axes')}, but {consumer.name} slices for {slice_rank}",
-            "no option of QEfficient changes this",
+            names,
+            ("has", "have"),
+            f"{axes}, but {view.consumer.name} slices for {slice_rank}",
+            _NO_OPTION_HINT,
+            "inputs",
         )
 
 
-def check_non_kv_selected(
-    consumer: Consumer, layout: Layout, full_transfer: bool
-) -> Iterator[Finding]:
+def check_non_kv_selected(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV608 for values that are not KV buffers, with the number that QEfficient counts."""
-    inputs = select_values(layout, consumer).inputs
+    inputs = view.selection.inputs
     count = sum(each.buffer is not None for each in inputs)
-    for finding in vllm_qaic.check_non_kv_selected(consumer, layout, full_transfer):
+    for finding in vllm_qaic.check_non_kv_selected(view):
         if len(inputs) > count:
             buffers = format_count(len(inputs), "buffer")
             message = f"{finding.message}; it counts {buffers} instead of {count}"
@@ -85,46 +86,36 @@ def check_non_kv_selected(
         yield finding
 
 
-def check_uniform_states(
-    consumer: Consumer, layout: Layout, full_transfer: bool
-) -> Iterator[Finding]:
+def check_uniform_states(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV610 for linear states if all buffers have one type: prefill leaves the states out."""
-    selection = select_values(layout, consumer)
-    states = [each for each in selection.outputs if each.input_name.startswith(_LINEAR_PREFIXES)]
-    if states and not is_hybrid(layout, consumer):
-        yield build_finding(
+    if not view.is_hybrid:
+        outputs = view.selection.outputs
+        yield from report_names(
             "KV610",
-            states[0].value.name,
-            f"{begin_message(_list_names(states), 'is', 'are', 'outputs')} left out: where all "
-            "buffers have the same shape and dtype, prefill hands over no linear states and fails "
-            'with "KV buffer count mismatch"',
-            "no option of QEfficient changes this",
+            [each.value.name for each in outputs if each.input_name.startswith(_LINEAR_PREFIXES)],
+            ("is", "are"),
+            "left out: where all buffers have the same shape and dtype, prefill hands over no "
+            'linear states and fails with "KV buffer count mismatch"',
+            _NO_OPTION_HINT,
+            "outputs",
         )
 
 
-def _list_names(values: list[SelectedValue]) -> list[str]:
-    return [each.value.name for each in values]
-
-
-CONSUMER = add_checks(
-    Consumer(
-        name="qefficient",
-        token="",
-        source="quic/efficient-transformers at ebf55e8",
-        selects_input=selects_input,
-        selects_output=selects_output,
-        input_name_of=derive_input_name,
-        sort_key=vllm_qaic.parse_sort_key,
-        transferred_shape=compute_transferred_shape,
-        itemsize_of=_ITEMSIZES.get,
-        needs_in_place=True,
-        selected_inputs=_NAMES,
-        selected_outputs=f"{_NAMES}, with {_SUFFIX} at the end",
-        output_suffix=_SUFFIX,
-        unselected_hint="the prefixes are fixed in QEfficient: export the buffer with such a name",
-        memory="separate",
-    ),
-    check_non_kv_selected,
-    check_uniform_states,
-    check_slice_ranks,
+CONSUMER = Consumer(
+    name="qefficient",
+    token="",
+    source="quic/efficient-transformers at ebf55e8",
+    selects_input=selects_input,
+    selects_output=selects_output,
+    input_name_of=derive_input_name,
+    sort_key=vllm_qaic.parse_sort_key,
+    transferred_shape=compute_transferred_shape,
+    itemsize_of=_ITEMSIZES.get,
+    needs_in_place=True,
+    selected_inputs=_NAMES,
+    selected_outputs=f"{_NAMES}, with {_SUFFIX} at the end",
+    output_suffix=_SUFFIX,
+    unselected_hint="the prefixes are fixed in QEfficient: export the buffer with such a name",
+    memory="separate",
+    checks=(check_non_kv_selected, check_uniform_states, check_slice_ranks),
 )

@@ -14,32 +14,24 @@ from itertools import pairwise
 
 from onnxkvrename.findings import (
     Finding,
-    begin_message,
     build_finding,
     format_count,
     format_list,
+    report_names,
 )
-from onnxkvrename.handoff.consumer import Consumer, add_checks
-from onnxkvrename.handoff.consumer_checks import (
-    describe_content,
-    has_wrong_output_count,
-)
+from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.consumer_checks import describe_content, has_wrong_output_count
 from onnxkvrename.handoff.name_checks import (
-    build_suffix_finding,
     describe_non_kv,
     format_renaming_hint,
-    list_underived_outputs,
+    report_suffixes,
 )
 from onnxkvrename.handoff.selection import (
-    Selection,
+    ConsumerView,
     find_distinct_types,
     find_misnamed_logits,
-    find_non_kv_selected,
-    find_selected_buffers,
-    is_hybrid,
-    select_values,
 )
-from onnxkvrename.layout.layout import KvBuffer, Layout, Shape
+from onnxkvrename.layout.layout import KvBuffer, Shape
 from onnxkvrename.model.signature import format_shape
 
 TOKEN = "vllmKvCache"
@@ -100,18 +92,18 @@ def is_logits_output(name: str) -> bool:
     return name.startswith("log")
 
 
-def check_logits(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+def check_logits(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV604 for too few or too many outputs that start with ``log``.
 
     Prefill appends these outputs to the KV buffers and drops the last entry. The remaining list
     may be one longer than the buffers, but not shorter: so there may be one or two.
     """
-    names = [value.name for value in layout.outputs if is_logits_output(value.name)]
-    selection = select_values(layout, consumer)
+    consumer, selection = view.consumer, view.selection
+    names = [value.name for value in view.layout.outputs if is_logits_output(value.name)]
     if len(selection.outputs) - len(selection.inputs) + len(names) - 1 in (0, 1):
         return
     if not names:
-        name = find_misnamed_logits(layout)
+        name = find_misnamed_logits(view.layout)
         cause = (
             f"does not start with log, so {consumer.name} does not find the logits; it"
             if name
@@ -137,49 +129,40 @@ def check_logits(consumer: Consumer, layout: Layout, full_transfer: bool) -> Ite
         )
 
 
-def check_truncated_buffers(
-    consumer: Consumer, layout: Layout, full_transfer: bool
-) -> Iterator[Finding]:
+def check_truncated_buffers(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV605 for buffers whose third axis is not the context, but is cut to the prompt.
 
     The connector cuts all buffers of four axes or more, unless it moves all of each.
     """
-    if full_transfer:
+    if view.full_transfer:
         return
     groups: dict[tuple[str, Shape], list[str]] = {}
-    for buffer in find_selected_buffers(layout, consumer):
+    for buffer in view.buffers:
         if buffer.shape is not None and _is_truncated(buffer):
-            shape = layout.resolve_shape(buffer.shape)
+            shape = view.layout.resolve_shape(buffer.shape)
             if shape[_CONTEXT_AXIS] != 1:  # every prompt has a first token, so nothing is lost
                 groups.setdefault((describe_content(buffer), shape), []).append(buffer.names[0])
     for (content, shape), names in groups.items():
-        yield build_finding(
+        yield from report_names(
             "KV605",
-            names[0],
-            f"{begin_message(names, 'has', 'have', 'buffers')} the shape {format_shape(shape)}; "
-            f"of axis {_CONTEXT_AXIS}, {consumer.name} moves only as many positions as the prompt "
-            f"has tokens, but this axis is not the context ({content}): a prompt shorter than "
-            f"{shape[_CONTEXT_AXIS]} tokens loses data",
+            names,
+            ("has", "have"),
+            f"the shape {format_shape(shape)}; of axis {_CONTEXT_AXIS}, {view.consumer.name} moves "
+            "only as many positions as the prompt has tokens, but this axis is not the context "
+            f"({content}): a prompt shorter than {shape[_CONTEXT_AXIS]} tokens loses data",
             "set VLLM_QAIC_USE_FULL_KV_TRANSFER=1 on both sides, and pass `--full-transfer`",
+            "buffers",
         )
 
 
-def check_sliced_suffixes(
-    consumer: Consumer, layout: Layout, full_transfer: bool
-) -> Iterator[Finding]:
+def check_sliced_suffixes(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV602 for outputs of a hybrid model that get no slices because of their suffix.
 
     Where all buffers have one shape, one expression slices them all, and outputs pair by position.
     """
-    names = list_underived_outputs(layout, consumer) if is_hybrid(layout, consumer) else []
-    if names:
-        yield build_suffix_finding(
-            layout,
-            consumer,
-            names,
-            f"{begin_message(names, 'does', 'do', 'outputs')} not end in {SUFFIX}; "
-            f"in a hybrid model, {consumer.name} slices only outputs with this suffix",
-        )
+    if view.is_hybrid:
+        effect = f"in a hybrid model, {view.consumer.name} slices only outputs with this suffix"
+        yield from report_suffixes(view, SUFFIX, effect)
 
 
 def _is_truncated(buffer: KvBuffer) -> bool:
@@ -188,11 +171,9 @@ def _is_truncated(buffer: KvBuffer) -> bool:
     return buffer.has_no_prompt_axis or buffer.prompt_axis not in (None, _CONTEXT_AXIS)
 
 
-def check_uniform_types(
-    consumer: Consumer, layout: Layout, full_transfer: bool
-) -> Iterator[Finding]:
+def check_uniform_types(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV606 for different shapes or dtypes: the LMCache connector refuses them at start."""
-    types = find_distinct_types(layout, select_values(layout, consumer).inputs)
+    types = find_distinct_types(view.layout, view.selection.inputs)
     if len(types) > 1:
         shapes, dtypes = (len(set(values)) > 1 for values in zip(*types, strict=True))
         different = "shapes and dtypes" if shapes and dtypes else "shapes" if shapes else "dtypes"
@@ -204,30 +185,27 @@ def check_uniform_types(
         )
 
 
-def check_declared_attention(
-    consumer: Consumer, layout: Layout, full_transfer: bool
-) -> Iterator[Finding]:
+def check_declared_attention(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV607 for layers that are not full attention, and for different numbers of heads.
 
     The model runner declares every layer as full attention with the same heads. The open pull
     request qualcomm/vllm-qaic#88 declares sliding windows as well.
     """
-    buffers = [
-        buffer for buffer in find_selected_buffers(layout, consumer) if buffer.kind != "unknown"
-    ]
+    consumer = view.consumer
+    buffers = [buffer for buffer in view.buffers if buffer.kind != "unknown"]
     non_full = [buffer for buffer in buffers if buffer.kind != "full_attention"]
-    if non_full:
-        kinds = format_list(sorted({buffer.kind for buffer in non_full}))
-        names = [buffer.names[0] for buffer in non_full]
-        yield build_finding(
-            "KV607",
-            names[0],
-            f"{begin_message(names, 'is', 'are', 'buffers')} {kinds}, but {consumer.name} declares "
-            "every layer as full_attention, and vLLM counts blocks and bytes by that",
-            f"{_MEMORY_HINT}, unless qualcomm/vllm-qaic#88 is in it"
-            if kinds == "sliding_window"
-            else _MEMORY_HINT,
-        )
+    kinds = format_list(sorted({buffer.kind for buffer in non_full}))
+    yield from report_names(
+        "KV607",
+        [buffer.names[0] for buffer in non_full],
+        ("is", "are"),
+        f"{kinds}, but {consumer.name} declares every layer as full_attention, and vLLM counts "
+        "blocks and bytes by that",
+        f"{_MEMORY_HINT}, unless qualcomm/vllm-qaic#88 is in it"
+        if kinds == "sliding_window"
+        else _MEMORY_HINT,
+        "buffers",
+    )
     heads = {
         buffer.shape[1]: buffer
         for buffer in buffers
@@ -244,33 +222,31 @@ def check_declared_attention(
         )
 
 
-def check_non_kv_selected(
-    consumer: Consumer, layout: Layout, full_transfer: bool
-) -> Iterator[Finding]:
+def check_non_kv_selected(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV608 for selected values that are not KV buffers, with the effect on the buffers.
 
     Where all buffers still pair and are handed over, it is a warning.
     """
-    selection = select_values(layout, consumer)
-    names = [each.value.name for each in find_non_kv_selected(layout, selection)]
+    names = [each.value.name for each in view.non_kv_values]
     if not names:
         return
-    harm = _explain_non_kv_harm(layout, selection, consumer)
+    harm = _explain_non_kv_harm(view)
     finding = build_finding(
         "KV608",
         names[0],
-        f"{describe_non_kv(names, consumer)}; {harm or _explain_non_kv_effect(layout, selection)}",
-        format_renaming_hint(consumer),
+        f"{describe_non_kv(names, view.consumer)}; {harm or _explain_non_kv_effect(view)}",
+        format_renaming_hint(view.consumer),
     )
     yield finding if harm else finding._replace(severity="warning")
 
 
-def _explain_non_kv_harm(layout: Layout, selection: Selection, consumer: Consumer) -> str:
+def _explain_non_kv_harm(view: ConsumerView) -> str:
     """Return how the values harm the buffers, empty if they do not."""
-    inputs, outputs = selection.inputs, selection.outputs
-    if not selection.is_ordered:
-        return f"a name has no number where it reads the layer, and {consumer.name} cannot start"
-    if len(outputs) < len(inputs) or has_wrong_output_count(layout, selection, consumer):
+    inputs, outputs = view.selection.inputs, view.selection.outputs
+    if not view.selection.is_ordered:
+        name = view.consumer.name
+        return f"a name has no number where it reads the layer, and {name} cannot start"
+    if len(outputs) < len(inputs) or has_wrong_output_count(view):
         counts = f"{format_count(len(inputs), 'input')} and {format_count(len(outputs), 'output')}"
         return f'it then selects {counts}, and prefill fails with "buffer count mismatch"'
     for selected_input, output in zip(inputs, outputs, strict=False):
@@ -280,46 +256,46 @@ def _explain_non_kv_harm(layout: Layout, selection: Selection, consumer: Consume
     return ""
 
 
-def _explain_non_kv_effect(layout: Layout, selection: Selection) -> str:
+def _explain_non_kv_effect(view: ConsumerView) -> str:
     """Return the effect of values that do not harm the buffers."""
-    inputs, outputs = selection.inputs, selection.outputs
+    inputs, outputs = view.selection.inputs, view.selection.outputs
     if len(outputs) > len(inputs):
         return "the last output in this order is left out, and only its name puts it last"
     kv_inputs = [each for each in inputs if each.buffer is not None]
-    if len(find_distinct_types(layout, kv_inputs)) <= 1 < len(find_distinct_types(layout, inputs)):
+    if view.is_hybrid and len(find_distinct_types(view.layout, kv_inputs)) <= 1:
         return "the different shape or dtype makes the model count as hybrid, which it is not"
     return "every prompt then hands over more than the KV buffers"
 
 
-def check_slice_ranks(consumer: Consumer, layout: Layout, full_transfer: bool) -> Iterator[Finding]:
+def check_slice_ranks(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV610 for a rank that slices on the device cannot have.
 
     Slices have four axes; with hybrid buffers, also three. It is not documented how the device's
     runtime treats a different rank.
     """
-    hybrid = is_hybrid(layout, consumer)
-    ranks = (3, 4) if hybrid else (4,)
-    buffers = find_selected_buffers(layout, consumer)
+    ranks = (3, 4) if view.is_hybrid else (4,)
+    buffers = view.buffers
     if not buffers:  # no name has the token yet: check all of them
-        buffers = layout.buffers
+        buffers = view.layout.buffers
         ranks = (4,) if len({(b.dtype, b.shape) for b in buffers}) == 1 else (3, 4)
     for buffer in buffers:
         if buffer.shape and len(buffer.shape) not in ranks:
             yield build_finding(
                 "KV610",
                 buffer.names[0],
-                f"has {format_count(len(buffer.shape), 'axis', 'axes')}, but {consumer.name} "
+                f"has {format_count(len(buffer.shape), 'axis', 'axes')}, but {view.consumer.name} "
                 f"slices for {ranks[0]}",
                 "no option of vllm-qaic changes this",
             )
             return
-    if hybrid:
-        yield from _check_overlapping_slices(layout, consumer)
+    if view.is_hybrid:
+        yield from _check_overlapping_slices(view)
 
 
-def _check_overlapping_slices(layout: Layout, consumer: Consumer) -> Iterator[Finding]:
+def _check_overlapping_slices(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV610 for outputs that match the slice expression of another one, ``NAME.*``."""
-    outputs = (value for value in layout.outputs if consumer.selects_output(value.name))
+    consumer = view.consumer
+    outputs = (value for value in view.layout.outputs if consumer.selects_output(value.name))
     bases = sorted(
         ((derive_input_name(value.name), value) for value in outputs), key=lambda pair: pair[0]
     )
@@ -335,31 +311,28 @@ def _check_overlapping_slices(layout: Layout, consumer: Consumer) -> Iterator[Fi
             )
 
 
-CHECKS = (
-    check_logits,
-    check_truncated_buffers,
-    check_uniform_types,
-    check_declared_attention,
-    check_non_kv_selected,
-    check_slice_ranks,
-    check_sliced_suffixes,
-)
-CONSUMER = add_checks(
-    Consumer(
-        name="vllm-qaic",
-        token=TOKEN,
-        source="qualcomm/vllm-qaic at dc7351f",
-        selects_input=selects_input,
-        selects_output=selects_output,
-        input_name_of=derive_input_name,
-        sort_key=parse_sort_key,
-        transferred_shape=compute_transferred_shape,
-        is_appended_output=is_logits_output,
-        itemsize_of=_ITEMSIZES.get,
-        needs_in_place=True,
-        selected_outputs=f"*{TOKEN}*RetainedState",
-        output_suffix=SUFFIX,
-        alternative="vllm-qaic-legacy",
+CONSUMER = Consumer(
+    name="vllm-qaic",
+    token=TOKEN,
+    source="qualcomm/vllm-qaic at dc7351f",
+    selects_input=selects_input,
+    selects_output=selects_output,
+    input_name_of=derive_input_name,
+    sort_key=parse_sort_key,
+    transferred_shape=compute_transferred_shape,
+    is_appended_output=is_logits_output,
+    itemsize_of=_ITEMSIZES.get,
+    needs_in_place=True,
+    selected_outputs=f"*{TOKEN}*RetainedState",
+    output_suffix=SUFFIX,
+    alternative="vllm-qaic-legacy",
+    checks=(
+        check_logits,
+        check_truncated_buffers,
+        check_uniform_types,
+        check_declared_attention,
+        check_non_kv_selected,
+        check_slice_ranks,
+        check_sliced_suffixes,
     ),
-    *CHECKS,
 )

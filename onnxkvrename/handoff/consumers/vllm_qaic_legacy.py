@@ -8,7 +8,6 @@ of MLA and linear attention, are not handed over.
 
 from __future__ import annotations
 
-from onnxkvrename.handoff.consumer import add_checks
 from onnxkvrename.handoff.consumers import vllm_qaic
 
 _PREFIXES = ("past_key", "past_value")
@@ -24,18 +23,14 @@ def selects_output(name: str) -> bool:
     return name.startswith(_PREFIXES) and name.endswith("RetainedState")
 
 
-CONSUMER = add_checks(
-    vllm_qaic.CONSUMER._replace(
-        name="vllm-qaic-legacy",
-        token="",
-        selects_input=selects_input,
-        selects_output=selects_output,
-        selected_inputs="past_key* or past_value*",
-        selected_outputs="past_key*RetainedState or past_value*RetainedState",
-        setting="VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1",
-        alternative=vllm_qaic.CONSUMER.name,
-        unselected_hint="unset VLLM_QAIC_USE_LEGACY_SLICING_SPEC, and rename with "
-        "`--target vllm-qaic`",
-    ),
-    *vllm_qaic.CHECKS,
+CONSUMER = vllm_qaic.CONSUMER._replace(
+    name="vllm-qaic-legacy",
+    token="",
+    selects_input=selects_input,
+    selects_output=selects_output,
+    selected_inputs="past_key* or past_value*",
+    selected_outputs="past_key*RetainedState or past_value*RetainedState",
+    setting="VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1",
+    alternative=vllm_qaic.CONSUMER.name,
+    unselected_hint="unset VLLM_QAIC_USE_LEGACY_SLICING_SPEC, and rename with `--target vllm-qaic`",
 )

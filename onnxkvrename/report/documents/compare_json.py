@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.findings import Finding
-from onnxkvrename.handoff.compare import Handoff, PairResult, SimulatedPrompt
+from onnxkvrename.handoff.compare import Handoff, SimulatedPrompt
 from onnxkvrename.handoff.simulate import PromptRanges, merge_ranges
 from onnxkvrename.handoff.slots import MemorySlot, compute_memory_size
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
-from onnxkvrename.handoff.verdict import Outcome
+from onnxkvrename.handoff.verdict import Outcome, PairResult
 from onnxkvrename.handoff.worker import (
     UNKNOWN_SIZE,
     UNLIMITED_LENGTH,

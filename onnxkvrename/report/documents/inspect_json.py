@@ -14,10 +14,10 @@ from onnxkvrename.layout.inspect import (
     NameStatus,
     StampStatus,
 )
-from onnxkvrename.layout.kinds import BufferKind
 from onnxkvrename.layout.updates import UpdateKind
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.records import Document, fill_record
+from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.profile import ProfileChoice
 

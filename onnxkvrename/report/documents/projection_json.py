@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from onnxkvrename.layout.kinds import BufferKind
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.records import fill_record, serialize
+from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.vllm.groups import Grouping, GroupingMethod
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCaches, Placement
 from onnxkvrename.vllm.nixl import NixlTransfer

@@ -15,10 +15,10 @@ from onnxkvrename.findings import (
     group_layer_runs,
 )
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, group_buffers
-from onnxkvrename.layout.kinds import get_kind_traits
 from onnxkvrename.layout.layout import compute_tensor_bytes
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.report.inert import escape_text, shorten_text
+from onnxkvrename.rules.kinds import get_kind_traits
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED
 
 _STAMP_TEXTS = {

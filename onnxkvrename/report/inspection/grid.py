@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from onnxkvrename.layout.inspect import InspectedBuffer, NameStatus
-from onnxkvrename.layout.kinds import get_kind_traits
+from onnxkvrename.rules.kinds import get_kind_traits
 
 MAX_COLUMNS = 256
 """Columns of the largest map. Above it, neighbors that are alike share one."""

@@ -14,7 +14,6 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, NameStatus
-from onnxkvrename.layout.kinds import BufferKind, get_kind_traits, list_kinds
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.inspection.grid import (
     STATUS_CAPTIONS,
@@ -27,6 +26,7 @@ from onnxkvrename.report.inspection.grid import (
     get_symbol,
     list_empty_cells,
 )
+from onnxkvrename.rules.kinds import BufferKind, get_kind_traits, list_kinds
 
 _STATUS_STYLES: Mapping[NameStatus, str] = {
     "half": "black on white",

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from onnxkvrename.findings import CODES
-from onnxkvrename.handoff.compare import Handoff, PairResult, SimulatedPrompt
-from onnxkvrename.handoff.root_causes import RootCause
+from onnxkvrename.handoff.compare import Handoff, SimulatedPrompt
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.simulate import (
     PromptRanges,
@@ -19,7 +18,7 @@ from onnxkvrename.handoff.simulate import (
     is_in_ranges,
     merge_ranges,
 )
-from onnxkvrename.handoff.verdict import REFUSALS, AffectedRange
+from onnxkvrename.handoff.verdict import REFUSALS, AffectedRange, PairResult, RootCause
 from onnxkvrename.report.compare_text import (
     format_cause,
     format_prompt_outcome,

@@ -8,10 +8,8 @@ the pointer or the focus; a screen reader always reads it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from xml.etree.ElementTree import Element
 
-from onnxkvrename.layout.kinds import get_kind_traits, list_kinds
 from onnxkvrename.report.inert import escape_text, shorten_text
 from onnxkvrename.report.inspection.facts import format_bytes, format_type
 from onnxkvrename.report.inspection.grid import (
@@ -27,25 +25,8 @@ from onnxkvrename.report.inspection.grid import (
     list_empty_cells,
 )
 from onnxkvrename.report.pages.elements import build, isolate, isolate_words
-from onnxkvrename.report.pages.frame import CODE_FONT, COLORS, Color
-
-KIND_COLORS: Mapping[str, Color] = MappingProxyType(
-    {
-        "cyan": Color("#0b6375", "#56c8db"),
-        "green": Color("#1a6b2d", "#5bc46f"),
-        "bright_green": Color("#4d6300", "#a8cc3a"),
-        "magenta": Color("#7a3aa8", "#c99bf0"),
-        "bright_magenta": Color("#a3256f", "#f29ac4"),
-        "blue": Color("#1d4fb8", "#82aaff"),
-        "bright_blue": Color("#4a3fb0", "#a9a0ff"),
-        "yellow": Color("#7d4e00", "#e0b050"),
-        "white": Color("#505a64", "#aab4be"),
-    }
-)
-"""The colors of kinds on a page, by the names of their colors on a terminal.
-
-Text can have each on the paper, and the paper's color on each (WCAG AA).
-"""
+from onnxkvrename.report.pages.frame import CODE_FONT, Color
+from onnxkvrename.rules.kinds import get_kind_traits, list_kinds
 
 _BANDS = ((0, 5), (20, 10), (40, 20), (60, 30), (80, 40), (107.5, 60))
 """The width of a page, in letters of the reader's size, from which a band has so many columns."""
@@ -238,10 +219,7 @@ def write_map_style(grids: Sequence[KvGrid]) -> str:
 
 def list_kind_colors() -> Mapping[str, Color]:
     """Return the colors of all kinds by the names of their variables."""
-    return {
-        f"kind-{kind}": KIND_COLORS.get(get_kind_traits(kind).color, COLORS["ink"])
-        for kind in list_kinds()
-    }
+    return {f"kind-{kind}": Color(*get_kind_traits(kind).page_colors) for kind in list_kinds()}
 
 
 def _build_header(column: MapColumn) -> Element:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from onnxkvrename.handoff.compare import Handoff, PairResult
+from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.simulate import TransferSetup, find_linear_segments
 from onnxkvrename.handoff.slots import MemorySlot
+from onnxkvrename.handoff.verdict import PairResult
 from onnxkvrename.handoff.worker import UNKNOWN_SIZE, UNLIMITED_LENGTH
 from onnxkvrename.layout.layout import format_size_option
 from onnxkvrename.report.compare_text import format_pair_types, format_state, list_startup_codes

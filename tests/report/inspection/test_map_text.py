@@ -5,9 +5,9 @@ from cache_models import HYBRID, MIXED
 from draw_terminal import draw_plain
 
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary
-from onnxkvrename.layout.kinds import get_kind_traits, list_kinds
 from onnxkvrename.report.inspection.grid import MAX_COLUMNS, STATUS_SYMBOLS
 from onnxkvrename.report.inspection.map_text import render_kv_map
+from onnxkvrename.rules.kinds import get_kind_traits, list_kinds
 
 TOKEN = ("VLLM", "VLLM")
 

@@ -16,10 +16,9 @@ from window_sets import write_windows
 
 from onnxkvrename import load_rules
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, fold_windows, inspect_model
-from onnxkvrename.layout.kinds import get_kind_traits, list_kinds
 from onnxkvrename.report.pages.frame import COLORS
 from onnxkvrename.report.pages.inspect_page import render_html
-from onnxkvrename.report.pages.map_table import KIND_COLORS
+from onnxkvrename.rules.kinds import KINDS
 
 HOSTILE = "</td></span><script>alert(1)</script>&amp;\"'{x}\x1b[2J\u202e\x00\udcff漢"
 SHOWN = "</td></span><script>alert(1)</script>&amp;\"'{x}\\x1b[2J\\u202e\\x00\\xff漢"
@@ -185,10 +184,9 @@ def test_a_page_is_the_same_wherever_it_is_made(
 
 
 def test_every_kind_has_a_color_that_can_be_read() -> None:
-    assert {get_kind_traits(kind).color for kind in list_kinds()} == KIND_COLORS.keys()
-    for color in KIND_COLORS.values():
-        for shade in (0, 1):
-            assert compute_contrast(color[shade], COLORS["paper"][shade]) >= 4.5
+    for row in KINDS.values():
+        for color, paper in zip(row.page_colors, COLORS["paper"], strict=True):
+            assert compute_contrast(color, paper) >= 4.5
 
 
 def test_windows_of_a_set_are_one_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

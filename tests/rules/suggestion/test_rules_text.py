@@ -106,8 +106,7 @@ def test_scales_are_beside_their_cache() -> None:
     ]
     text = write_rules(states, "m.onnx")
     assert 'beside = { "p_key_scale" = "p_key" }' in text
-    (rule,) = parse_rules(text, "test").kv_rules
-    assert rule.kind_rules["attention"].beside == {"p_key_scale": "p_key"}
+    assert parse_rules(text, "test").kinds["attention"].beside == {"p_key_scale": "p_key"}
 
 
 def test_names_are_left_alone() -> None:

@@ -1,0 +1,184 @@
+"""Compare what shows whether both sides of a hand-off are one model: weights, logits, scales.
+
+Exports of one model may differ in their graphs, lengths and generated names. A parameter name of
+the framework that both sides have is the same parameter; a name that only one side has is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, report_names
+from onnxkvrename.handoff.comparison import BufferPair
+from onnxkvrename.layout.layout import Layout
+from onnxkvrename.model.signature import format_shape
+from onnxkvrename.model.weights import Weight
+
+
+class ModelIdentity(NamedTuple):
+    """What is known of whether both sides are one model.
+
+    Attributes:
+        is_same_file: Whether both are the same files.
+        weights: The weights with the same name on both sides.
+        unknown_sides: The sides whose weights are not known.
+        logits: How the logits differ; empty if they do not, or if that is not known.
+    """
+
+    is_same_file: bool
+    weights: tuple[tuple[Weight, Weight], ...]
+    unknown_sides: tuple[str, ...]
+    logits: str
+
+    @property
+    def compared_count(self) -> int:
+        """The number of weights whose values are compared."""
+        return sum(_have_comparable_values(*pair) for pair in self.weights)
+
+
+def compare_models(prefill: Layout, decode: Layout) -> ModelIdentity:
+    """Return what is known of whether both sides are one model."""
+    others = {weight.name: weight for weight in decode.weights or ()}
+    sides = {"prefill": prefill, "decode": decode}
+    return ModelIdentity(
+        prefill.models == decode.models,
+        tuple((w, others[w.name]) for w in prefill.weights or () if w.name in others),
+        tuple(label for label, layout in sides.items() if layout.weights is None),
+        _compare_logits(prefill, decode),
+    )
+
+
+def check_same_model(identity: ModelIdentity) -> Iterator[Finding]:
+    """Yield KV623 if weights or logits show that the two sides are different models."""
+    texts = [(first.name, _describe_weights(first, second)) for first, second in identity.weights]
+    weights = [(name, text) for name, text in texts if text]
+    reasons = [_format_different_weights(weights, len(texts))] if weights else []
+    if identity.logits:
+        reasons.append(f"logits {identity.logits}" if weights else identity.logits)
+    if reasons:
+        yield build_finding(
+            "KV623",
+            weights[0][0] if weights else "logits",
+            f"{'; '.join(reasons)}; prefill and decode are different models, and decode reads what "
+            "the other model wrote",
+            "export both from the same model, with the same weights",
+        )
+
+
+def list_model_notes(identity: ModelIdentity) -> list[str]:
+    """Return a note if it is not known whether both sides are the same model.
+
+    Equal sizes are not enough: two trainings of one architecture have the same sizes.
+    """
+    if identity.is_same_file or identity.compared_count:
+        return []
+    reason = "no weight has the same name on both sides"
+    if identity.unknown_sides:
+        reason = f"the weights of {' and '.join(identity.unknown_sides)} are not known"
+    elif identity.weights:
+        reason = "only the sizes of weights could be compared, not their values"
+    return [f"cannot tell whether both sides are the same model: {reason}"]
+
+
+class Basis(NamedTuple):
+    """What a success rests on.
+
+    Attributes:
+        facts: What was compared, and is equal.
+        conditions: What is not known, each to be continued after ``both sides``.
+    """
+
+    facts: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+
+
+def find_basis(
+    identity: ModelIdentity,
+    layouts: tuple[Layout, Layout],
+    consumer_name: str,
+    pairs: Sequence[BufferPair],
+) -> Basis:
+    """Return what the success of a hand-off from prefill to decode rests on."""
+    facts, conditions = [f"{consumer_name}'s rules"], []
+    if all(layout.has_compiled_dtypes for layout in layouts):
+        facts.append("the precision of both compiles")
+    else:
+        conditions.append("are compiled with the same precision")
+    scales = [pair.has_known_scales for pair in pairs]
+    if False in scales:
+        conditions.append("use the same scales (KV627)")
+    elif True in scales:
+        facts.append(f"equal scales of {format_count(scales.count(True), 'buffer')}")
+    if identity.is_same_file:
+        facts.append("one model on both sides")
+    elif identity.compared_count:
+        facts.append(format_count(identity.compared_count, "equal weight"))
+    else:
+        conditions.append("are the same model")
+    return Basis(tuple(facts), tuple(conditions))
+
+
+def check_scales_known(pairs: Sequence[BufferPair]) -> Iterator[Finding]:
+    """Yield KV627, once, for quantized buffers whose scales could not be compared."""
+    return report_names(
+        "KV627",
+        [pair.name for pair in pairs if pair.has_known_scales is False],
+        ("is", "are"),
+        "quantized, and the scales are not constants of both graphs: whether decode reads the "
+        "values that prefill stored is not known",
+        "compare the results of both sides for one prompt",
+        "buffers",
+    )
+
+
+def _format_different_weights(differences: Sequence[tuple[str, str]], compared: int) -> str:
+    names, texts = zip(*differences, strict=True)
+    noun = f"of {compared} compared weights"
+    beginning = begin_message(names, f"{texts[0]} (1 {noun})", "differ", noun)
+    return beginning if len(names) == 1 else f"{beginning}: the first {texts[0]}"
+
+
+def _compare_logits(prefill: Layout, decode: Layout) -> str:
+    """Return how the logits differ; empty if they do not, or if the last layers are different.
+
+    A model without its last layers has hidden states instead of logits, possibly with that name.
+    """
+    if _find_last_layer(prefill) != _find_last_layer(decode):
+        return ""
+    first, second = (_find_vocabulary(layout) for layout in (prefill, decode))
+    if None in (first, second) or first == second:
+        return ""
+    return f"has {first} entries on prefill and {second} on decode"
+
+
+def _find_last_layer(layout: Layout) -> int:
+    return max((buffer.layer for buffer in layout.buffers), default=-1)
+
+
+def _have_comparable_values(first: Weight, second: Weight) -> bool:
+    """Return whether both have a digest, and the same dtype and shape."""
+    is_same_type = (first.dtype, first.shape) == (second.dtype, second.shape)
+    return is_same_type and None not in (first.sha256, second.sha256)
+
+
+def _describe_weights(first: Weight, second: Weight) -> str:
+    """Return how two weights with the same name differ, empty if they do not."""
+    if sorted(first.shape) != sorted(second.shape):  # one of them may be transposed
+        shapes = (format_shape(each.shape) for each in (first, second))
+        return "is {} on prefill and {} on decode".format(*shapes)
+    if _have_comparable_values(first, second) and first.sha256 != second.sha256:
+        return "has different values on decode"
+    return ""
+
+
+def _find_vocabulary(layout: Layout) -> int | None:
+    """Return the number of logits for a token, ``None`` if the graph does not show it.
+
+    In a set of windows, other values may be named ``logits``, so there it is ``None``.
+    """
+    if len(layout.models) > 1:
+        return None
+    shapes = (value.shape for value in layout.outputs if value.name == "logits")
+    last = next((shape[-1] for shape in shapes if shape), None)
+    return last if isinstance(last, int) else None

@@ -1,0 +1,198 @@
+"""Rules in TOML: what they say counts, and a mistake is an error that names table and key."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from onnxkvrename import RulesError
+from onnxkvrename.rules.load import list_profiles, load_rules
+from onnxkvrename.rules.parse import parse_rules
+from onnxkvrename.rules.rewrite import rewrite_name
+
+RULES = r"""
+description = "for the tests"
+retained = '.*_out'
+[[kv]]
+input = 'in_(?P<buffer>k|v|ks)(?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?'
+output = '(?P<buffer>k|v|ks)(?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?_out'
+input_name = "in_{buffer}{layer}[_{token}]"
+output_name = "{buffer}{layer}[_{token}]_out"
+[kv.kinds.own]
+roles = { key = "k", value = "v" }
+[[keep]]
+reason = "vision"
+pattern = "pixels"
+[dims]
+past = "sequence"
+[[branch]]
+input = "first_step"
+first = true
+[[sidecar]]
+file = 'names\.json'
+"""
+DESCRIPTION = 'description = "for the tests"'
+KEEP = "[[keep]]"
+ROLES = 'roles = { key = "k", value = "v" }'
+KINDS = f"[kv.kinds.own]\n{ROLES}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[[kv]]", "[[kv]", "not TOML"),
+        ("[[kv]]", "retained = 1\n[[kv]]", "not TOML"),
+        ("'in_", '"in_', "not TOML"),
+        (DESCRIPTION, "a = " + "[" * 50_000, "not TOML"),
+        (DESCRIPTION, "a = " + "9" * 5_000, "not TOML"),
+        (DESCRIPTION, "kv = 1\n[other]", "not TOML"),
+        (DESCRIPTION, "description = 1", "description: must be text"),
+        (DESCRIPTION, "colour = 1", "colour: is not a known key"),
+        (DESCRIPTION, 'update = "grow"', "update: grow is not one of inplace, append,"),
+        (DESCRIPTION, "update = 3", "update: must be text"),
+        ("[[kv]]", "[[kvs]]", "kvs: is not a known key"),
+        ("[[kv]]", "[kv]", "kv: needs two brackets"),
+        (RULES, "", "kv: is missing"),
+        (RULES, "kv = [3]", "kv: must be"),
+        # What there was before.
+        (KEEP, "[set]\nshared = ['x']\n[[keep]]", "set: is not a known key"),
+        (KEEP, "[[feed_back]]\ninput = 'x'\n[[keep]]", "feed_back: is not a known key"),
+        (KINDS, f"update = {{ own = 'once' }}\n{KINDS}", "kv[0].update: is not a known key"),
+        (KINDS, f"by_shape = ['own']\n{KINDS}", "kv[0].by_shape: is not a known key"),
+        (KINDS, '[kv.kinds]\nown = ["k"]', "kv[0].kinds.own: must be a table"),
+        # Patterns and templates.
+        (".*_out'", "('", "retained: is not a regular expression"),
+        (".*_out'", "(?<x)'", "retained: is not a regular expression"),
+        ("'.*_out'", "true", "retained: must be text"),
+        ("(?P<buffer>k", "(?P<buffer>(k", "kv[0].input: is not a regular expression"),
+        ("input =", "inputs =", "kv[0].inputs: is not a known key; did you mean input?"),
+        ("(?P<buffer>k|v|ks)", "(k|v|ks)", "kv[0].input: has no group (?P<buffer>"),
+        ("(?P<layer>[0-9]+)", "[0-9]+", "kv[0].input: has no group (?P<layer>"),
+        ("(?:_(?P<token>[A-Za-z0-9]+))?'", "'", "kv[0].input: has no group (?P<token>"),
+        ('"in_{buffer}{layer}[_{token}]"', '"in_{layer}"', "kv[0].input_name: must contain"),
+        ("layer}[_{token}]", "layer}_{token}", "kv[0].input_name: must contain"),
+        ("in_{buffer}", "{scope}", "kv[0].input_name: {scope} is"),
+        ("in_{buffer}", "{0.__class__}", "kv[0].input_name: has a {"),
+        ("in_{buffer}", "[[{buffer}]", "kv[0].input_name: has a ["),
+        ('input_name = "in_{buffer}{layer}[_{token}]"', "", "kv[0].input_name: is missing"),
+        (KINDS, f"defaults = {{ end = '' }}\n{KINDS}", "kv[0].defaults: end is"),
+        # Kinds.
+        (KINDS, "", "kv[0].kinds: is missing"),
+        (KINDS, "kinds = 1", "kv[0].kinds: must be a table"),
+        (KINDS, "kinds = {}", "kv[0].kinds: must be a table"),
+        (ROLES, f"colour = 1\n{ROLES}", "own.colour: is not"),
+        (ROLES, "", "own.roles: needs either"),
+        (ROLES, "roles = {}", "own.roles: needs either"),
+        (ROLES, f'parts = ["k"]\n{ROLES}', "own.roles: needs either"),
+        (ROLES, "parts = [1]", "own.parts: must be"),
+        ("key =", "keys =", "own.roles: keys is not one of key, value,"),
+        ('"v" }', "1 }", "own.roles.value: must be text"),
+        (ROLES, f"kind = 'full'\n{ROLES}", "own.kind: full is not one of attention, mla,"),
+        (ROLES, f"update = 'grow'\n{ROLES}", "own.update: grow is"),
+        (ROLES, f"by_shape = 1\n{ROLES}", "own.by_shape: must be true or false"),
+        (ROLES, f"alone = ['left']\n{ROLES}", "own.alone: left is"),
+        (ROLES, f"beside = {{ v = 'k' }}\n{ROLES}", "own.beside: v is"),
+        (ROLES, f"axes = ['rows']\n{ROLES}", "own.axes: rows is"),
+        (ROLES, f"axes = {{ k = ['head'] }}\n{ROLES}", "own.axes: k is"),
+        (ROLES, f"axes = 1\n{ROLES}", "own.axes: must be"),
+        # The other tables.
+        ('reason = "vision"', "", "keep[0].reason: is missing"),
+        ('reason = "vision"', 'reason = "v"\ncolour = 1', "keep[0].colour: is not"),
+        (KEEP, "[keep]", "keep: needs two brackets"),
+        (KEEP, "[suffixes]\na = 1\n[[keep]]", "suffixes.a: must be text"),
+        ('"sequence"', "1", "dims.past: must be text"),
+        ('"sequence"', "'long'", "dims.past: must be one of batch,"),
+        ('"sequence"', "'sequence'\ntotal = 'past + new'", "dims.total: must be one of batch,"),
+        ('"sequence"', "'sequence'\ntotal = 'past + '", "dims.total: must be one of batch,"),
+        ('input = "first_step"', "", "branch[0].input: is missing"),
+        ("first = true", "", "branch[0].first: is missing"),
+        ("first = true", "first = 0", "branch[0].first: must be"),
+        ("first = true", "first = true\nthen = 1", "branch[0].then: is not"),
+        ("file = ", "files = ", "sidecar[0].files: is not"),
+    ],
+)
+def test_a_mistake_names_the_place(old: str, new: str, said: str) -> None:
+    assert old in RULES
+    parse_rules(RULES, "mine.toml")
+    with pytest.raises(RulesError) as caught:
+        parse_rules(RULES.replace(old, new, 1), "mine.toml")
+    assert caught.value.path == "mine.toml"
+    assert said in caught.value.message
+    assert "\n" not in str(caught.value)
+    assert str(caught.value.hint).endswith("docs/rules.md explains each key")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hint"),
+    [
+        ("(?:_(?P<token>[A-Za-z0-9]+))?'", "'", "(?:_(?P<token>[A-Za-z0-9]+))?"),
+        ("[_{token}]", "", 'input_name = "past.{layer}.{buffer}[_{token}]"'),
+        ("'in_", '"in_', "single quotes"),
+        (KINDS, '[kv.kinds]\nown = ["k"]', "[kv.kinds.attention] with roles"),
+        (KINDS, f"update = {{ own = 'once' }}\n{KINDS}", "or in the table of a kind"),
+    ],
+)
+def test_a_mistake_shows_what_is_expected(old: str, new: str, hint: str) -> None:
+    with pytest.raises(RulesError) as caught:
+        parse_rules(RULES.replace(old, new, 1), "mine.toml")
+    assert hint in str(caught.value.hint)
+
+
+def test_parts_of_one_kind_in_two_rules_add_up_and_the_rest_must_be_equal() -> None:
+    rule = RULES.partition("[[keep]]")[0].partition("[[kv]]")[2]
+    other = rule.replace("k|v|ks", "ck|cv").replace('"k"', '"ck"').replace('"v"', '"cv"')
+    rules = parse_rules(f"[[kv]]{rule}[[kv]]{other}", "r")
+    assert rules.kinds["own"].parts == ("k", "v", "ck", "cv")
+    with pytest.raises(RulesError, match=r"kv\[1\]\.kinds\.own: differs"):
+        parse_rules(f'[[kv]]{rule}[[kv]]{other}update = "once"', "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("top", "own", "update"),
+    [("", "", ""), ("append", "", "append"), ("append", "delta", "delta"), ("", "once", "once")],
+)
+def test_an_update_is_that_of_the_kind_or_of_the_file(top: str, own: str, update: str) -> None:
+    text = f"update = '{top}'\n{RULES}" if top else RULES
+    text = text.replace(ROLES, f"{ROLES}\nupdate = '{own}'") if own else text
+    assert parse_rules(text, "r").updates_by_kind == {"own": update}
+
+
+def test_without_retained_the_outputs_of_the_rules_count() -> None:
+    rules = parse_rules(RULES.replace("retained = '.*_out'", ""), "mine")
+    assert rules.is_retained_name("k1_out")
+    assert not rules.is_retained_name("other_out")
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_every_built_in_profile_can_be_sent_to_a_worker(name: str) -> None:
+    rules = load_rules(name)
+    assert pickle.loads(pickle.dumps(rules)).kinds == rules.kinds
+
+
+def test_the_examples_of_the_page_are_rules() -> None:
+    page = Path(__file__).parents[2] / "docs" / "rules.md"
+    examples = re.findall(r"```toml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    first, second, third = (parse_rules(text, "rules.md") for text in examples)
+    assert first.updates_by_kind == {"attention": "append"}
+    match = second.match("input", "past.3.k_scale_VLLM")
+    assert match is not None
+    kind = match.kind
+    assert (kind.roles["k"], kind.beside, kind.alone) == ("key", {"k_scale": "k"}, ("output",))
+    assert rewrite_name(second, match, "") == "past.3.k_scale"
+    assert (second.dims["total"], second.branches[0].first) == ("past + new", False)
+    for word, update in (("self", "append"), ("cross", "once")):
+        match = third.match("input", f"past_key_values.0.{word}.key")
+        assert match is not None
+        assert (match.kind.name, match.kind.update) == (word, update)
+
+
+def test_each_key_of_rules_is_on_the_page() -> None:
+    from onnxkvrename.rules import parse
+
+    page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text("utf-8")
+    keys = (parse._TOP_KEYS, parse._PATTERN_KEYS, parse._KIND_KEYS, parse._NAME_KEYS)
+    words = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`]*`|```.*?```", page, re.DOTALL))))
+    assert {key for group in keys for key in group} <= words
