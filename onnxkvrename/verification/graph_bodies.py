@@ -460,46 +460,37 @@ def sort_operations(
     """
     body.check_producers()
     producers = body.producers
-    operations = _find_upstream_operations(body, names, select_operands)
-
-    def find_dependencies(operation: Operation) -> set[int]:
-        read_names = (*operation.inputs, *body.list_captured_at(operation.number))
-        numbers = {producers[name] for name in read_names if name in producers}
-        return numbers & operations.keys()
-
-    if all(
-        max(find_dependencies(operation), default=-1) < number
-        for number, operation in operations.items()
-    ):
-        yield from operations.values()
+    pending = [producers[name] for name in names if name in producers]
+    found: dict[int, Operation] = {}
+    is_sorted = True
+    while pending:
+        number = pending.pop()
+        if number in found:
+            continue
+        operation = found[number] = body.get_operation(number)
+        read_names = operation.inputs
+        if operation.attribute_bytes and body.get_subgraphs(number):
+            read_names = (*read_names, *body.list_captured_at(number))
+            positions: Iterable[int] = range(len(read_names))
+        else:
+            positions = select_operands(operation.function_key, len(read_names))
+        makers = [producers.get(name, -1) for name in read_names]
+        is_sorted = is_sorted and max(makers, default=-1) < number
+        pending += [makers[at] for at in positions if makers[at] >= 0 and makers[at] not in found]
+    if is_sorted:
+        yield from (found[number] for number in sorted(found))
         return
     dependencies = {
-        number: find_dependencies(operation) for number, operation in operations.items()
+        number: {producers[name] for name in _list_read_names(body, number) if name in producers}
+        & found.keys()
+        for number in found
     }
     try:
-        for number in TopologicalSorter(dependencies).static_order():
-            yield operations[number]
+        for number in TopologicalSorter(dict(sorted(dependencies.items()))).static_order():
+            yield found[number]
     except CycleError:
         raise UntraceableError("its nodes feed each other in a circle") from None
 
 
-def _find_upstream_operations(
-    body: Body, names: Iterable[str], select_operands: OperandSelector
-) -> dict[int, Operation]:
-    """Return the nodes that some values may come from, by number, in the order of the file."""
-    producers = body.producers
-    pending = [producers[name] for name in names if name in producers]
-    operations: dict[int, Operation] = {}
-    while pending:
-        number = pending.pop()
-        if number in operations:
-            continue
-        operation = operations[number] = body.get_operation(number)
-        operands = operation.inputs
-        if operation.attribute_bytes and body.get_subgraphs(number):
-            followed: Iterable[str] = (*operands, *body.list_captured_at(number))
-        else:
-            positions = select_operands(operation.function_key, len(operands))
-            followed = [operands[position] for position in positions]
-        pending += [producers[name] for name in followed if name in producers]
-    return dict(sorted(operations.items()))
+def _list_read_names(body: Body, number: int) -> tuple[str, ...]:
+    return (*body.get_operation(number).inputs, *body.list_captured_at(number))

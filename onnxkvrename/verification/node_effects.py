@@ -19,6 +19,7 @@ from onnxkvrename.verification.provenance import (
 
 _LARGEST_END = 2**31 - 1
 """The smallest end of a Slice that exporters write for all that is there."""
+_LOSING_OPS = frozenset(("Where", "Mul", "And", "Sub", "Xor", "BitwiseXor"))
 
 
 def find_lost_operands(operation: Operation, constants: SmallConstants) -> Collection[int]:
@@ -27,17 +28,16 @@ def find_lost_operands(operation: Operation, constants: SmallConstants) -> Colle
     Those are what a constant condition does not choose, what is multiplied by a constant 0, and
     what is subtracted from itself.
     """
-    if operation.domain != "":
+    if operation.op_type not in _LOSING_OPS or operation.domain:
         return ()
     inputs = operation.inputs
-    if operation.op_type == "Where" and len(inputs) == 3:
-        return {True: (2,), False: (1,), None: ()}[constants.find_truth(inputs[0])]
+    if operation.op_type == "Where":
+        truth = constants.find_truth(inputs[0]) if len(inputs) == 3 else None
+        return {True: (2,), False: (1,), None: ()}[truth]
     everything = range(len(inputs))
     if operation.op_type in ("Mul", "And"):
         return everything if any(constants.find_truth(name) is False for name in inputs) else ()
-    if operation.op_type in ("Sub", "Xor", "BitwiseXor"):
-        return everything if len(inputs) == 2 and inputs[0] == inputs[1] else ()
-    return ()
+    return everything if len(inputs) == 2 and inputs[0] == inputs[1] else ()
 
 
 def find_resizings(
