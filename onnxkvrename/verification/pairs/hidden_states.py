@@ -17,10 +17,7 @@ from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.verification.graph_bodies import (
     ModelGraph,
     Operation,
-    UntraceableError,
-    sort_operations,
 )
-from onnxkvrename.verification.operators import is_shape_only
 from onnxkvrename.verification.tracing import trace_dependencies
 
 _COMBINING_OPS = frozenset(("Add", "Sub", "Sum", "Max", "Min", "Where", "ScatterND"))
@@ -178,31 +175,17 @@ def _find_affine_states(
     Something new has to be among it, that a later step gets again. And what was there has to
     make room, scaled or chosen from by a value that is not a constant.
     """
-    names = [pair.output.name for pair in pairs]
     body, functions = graph
-    try:
-        operations = list(
-            sort_operations(body, names, lambda _, operand_count: range(operand_count))
-        )
-    except UntraceableError:
-        return frozenset()
-    sources = {pair.input.name: number for number, pair in enumerate(pairs)}
-    bits = {name: 1 << number for name, number in sources.items()}
-    bits.update((value.name, 1 << len(pairs)) for value in others)
-    producers: dict[str, Operation] = {}
-    for operation in operations:
-        producers.update(dict.fromkeys(operation.outputs, operation))
-        is_opaque = operation.function_key in functions or body.get_subgraphs(operation.number)
-        if is_shape_only(operation.domain, operation.op_type) and not is_opaque:
-            continue
-        own = 0
-        for name in (*operation.inputs, *body.list_captured_at(operation.number)):
-            own |= bits.get(name, 0)
-        bits.update(dict.fromkeys(operation.outputs, own))
-        if is_opaque:
-            for name in operation.outputs:
-                producers.pop(name, None)
-    steps_left = STEPS_PER_NODE * (len(operations) + 64)
+    sources = [*(pair.input.name for pair in pairs), *(value.name for value in others)]
+    values = [*sources, *body.producers]
+    bits = dict(zip(values, trace_dependencies(graph, sources, values), strict=True))
+    producers = {
+        name: operation
+        for operation in body.list_operations()
+        for name in operation.outputs
+        if operation.function_key not in functions and not body.get_subgraphs(operation.number)
+    }
+    steps_left = STEPS_PER_NODE * (body.size + 64)
     affine = set()
     for number, pair in enumerate(pairs):
         length = _follow_alone(pair, number, len(pairs), producers, bits, steps_left)
@@ -215,7 +198,7 @@ def _find_affine_states(
 def _follow_alone(
     pair: StatePair,
     number: int,
-    new_bit: int,
+    first_new: int,
     producers: Mapping[str, Operation],
     bits: Mapping[str, int],
     most_steps: int,
@@ -225,7 +208,7 @@ def _follow_alone(
     Args:
         pair: The input and its output.
         number: The bit of the input.
-        new_bit: The bit of all that is new in each step.
+        first_new: The first of the bits that are new in each step.
         producers: The operators that can be looked into, by the values that they make.
         bits: What each value depends on.
         most_steps: The steps to give up after.
@@ -241,7 +224,7 @@ def _follow_alone(
             return -steps
         others = [bits.get(name, 0) for name in operation.inputs if name not in own]
         if operation.op_type in _COMBINING_OPS:
-            is_new = is_new or any(each >> new_bit & 1 for each in others)
+            is_new = is_new or any(each >> first_new for each in others)
         is_gated = is_gated or (operation.op_type in _GATING_OPS and any(others))
         value = own[0]
     return steps if is_new and is_gated else -steps
