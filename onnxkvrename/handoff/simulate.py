@@ -203,18 +203,23 @@ def find_linear_segments(setup: TransferSetup) -> Iterator[tuple[int, int]]:
 
     The setup must have a size for every axis.
     """
+    sizes = {1, *find_full_lengths(setup)}
+    bends = {length for size in sizes for length in (size, size + 1)}
+    starts = sorted({1, *(bend for bend in bends if 1 < bend <= setup.longest_prompt)})
+    ends = [*(start - 1 for start in starts[1:]), setup.longest_prompt]
+    yield from zip(starts, ends, strict=True)
+
+
+def find_full_lengths(setup: TransferSetup) -> set[int]:
+    """Return the prompt lengths with which a buffer becomes full, as far as they are known."""
     sides = ((setup.prefill_inputs, setup.prefill), (setup.decode_inputs, setup.decode))
-    sizes = {
+    return {
         dim
         for values, layout in sides
         for each in values
         for axis, dim in enumerate(layout.resolve_shape(each.value.shape or ()))
         if isinstance(dim, int) and axis in _find_prompt_axes(each, setup)
     }
-    bends = {length for size in {1, *sizes} for length in (size, size + 1)}
-    starts = sorted({1, *(bend for bend in bends if 1 < bend <= setup.longest_prompt)})
-    ends = [*(start - 1 for start in starts[1:]), setup.longest_prompt]
-    yield from zip(starts, ends, strict=True)
 
 
 def _find_prompt_axes(selected: SelectedValue, setup: TransferSetup) -> frozenset[int | None]:
@@ -360,19 +365,8 @@ def _count_excess(
 
 def _find_nonzero_ranges(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the lengths at which a line from `start` at `first` to `end` at `last` is not 0."""
-    if start == end == 0:
-        return
-    root = None
-    if start != end:
-        steps, remainder = divmod(-start * (last - first), end - start)
-        root = first + steps if remainder == 0 and 0 <= steps <= last - first else None
-    if root is None:
-        yield first, last
-        return
-    if root > first:
-        yield first, root - 1
-    if root < last:
-        yield root + 1, last
+    yield from _find_positive_ranges(first, last, start, end)
+    yield from _find_positive_ranges(first, last, -start, -end)
 
 
 def _find_positive_ranges(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:
