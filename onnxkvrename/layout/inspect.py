@@ -7,15 +7,23 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from onnxkvrename.errors import KvRenameError, RulesError
+from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import Finding
-from onnxkvrename.layout.layout import GraphTrace, build_buffers, check_stamp, fold_alike
+from onnxkvrename.layout.layout import (
+    GraphTrace,
+    build_buffers,
+    build_layout,
+    check_stamp,
+    fold_alike,
+)
+from onnxkvrename.layout.manifest import ByteTotals, add_byte_totals, compute_byte_totals
 from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
     UNTRACED_UPDATE,
     BufferUpdate,
+    ShownUpdate,
     UpdateTracer,
     find_mix_ups,
 )
@@ -23,7 +31,7 @@ from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
-from onnxkvrename.records import Spread, fill_record
+from onnxkvrename.records import fill_record
 from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
@@ -80,7 +88,7 @@ class InspectedBuffer(NamedTuple):
     input: str | None
     output: str | None
     kind_guessed: bool = False
-    update: Annotated[BufferUpdate, Spread(("update", "update_axis"))] = UNKNOWN_UPDATE
+    update: ShownUpdate = UNKNOWN_UPDATE
 
 
 class BufferGroup(NamedTuple):
@@ -128,6 +136,7 @@ class ModelSummary(NamedTuple):
         findings: The problems of the model.
         error: What kept it from being read.
         stamp: The layout digest in its metadata, if it carries one.
+        totals: The bytes of all buffers; ``None`` where a buffer is there twice.
         part: What its path says about a set of windows; ``None`` outside of sets.
         feeds: The outputs that fill KV buffers of another model, which a rename changes as well.
         windows: For windows folded into one summary, each of them; then `path` is the directory
@@ -146,6 +155,7 @@ class ModelSummary(NamedTuple):
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
     stamp: StampStatus | None = None
+    totals: ByteTotals | None = None
     part: PartPath | None = None
     feeds: tuple[str, ...] = ()
     windows: tuple[ModelSummary, ...] = ()
@@ -236,7 +246,8 @@ def summarize_model(
         opened.source, opened.signature, opened.file.path, rules, data_beside=opened.file
     )
     model = scanned.model
-    stamp, stamp_findings = _check_stamp(model)
+    stamp_findings = check_stamp(model)
+    holds = None if model.is_window else not stamp_findings
     stale = find_stale_sidecars(opened.file.path, model.pairs, rules)
     updates: Mapping[str, BufferUpdate] = {}
     if trace_updates is not None and model.pairs:
@@ -260,10 +271,18 @@ def summarize_model(
         name_count=len(model.plan.old_names),
         kept=model.plan.unchanged_names,
         findings=findings,
-        stamp=stamp,
+        stamp=None if model.stamp is None else StampStatus(model.stamp, holds),
+        totals=_compute_totals(model),
         part=model.part,
     )
     return summary, model
+
+
+def _compute_totals(model: KvModel) -> ByteTotals | None:
+    try:
+        return compute_byte_totals(build_layout([model]))
+    except ModelError:  # a buffer twice, of which there is a finding
+        return None
 
 
 def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]:
@@ -281,18 +300,6 @@ def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]
         BufferGroup(kind, parts, dtype, shape, layers, is_guess, update)
         for parts, layers, (kind, dtype, shape, is_guess, update) in rows
     )
-
-
-def _check_stamp(model: KvModel) -> tuple[StampStatus | None, tuple[Finding, ...]]:
-    """Return the stamp of a model, and KV621 unless it is that of the graph."""
-    if model.stamp is None:
-        return None, ()
-    if model.is_window:
-        return StampStatus(model.stamp, None), ()
-    finding = check_stamp(model, model.stamp)
-    if finding is None:
-        return StampStatus(model.stamp, True), ()
-    return StampStatus(model.stamp, False), (finding,)
 
 
 def _find_broken_names(plan: RenamePlan, findings: Iterable[Finding]) -> frozenset[str]:
@@ -380,6 +387,7 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
         kept=tuple(kept.values()),
         findings=tuple(chain.from_iterable(window.findings for window in ordered)),
         stamp=first.stamp,
+        totals=add_byte_totals([window.totals for window in ordered]),
         part=first.part,
         windows=tuple(ordered),
     )
