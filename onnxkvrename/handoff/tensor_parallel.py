@@ -13,8 +13,8 @@ class TensorParallelSizes(NamedTuple):
     """The number of tensor parallel ranks on each side.
 
     Attributes:
-        prefill: The ranks of prefill.
-        decode: The ranks of decode.
+        prefill: Ranks of prefill.
+        decode: Ranks of decode.
     """
 
     prefill: int
