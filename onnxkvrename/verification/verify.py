@@ -56,6 +56,7 @@ from onnxkvrename.rules.rewrite import describe_part
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.verification import trace_needs
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
+from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
 from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
 from onnxkvrename.verification.running.isolated_run import check_retention
@@ -333,7 +334,7 @@ def prove_retention(
         ModelError: Protobuf cannot parse the bytes.
     """
     model = read_model_without_weights(source)
-    flows = trace_buffer_flows(model, pairs)
+    flows = trace_buffer_flows(read_graph(source), pairs)
     return flows, (
         *check_buffer_flows(flows, updates_by_kind, profile),
         *check_onnx_validity(model, source),
