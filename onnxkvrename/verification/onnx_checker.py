@@ -32,17 +32,15 @@ from onnx import (
     TensorProto,
     defs,
 )
-from onnx.checker import ValidationError, check_model, check_tensor
+from onnx.checker import ValidationError, check_model
 
 from onnxkvrename.findings import Finding, build_finding, format_list
-from onnxkvrename.model.protobuf import ByteSource, Record, read_fields
-from onnxkvrename.verification.strip_weights import RemovedData, list_removed_data
+from onnxkvrename.model.proto_reader import get_dtype_bits, get_dtype_name
+from onnxkvrename.model.protobuf import ByteSource, read_fields
+from onnxkvrename.verification.strip_weights import RemovedData, hash_fields, list_removed_data
 
-_PROBE_ELEMENTS = 24
-"""A number of elements that fills whole bytes, whatever their type."""
-_BYTES_PER_ENTRY = {"float_data": 4, "double_data": 8}
-"""Bytes of an entry, if not 1: a varint has at least one byte, and strings are counted."""
-
+_FIXED_SIZE_FIELDS = ("raw_data", "float_data", "double_data")
+"""Fields of data in which the bytes of an element tell how many there are."""
 _STANDARD_DOMAINS = {
     *("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training"),
     *("ai.onnx.preview", "ai.onnx.preview.training"),
@@ -50,7 +48,6 @@ _STANDARD_DOMAINS = {
 """The domains in which only onnx defines operators."""
 _UNCHECKED_DOMAIN = "onnxkvrename.unknown"
 _FUNCTION_FIELD = 25
-_CHUNK_SIZE = 1 << 20
 
 
 def check_onnx_validity(model: ModelProto, source: ByteSource) -> Iterator[Finding]:
@@ -125,7 +122,8 @@ def _remove_copied_functions(model: ModelProto, source: ByteSource) -> set[str]:
     ]
     removed = []
     for (domain, name, _), (first, *others) in indices.items():
-        if others and all(_have_same_bytes(source, records[first], records[n]) for n in others):
+        versions = {hash_fields(source, [records[index]]) for index in (first, *others)}
+        if others and len(versions) == 1:
             copies.add(f"{_to_text(domain)}::{_to_text(name)}")
             removed += others
     for index in sorted(removed, reverse=True):
@@ -136,15 +134,6 @@ def _remove_copied_functions(model: ModelProto, source: ByteSource) -> set[str]:
 def _to_text(name: str | bytes) -> str:
     """Return a name of a parsed model, which has bytes for what is not UTF-8."""
     return name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
-
-
-def _have_same_bytes(source: ByteSource, one: Record, other: Record) -> bool:
-    size = one.end - one.start
-    return size == other.end - other.start and all(
-        source.read(one.start + offset, min(_CHUNK_SIZE, size - offset))
-        == source.read(other.start + offset, min(_CHUNK_SIZE, size - offset))
-        for offset in range(0, size, _CHUNK_SIZE)
-    )
 
 
 def _set_unknown_operators_aside(model: ModelProto) -> Counter[str]:
@@ -272,39 +261,14 @@ def _replace_with_zeros(tensor: TensorProto) -> None:
 
 
 def _has_enough_data(dtype: int, removed: RemovedData, element_count: int) -> bool:
-    """Return whether the removed data can be enough for so many elements, judged by their size."""
-    probe_entries = _find_minimum_entries(dtype, removed.field)
-    if probe_entries is None:
-        return True
-    needed_entries = -(-element_count * probe_entries // _PROBE_ELEMENTS)
-    return removed.size // _BYTES_PER_ENTRY.get(removed.field, 1) >= needed_entries
+    """Return whether the removed data can be enough for so many elements, judged by their size.
 
-
-@lru_cache
-def _find_minimum_entries(dtype: int, field: str) -> int | None:
-    """Return how many entries onnx's checker requires for the probe; `None` if none suffice."""
-    limit = 17 * _PROBE_ELEMENTS
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high) // 2
-        if _is_accepted_by_checker(dtype, field, middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low if low < limit else None
-
-
-def _is_accepted_by_checker(dtype: int, field: str, entry_count: int) -> bool:
-    tensor = TensorProto(name="probe", data_type=dtype, dims=[_PROBE_ELEMENTS])
-    if field == "raw_data":
-        tensor.raw_data = bytes(entry_count)
-    else:
-        getattr(tensor, field).extend([b"" if field == "string_data" else 0] * entry_count)
-    try:
-        check_tensor(tensor)
-    except ValidationError:
-        return False
-    return True
+    A varint and a string count as one byte: the one has at least one, the others are counted.
+    """
+    bits = get_dtype_bits(get_dtype_name(dtype)) or 8
+    if removed.field not in _FIXED_SIZE_FIELDS:
+        bits = min(bits, 8)
+    return removed.size * 8 >= element_count * bits
 
 
 def _shrink_sparse_tensor(sparse_tensor: SparseTensorProto) -> None:

@@ -28,7 +28,7 @@ from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splic
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import is_content_of, read_chunks
-from onnxkvrename.verification.message_diff import Difference, compare_models
+from onnxkvrename.verification.message_diff import compare_models
 
 Equality = Literal["bytes", "content", "different"]
 
@@ -36,6 +36,7 @@ _CONTENT_HINT = (
     "check that SOURCE is what this model was made from; then rename SOURCE again: the tool that "
     "wrote this file changed more than names"
 )
+_ENCODING = "some tags, lengths or numbers are encoded in a different way"
 _ENCODING_HINT = "all readers see the same model; only the encoding of its bytes differs"
 
 
@@ -92,21 +93,23 @@ def prove_renamed(
         scanned = _plan_source(model, source, rules, check_data=compare_data)
         pieces = _build_expected_pieces(result.source, source.source, scanned)
         findings = list(_find_refusals(scanned.model))
-        equality: Equality = "different" if findings else "bytes"
         reordered: tuple[str, ...] = ()
         expected = read_pieces(source.file, pieces)
-        if not is_content_of(result.file, sum_piece_sizes(pieces), expected):
-            differences = compare_models(build_spliced_source(source.source, pieces), result.source)
-            reordered = tuple(each.path for each in differences if each.kind == "order")
-            findings += _describe_differences(differences)
-            is_different = any(finding.code == "KV121" for finding in findings)
-            equality = "different" if is_different else "content"
+        has_same_bytes = is_content_of(result.file, sum_piece_sizes(pieces), expected)
+        if not has_same_bytes:
+            expected_model = build_spliced_source(source.source, pieces)
+            difference, reordered = compare_models(expected_model, result.source)
+            if difference is not None:
+                findings.append(build_finding("KV121", *difference, _CONTENT_HINT))
+            elif not reordered:
+                findings.append(build_finding("KV122", "", _ENCODING, _ENCODING_HINT))
     locations = scanned.model.data_locations
     digests: Mapping[str, str | None] = dict.fromkeys(locations)
     if compare_data:
         digests, data_findings = _compare_data_files(locations, scanned.model, model)
         findings += data_findings
-        equality = "different" if data_findings else equality
+    is_different = any(finding.code == "KV121" for finding in findings)
+    equality: Equality = "different" if is_different else "bytes" if has_same_bytes else "content"
     plan = scanned.model.plan
     token = plan.token_change.final_token
     return (
@@ -154,16 +157,6 @@ def _find_refusals(source: KvModel) -> Iterator[Finding]:
             yield build_finding(
                 "KV121", finding.name, f"cannot be renamed: {finding.message}", finding.hint
             )
-
-
-def _describe_differences(differences: Sequence[Difference]) -> Iterator[Finding]:
-    """Yield a finding for a difference that is more than another order."""
-    for kind, path, text in differences:
-        if kind == "content":
-            yield build_finding("KV121", path, text, _CONTENT_HINT)
-    if not differences:
-        message = "some tags, lengths or numbers are encoded in a different way"
-        yield build_finding("KV122", "", message, _ENCODING_HINT)
 
 
 def _compare_data_files(

@@ -9,7 +9,7 @@ https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
@@ -45,23 +45,28 @@ _DATA_FIELDS = {
     11: "uint64_data",
 }
 """The fields of a tensor that hold data."""
-_DATA_PLACEHOLDERS = {
-    4: bytes(8),
-    5: bytes(2),
-    6: b"",
-    7: bytes(1),
-    9: bytes(16),
-    10: bytes(16),
-    11: b"\0",
-}
-"""For each of these fields zeros for one element, or for both parts of a complex number."""
 _STRING_DATA, _RAW_DATA, _METADATA_PROPS = 6, 9, 16
-_BYTES_VALUE = 4
 _TEXT_FIELDS = (_STRING_DATA, _RAW_DATA)
 """Fields whose ends count, also `strings` of an attribute."""
+_PLACEHOLDERS = {
+    "tensor": {
+        4: bytes(8),
+        5: bytes(2),
+        6: b"",
+        7: bytes(1),
+        9: bytes(16),
+        10: bytes(16),
+        11: b"\0",
+    },
+    "attribute": {4: b"", 7: bytes(4), 8: bytes(1), 9: b""},
+}
+"""The fields that hold a message's own values, with zeros for one of them.
 
-_ATTRIBUTE_PLACEHOLDERS = {4: b"", 7: bytes(4), 8: bytes(1), 9: b""}
-"""The fields of an attribute that hold values of its own, with one value for many."""
+For a tensor these are both parts of a complex number.
+"""
+_DIGEST_FIELDS = {"tensor": _RAW_DATA, "attribute": 4}
+"""For each of these messages a field of bytes, in which a digest takes the place of its values."""
+
 # Other messages than nodes, attributes and tensors take less memory, and count as half of one;
 # repeated texts count as a quarter. A model of a megabyte that is just below the limit takes up to
 # 65 megabytes.
@@ -78,12 +83,10 @@ class RemovedData(NamedTuple):
     Attributes:
         field: The name of the field that held them.
         size: Their size in bytes; for `string_data` the number of strings.
-        digest: Their digest, if one was asked for.
     """
 
     field: str
     size: int
-    digest: str = ""
 
 
 def read_model_without_weights(
@@ -98,8 +101,9 @@ def read_model_without_weights(
     Args:
         source: The bytes of the model.
         max_kept_bytes: The largest data of a tensor that stay.
-        digest_key: If given, what is left out is read for a digest with this key in its place. A
-            key that nobody can know beforehand keeps a model from forging the digest of another.
+        digest_key: If given, what is left out is read for a digest with this key in its place, and
+            nothing else tells what was there. A key that nobody can know beforehand keeps a model
+            from forging the digest of another.
 
     Returns:
         The parsed model.
@@ -135,8 +139,7 @@ def list_removed_data(tensor: TensorProto) -> tuple[RemovedData, ...]:
         entry.value for entry in tensor.metadata_props if entry.key == _REMOVED_DATA_KEY.decode()
     ]
     fields = re.findall("([a-z0-9_]+_data):([0-9]+)", marks[-1]) if marks else ()
-    digest = marks[-1].partition("digest:")[2] if marks else ""
-    return tuple(RemovedData(field, int(size), digest) for field, size in fields)
+    return tuple(RemovedData(field, int(size)) for field, size in fields)
 
 
 def _find_edits(
@@ -146,23 +149,17 @@ def _find_edits(
     pending = [(source.root, "model")]
     while pending:
         message, kind = pending.pop()
-        large_fields, part_count, part_bytes = [], 0, 0
-        numbers = frozenset(NESTED_FIELDS[kind])
-        for record in read_fields(source, message, stems=(), always=numbers):
-            part_count, part_bytes = part_count + 1, part_bytes + record.end - record.start
-            if part_count > MAX_ENTRIES + part_bytes // BYTES_PER_PART:
-                raise _build_parts_error(source)
-            if _is_large(record, limit):
-                large_fields.append((record, NESTED_FIELDS[kind][record.number]))
-        if kind == "attribute" and not large_fields:
-            payload = _strip_values(source, message, limit, digest_key=digest_key)
+        nested = NESTED_FIELDS.get(kind, {})
+        large_fields = [
+            (record, nested[record.number])
+            for record in read_fields(source, message, stems=(), always=frozenset(nested))
+            if record.wire_type == LENGTH and record.end - record.start > limit
+        ]
+        pending += large_fields
+        if kind in _PLACEHOLDERS and not large_fields:
+            payload = _strip(source, message, kind, limit, digest_key=digest_key)
             if payload is not None:
                 yield message, payload
-        for record, field_kind in large_fields:
-            if field_kind != "tensor":
-                pending.append((record, field_kind))
-            elif (payload := _strip_data(source, record, limit, digest_key=digest_key)) is not None:
-                yield record, payload
 
 
 def _build_parts_error(source: ByteSource) -> ModelError:
@@ -170,50 +167,39 @@ def _build_parts_error(source: ByteSource) -> ModelError:
     return build_limit_error(MAX_ENTRIES, what, path=source.path)
 
 
-def _is_large(record: Record, limit: int) -> bool:
-    return record.wire_type == LENGTH and record.end - record.start > limit
-
-
-def _strip_values(
-    source: ByteSource, attribute: Record, limit: int, *, digest_key: bytes
+def _strip(
+    source: ByteSource, message: Record, kind: str, limit: int, *, digest_key: bytes
 ) -> bytes | None:
-    """Return an attribute's message with one value for many; `None` if it has few."""
-    kept, values = _split_fields(source, attribute, frozenset(_ATTRIBUTE_PLACEHOLDERS))
-    if sum(record.end - record.start for record in values) <= limit:
+    """Return a tensor or an attribute with one value, or a digest, for many; `None` for few."""
+    placeholders = _PLACEHOLDERS[kind]
+    kept, values = _split_fields(source, message, frozenset(placeholders))
+    size = sum(record.end - record.start for record in values)
+    if size <= limit:
         return None
-    placeholders = [
-        _encode_field(number, _ATTRIBUTE_PLACEHOLDERS[number])
-        for number in sorted({record.number for record in values})
-    ]
     if digest_key:
-        placeholders.append(
-            _encode_field(_BYTES_VALUE, _hash_fields(source, values, digest_key).encode())
-        )
-    return b"".join([*(source.read(*span) for span in kept), *placeholders])
+        digest = f"{size:,} bytes with digest {hash_fields(source, values, digest_key)}"
+        added = [_encode_field(_DIGEST_FIELDS[kind], digest.encode())]
+    elif kind == "attribute":
+        numbers = sorted({record.number for record in values})
+        added = [_encode_field(number, placeholders[number]) for number in numbers]
+    else:
+        sizes = _sum_sizes(values)
+        mark = " ".join(f"{_DATA_FIELDS[number]}:{sizes[number]}" for number in sizes)
+        entry = _encode_field(1, _REMOVED_DATA_KEY) + _encode_field(2, mark.encode())
+        added = [_encode_field(number, placeholders[number]) for number in sizes]
+        added.append(_encode_field(_METADATA_PROPS, entry))
+    return b"".join([*(source.read(*span) for span in kept), *added])
 
 
-def _strip_data(
-    source: ByteSource, tensor: Record, limit: int, *, digest_key: bytes
-) -> bytes | None:
-    """Return a tensor's message without its data, and marked; `None` if it holds little data."""
-    kept, data = _split_fields(source, tensor, frozenset(_DATA_FIELDS))
-    if sum(record.end - record.start for record in data) <= limit:
-        return None
-    sizes = dict.fromkeys(_DATA_FIELDS, 0)
+def _sum_sizes(data: Iterable[Record]) -> dict[int, int]:
+    """Return the size of each field of a tensor that holds data."""
+    sizes: dict[int, int] = {}
     for record in data:
         number, size = record.number, record.end - record.start
-        if number == _RAW_DATA:
-            # The last one counts, as for every singular field.
-            sizes[number] = size
-        else:
-            sizes[number] += 1 if number == _STRING_DATA else size
-    removed = {number: size for number, size in sizes.items() if size}
-    mark = " ".join(f"{_DATA_FIELDS[number]}:{size}" for number, size in removed.items())
-    mark += f" digest:{_hash_fields(source, data, digest_key)}" if digest_key else ""
-    entry = _encode_field(1, _REMOVED_DATA_KEY) + _encode_field(2, mark.encode())
-    placeholders = [_encode_field(number, _DATA_PLACEHOLDERS[number]) for number in removed]
-    added = [*placeholders, _encode_field(_METADATA_PROPS, entry)]
-    return b"".join([*(source.read(*span) for span in kept), *added])
+        before = sizes.get(number, 0)
+        # The last raw data count, as for every singular field.
+        sizes[number] = {_RAW_DATA: size, _STRING_DATA: before + 1}.get(number, before + size)
+    return {number: size for number, size in sizes.items() if size}
 
 
 def _split_fields(
@@ -230,9 +216,9 @@ def _split_fields(
     return kept, fields
 
 
-def _hash_fields(source: ByteSource, fields: Iterable[Record], key: bytes) -> str:
+def hash_fields(source: ByteSource, fields: Sequence[Record], key: bytes = b"") -> str:
     """Return a digest of what fields hold; it is the same for numbers that are packed or not."""
-    digest = blake2b(key=key, digest_size=32)
+    digest = blake2b(bytes(sorted({record.number for record in fields})), key=key, digest_size=32)
     for record in fields:
         if record.number in _TEXT_FIELDS:
             digest.update(b"%d:%d:" % (record.number, record.end - record.start))

@@ -119,7 +119,7 @@ FAULTS: dict[str, tuple[Callable[[ModelProto], object], str]] = {
         lambda m: setattr(m, "producer_name", "tool"),
         "KV121 producer_name",
     ),
-    "inputs in another order": (lambda m: m.graph.input.reverse(), "KV121 graph.input"),
+    "inputs in another order": (lambda m: m.graph.input.reverse(), "KV121 graph.input.name"),
 }
 
 
