@@ -134,22 +134,6 @@ def test_what_the_names_would_belie_is_refused(
     assert model.read_bytes() == before
 
 
-def test_another_profile_of_the_same_kind_of_cache_is_suggested(tmp_path: Path, run) -> None:
-    """One for caches that are written in place, as those of mobius-static are."""
-    model = saved(build_static_decoder(), tmp_path / "m.onnx")
-    err = run(model, "--to", "mobius-static").err
-    assert "`--to qeff`" in err
-    assert run(model, "--to", "qeff").code == 0
-
-
-@pytest.mark.parametrize("target", ["qeff", "mobius-static"])
-def test_no_profile_of_another_kind_of_cache_is_suggested(target: str, tmp_path: Path, run) -> None:
-    """The consumers of caches in place do not take one that grows, whatever its names are."""
-    err = run(saved(build_decoder(), tmp_path / "m.onnx"), "--to", target).err
-    assert "error KV203" in err
-    assert f"(a rename cannot change that: export the model as {target} requires)" in err
-
-
 def test_a_buffer_without_a_name_there_is_refused(tmp_path: Path, run) -> None:
     scale = ("batch_size", HEADS, 16)
     caches = list_caches(HUGGING_FACE, shape=STATIC, update="inplace")

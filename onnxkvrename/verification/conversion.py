@@ -10,7 +10,6 @@ from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.rules.kinds import find_traits
-from onnxkvrename.rules.load import list_profiles, load_rules
 from onnxkvrename.rules.plan import KvPair, RenamePlan
 from onnxkvrename.rules.profile import NameMatch, Rules
 from onnxkvrename.rules.rewrite import find_counterpart
@@ -53,22 +52,22 @@ def check_conversion(source: ByteSource, plan: RenamePlan, rules: Rules) -> Iter
     Raises:
         ReadError: The file of the model cannot be read.
     """
+    if rules.target is None:
+        return
     updates = trace_buffer_updates(source, plan.pairs)
     reasons: dict[_Reason, list[str]] = {}
     for pair in plan.pairs:
         side = "input" if pair.input is not None else "output"
         match = rules.match(side, pair.sides[0].old_name)
-        if match is None or rules.target is None:
+        if match is None:
             continue
         name = pair.sides[-1].old_name
         update = updates.get(name, UNKNOWN_UPDATE)
         meant = plan.updates_by_kind.get(pair.kind, "")
         for reason in _list_reasons(pair, match, update, meant, rules.target):
             reasons.setdefault(reason, []).append(name)
-    hint = ""
-    target = "" if rules.target is None else rules.target.name
+    target = rules.target.name
     for reason, names in reasons.items():
-        hint = hint or _suggest_profiles(plan, rules, updates)
         yield build_names_finding(
             "KV203",
             names,
@@ -78,51 +77,8 @@ def check_conversion(source: ByteSource, plan: RenamePlan, rules: Rules) -> Iter
                 f"belong to buffers {reason.of_many}, but {target}'s {reason.expected}; "
                 f"programs for {target} would misuse them",
             ),
-            hint,
+            f"a rename cannot change that: export the model as {target} requires",
         )
-
-
-def _suggest_profiles(plan: RenamePlan, rules: Rules, updates: Mapping[str, BufferUpdate]) -> str:
-    """Return what to do where a profile does not fit: to name those that do, if there are any.
-
-    A profile whose caches are updated in another way than those of the one that was asked for is
-    of other consumers: no names of it help.
-    """
-    assert rules.target is not None
-    fitting = [
-        name
-        for name in list_profiles()
-        if name != rules.name and _fits(plan, rules, updates, load_rules(name))
-    ]
-    export = f"a rename cannot change that: export the model as {rules.target.name} requires"
-    choices = " or ".join(f"`--to {name}`" for name in fitting[:2])
-    return f"{export}, or use a profile that fits: {choices}" if choices else export
-
-
-def _fits(
-    plan: RenamePlan, rules: Rules, updates: Mapping[str, BufferUpdate], target: Rules
-) -> bool:
-    """Return whether a profile has names for all buffers, and each is what they say."""
-    for pair in plan.pairs:
-        side = "input" if pair.input is not None else "output"
-        match = rules.match(side, pair.sides[0].old_name)
-        if match is None or find_counterpart(match, target) is None:
-            return False
-        if _find_update(match, target) != _find_update(match, rules.target):
-            return False
-        update = updates.get(pair.sides[-1].old_name, UNKNOWN_UPDATE)
-        meant = plan.updates_by_kind.get(pair.kind, "")
-        if any(_list_reasons(pair, match, update, meant, target)):
-            return False
-    return True
-
-
-def _find_update(match: NameMatch, target: Rules | None) -> str:
-    """Return how a profile says that a buffer is updated; empty if it does not say."""
-    counterpart = None if target is None else find_counterpart(match, target)
-    if counterpart is None:
-        return ""
-    return counterpart.kind.update
 
 
 def _list_reasons(
