@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence, Set
 from functools import partial
+from typing import Literal
 
 from onnxkvrename.findings import format_count, format_layer_ranges, format_list
 from onnxkvrename.report.documents.verify_json import describe_verified
@@ -40,6 +41,8 @@ _MAX_LISTED_MODELS = 4
 """Models that each have a line; of more there is a total."""
 _FLOW_CODES = ("KV110", "KV113", "KV114", "KV120")
 """Findings about how a buffer is updated."""
+_FlowState = Literal["retained", "meant", "resized", "settled", "unsized", "not retained"]
+"""What becomes of a buffer: `meant` is what the rules say, where it is not updated in place."""
 _PLURAL_LABELS = {"append": "grow", "delta": "with new positions only", "once": "written once"}
 """For updates that the rules can expect, words after a number of buffers."""
 
@@ -153,43 +156,59 @@ def _describe_retention(verified: VerifiedModel) -> str:
     report = verified.report
     if not report.pairs:
         return describe_no_pairs(report)
-    updated = [flow for flow in verified.flows if flow.verdict == "updated"]
     faults = {finding.name for finding in report.findings if finding.code in _FLOW_CODES}
-    faults |= verified.filled
-    resized = [flow for flow in verified.flows if flow.update.is_resized]
-    meant = [flow for flow in resized if flow.pair.sides[-1].old_name not in faults]
-    resized = [flow for flow in updated if flow in resized and flow not in meant]
-    unsized = [flow for flow in updated if flow.update.kind == "unknown"]
     fed_back = {} if verified.run is None else verified.run.retained_inputs
-    settled = sum(flow.pair.sides[-1].old_name in fed_back for flow in unsized)
-    meant += [
-        flow
-        for flow in verified.flows
-        if flow.update.kind == "once"
-        and flow.verdict != "updated"
-        and flow.pair.sides[-1].old_name not in faults
-    ]
-    layers = format_layer_ranges(sorted({pair.layer for pair in report.pairs}))
-    retained = len([flow for flow in updated if not flow.update.is_resized]) - len(unsized)
-    lone = sum(pair.may_be_alone for pair in report.pairs)
+    groups: dict[_FlowState, list[BufferFlow]] = {}
+    for flow in verified.flows:
+        state = _judge_flow(flow, faults | verified.filled, fed_back)
+        groups.setdefault(state, []).append(flow)
+    retained, resized, settled, unsized = (
+        len(groups.get(state, ())) for state in ("retained", "resized", "settled", "unsized")
+    )
+    meant, lone = groups.get("meant", []), sum(pair.may_be_alone for pair in report.pairs)
     verdict = f"{retained} of {format_count(len(report.pairs), 'buffer')} retained by dataflow"
     if meant or lone:
         verdict = _describe_expected(len(report.pairs), retained, meant, lone)
     if verified.filled:
         verdict += f", {len(verified.filled)} filled by another model"
     if resized:
-        updates = ", ".join(dict.fromkeys(flow.update.label for flow in resized))
-        verdict += f", {len(resized)} cannot go back into their inputs ({updates})"
+        updates = ", ".join(dict.fromkeys(flow.update.label for flow in groups["resized"]))
+        verdict += f", {resized} cannot go back into their inputs ({updates})"
     if settled:
         verdict += f", {settled} kept their size in the run"
-    if len(unsized) > settled:
-        verdict += f", {len(unsized) - settled} not shown to keep their size"
-    verdict += f", {layers}"
-    op_types = Counter(flow.updated_by.op_type for flow in updated if flow.updated_by)
+    if unsized:
+        verdict += f", {unsized} not shown to keep their size"
+    verdict += f", {format_layer_ranges(sorted({pair.layer for pair in report.pairs}))}"
+    op_types = Counter(
+        flow.updated_by.op_type
+        for flow in verified.flows
+        if flow.verdict == "updated" and flow.updated_by
+    )
     if op_types:
         most_common = (escape_text(op_type) for op_type, _ in op_types.most_common())
         verdict += ", updated by " + ", ".join(most_common)
     return verdict
+
+
+def _judge_flow(flow: BufferFlow, faults: Set[str], fed_back: Container[str]) -> _FlowState:
+    """Return what the verdict on a model counts a buffer as.
+
+    Args:
+        flow: How its output is made from its input.
+        faults: The outputs that something is wrong with, or that another model fills.
+        fed_back: The outputs that a run fed back.
+    """
+    name, is_updated = flow.pair.sides[-1].old_name, flow.verdict == "updated"
+    is_expected = flow.update.is_resized or (flow.update.kind == "once" and not is_updated)
+    if is_expected and name not in faults:
+        return "meant"
+    if not is_updated:
+        return "not retained"
+    if flow.update.is_resized:
+        return "resized"
+    if flow.update.kind != "unknown":
+        return "retained"
+    return "settled" if name in fed_back else "unsized"
 
 
 def _describe_expected(total: int, retained: int, meant: Sequence[BufferFlow], lone: int) -> str:
