@@ -90,7 +90,7 @@ def _build_unknown_operators_finding(operators: Counter[str]) -> Finding:
         "",
         f"has {nodes:,} {'node' if nodes == 1 else 'nodes'} with operators that onnx does not "
         f"define ({names}): not checked, everything else was",
-        "verify with `--run` shows whether onnxruntime has them",
+        "a run that succeeds (`--run`) shows that onnxruntime has them",
     )
 
 

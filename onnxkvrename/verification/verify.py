@@ -187,18 +187,20 @@ def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedMo
         verified = _compare_with_source(verified, path, request.renamed_from, rules, request)
     if not request.run or verified.model is None:
         return verified
-    report = verified.report
     run, findings = _run_retention(verified.model, model_size, rules, request)
-    settled = _list_settled(verified.flows, run) if run is not None and not findings else ()
-    proved = tuple(
-        finding
-        for finding in _note_run(report.findings, has_run=run is not None)
-        if finding.code != "KV113" or finding.name not in settled
-    )
+    proved = verified.report.findings
+    is_right = run is not None and not findings
+    if run is not None:
+        settled = _list_settled(verified.flows, run) if is_right else ()
+        proved = tuple(
+            finding
+            for finding in proved
+            if finding.code != "KV123" and (finding.code != "KV113" or finding.name not in settled)
+        )
     return verified._replace(
         run=run,
-        reference=request.reference if run is not None and not findings else None,
-        report=report._replace(findings=(*proved, *findings)),
+        reference=request.reference if is_right else None,
+        report=verified.report._replace(findings=(*proved, *findings)),
     )
 
 
@@ -210,15 +212,6 @@ def _list_settled(flows: Iterable[BufferFlow], run: RetentionRun) -> Sequence[st
         if flow.verdict == "updated" and flow.update.kind == "unknown"
     ]
     return [name for name in names if name in run.retained_inputs]
-
-
-def _note_run(findings: Iterable[Finding], *, has_run: bool) -> Iterator[Finding]:
-    """Yield findings without KV123 if onnxruntime has the operators; without its hint if not."""
-    for finding in findings:
-        if finding.code != "KV123":
-            yield finding
-        elif not has_run:
-            yield finding._replace(hint="the run failed too: see KV119")
 
 
 def _compare_with_source(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from models import KEY, KEY_OUT, VALUE, VALUE_OUT, info, node, saved
 from onnx import ModelProto
 from onnx.helper import make_tensor
 
-from onnxkvrename import KvRenameError, ModelError, RulesError, load_rules
+from onnxkvrename import ModelError, RulesError, load_rules
 from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import load_layout
 from onnxkvrename.model.file import STAMP_KEY
@@ -75,15 +74,6 @@ def tokens(into: str = "", out: str = "", *buffers: str) -> dict[str, str]:
 
 
 # What is proved of every model.
-
-
-def test_a_sound_model_verifies(tmp_path: Path) -> None:
-    (item,) = verify(saved(models.decoder(), tmp_path / "m.onnx"))
-    assert (item.report.status, item.report.findings, item.run) == ("unchanged", (), None)
-    assert [(flow.pair.buffer, flow.verdict) for flow in item.flows] == [
-        ("past_key", "updated"),
-        ("past_value", "updated"),
-    ]
 
 
 def swapped(model: ModelProto) -> None:
@@ -305,18 +295,6 @@ def unrunnable(model: ModelProto) -> None:
     model.graph.node.append(node("Mystery", ["x"], ["y"], domain="local"))
 
 
-def test_the_loop_is_run_if_asked_for(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    path = saved(models.decoder(), tmp_path / "m.onnx")
-    (item,) = verify(path, run=True)
-    assert (item.report.findings, item.reference) == ((), None)
-    assert item.run is not None
-    assert len(item.run.step_results) == 3
-    (item,) = verify(FIXTURES / "plain" / "decoder.onnx", run=True, dims={"ctx_len": 8})
-    assert item.run is not None
-    assert item.run.dims["ctx_len"] == 8
-
-
 def test_operators_that_only_onnxruntime_has_are_no_finding_after_a_run(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model = models.decoder()
@@ -327,43 +305,7 @@ def test_operators_that_only_onnxruntime_has_are_no_finding_after_a_run(tmp_path
     assert (item.report.findings, item.run is None) == ((), False)
     unknown(model)
     (item,) = verify(saved(model, path), run=True)
-    hints = {finding.code: finding.hint for finding in item.report.findings}
-    assert "see KV119" in hints["KV123"]
-    assert "KV119" in hints
-
-
-def test_a_loop_that_cannot_be_tried_is_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    model = models.decoder()
-    unrunnable(model)
-    path = saved(model, tmp_path / "m.onnx")
-    assert codes(path) == []
-    (item,) = verify(path, run=True)
-    (found,) = item.report.findings
-    assert (found.code, found.severity, item.run) == ("KV119", "warning", None)
-    assert "could not be run" in found.message
-    assert item.report.status == "unchanged"
-    (item,) = verify(path, run=True, strict=True)
-    assert item.report.status == "failed"
-
-
-def test_a_reference_is_one_only_if_the_results_are_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    plain, renamed = (FIXTURES / kind / "decoder.onnx" for kind in ("plain", "VLLM"))
-    (item,) = verify(renamed, run=True, reference=plain)
-    assert (item.report.findings, item.reference) == ((), plain)
-    model = onnx.load(renamed)
-    model.graph.initializer[0].CopyFrom(doubled(model))
-    (item,) = verify(saved(model, tmp_path / "m.onnx"), run=True, reference=plain)
-    assert [found.code for found in item.report.findings] == ["KV118"]
-    assert item.reference is None
-
-
-def doubled(model: ModelProto) -> onnx.TensorProto:
-    """The first float weight of a model, twice as heavy."""
-    weight = model.graph.initializer[0]
-    values = onnx.numpy_helper.to_array(weight) * 2
-    return onnx.numpy_helper.from_array(values, weight.name)
+    assert {finding.code for finding in item.report.findings} == {"KV119", "KV123"}
 
 
 def test_a_reference_that_cannot_be_run_is_named(tmp_path: Path) -> None:
@@ -381,16 +323,6 @@ def test_a_reference_that_cannot_be_read_keeps_the_job_from_being_done(tmp_path:
     path = saved(models.decoder(), tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"none\.onnx: no such file"):
         verify(path, run=True, reference=tmp_path / "none.onnx")
-
-
-def test_without_onnxruntime_nothing_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    path = saved(models.decoder(), tmp_path / "m.onnx")
-    assert codes(path) == []
-    with pytest.raises(KvRenameError, match=r"pip install onnxruntime"):
-        verify(path, run=True)
 
 
 # Several models.
