@@ -12,30 +12,24 @@ from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair
-from onnxkvrename.verification.dataflow import trace_buffer_flows
+from onnxkvrename.verification.dataflow import BufferFlow, trace_buffer_flows
 from onnxkvrename.verification.graph_bodies import read_graph
 
 
 def trace_needs(source: ByteSource, model: KvModel) -> KvModel:
     """Return a model with all inputs that nothing in its graph writes among its needs.
 
-    Only its possible needs are traced. A model that cannot be read stays as it is; that is for
-    other checks to say.
+    Only its possible needs are traced. A model that cannot be read has no more of them; that is
+    for other checks to say.
 
     Raises:
         ReadError: The file of the model cannot be read.
     """
     if not model.possible_needs:
         return model
-    try:
-        flows = trace_buffer_flows(read_graph(source), model.pairs)
-    except ReadError:
-        raise
-    except ModelError:
-        return model
     passed = {
         flow.pair.input.old_name
-        for flow in flows
+        for flow in _trace_flows(source, model.pairs)
         if flow.verdict == "passed through" and flow.pair.input is not None
     }
     more = (name for name in model.possible_needs if name in passed)
@@ -50,20 +44,28 @@ def trace_buffer_updates(source: ByteSource, pairs: Sequence[KvPair]) -> dict[st
     Raises:
         ReadError: The file of the model cannot be read.
     """
-    try:
-        flows = trace_buffer_flows(read_graph(source), pairs)
-    except ReadError:
-        raise
-    except ModelError:
-        return {}
     updates = {}
-    for flow in flows:
+    for flow in _trace_flows(source, pairs):
         update = flow.update
         if flow.verdict == "not from its input" and not update.is_known:
             update = update._replace(other_inputs=flow.other_inputs)
         if flow.pair.output:
             updates[flow.pair.output.old_name] = update
     return updates
+
+
+def _trace_flows(source: ByteSource, pairs: Sequence[KvPair]) -> tuple[BufferFlow, ...]:
+    """Return the flows of buffers; none for a model that cannot be read.
+
+    Raises:
+        ReadError: The file of the model cannot be read.
+    """
+    try:
+        return trace_buffer_flows(read_graph(source), pairs)
+    except ReadError:
+        raise
+    except ModelError:
+        return ()
 
 
 def trace_buffer_scales(
