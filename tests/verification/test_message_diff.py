@@ -172,6 +172,8 @@ def test_a_byte_of_a_large_weight_counts_and_its_packing_does_not():
         compare_graphs(field(5, field(4, values)), field(5, changed))
         == "graph.initializer.raw_data"
     )
+    fields = [field(5, field(number, bytes(2000))) for number in (5, 7)]
+    assert compare_graphs(*fields) == "graph.initializer.raw_data"
     cases = [
         b"".join(field(9, text) for text in texts) for texts in (("a" * 2000, "b"), ("a", "b"))
     ]
