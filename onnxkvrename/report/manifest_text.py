@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from onnxkvrename.findings import (
+    format_bytes,
     format_count,
     format_layer_numbers,
     format_layer_ranges,
@@ -25,7 +26,6 @@ from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.tables import render_facts, render_table
 
 COLUMN_HEADS = ("KIND", "PARTS", "LAYERS", "DTYPE", "SHAPE", "UPDATE", "BYTES EACH")
-_BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class BufferRow(NamedTuple):
@@ -147,17 +147,6 @@ def render_layout(layout: Layout, width: int | None) -> Iterator[Line]:
     table = [COLUMN_HEADS, *build_buffer_rows(layout)] if layout.buffers else []
     yield from render_table(table, width, indent="  ")
     yield from render_facts(list(list_layout_facts(layout)), width, indent="  ")
-
-
-def format_bytes(size: int | None) -> str:
-    """Return bytes in the largest unit that fits, then exactly; ``unknown`` for ``None``."""
-    if size is None:
-        return "unknown"
-    exact = format_count(size, "byte")
-    power = min((size.bit_length() - 1) // 10, len(_BYTE_UNITS) - 1) if size else 0
-    if not power:
-        return exact
-    return f"{size / (1 << 10 * power):.4g} {_BYTE_UNITS[power]} ({exact})"
 
 
 def _format_buffer_shape(layout: Layout, buffer: KvBuffer) -> str:

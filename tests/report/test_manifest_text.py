@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import load_rules
+from onnxkvrename.findings import format_bytes
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import CompileInfo, load_layout
 from onnxkvrename.report.manifest_text import (
     build_buffer_rows,
-    format_bytes,
     format_layout_title,
     format_model_paths,
     list_layout_facts,

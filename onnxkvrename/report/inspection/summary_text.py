@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.filesize import decimal
-
+from onnxkvrename.findings import format_bytes
 from onnxkvrename.layout.inspect import ModelSummary
 from onnxkvrename.report.formats import Line, Span, build_line
 from onnxkvrename.report.formats.text import BOLD, DIM, RED, YELLOW
@@ -37,7 +36,7 @@ def render_model_summary(summary: ModelSummary, width: int) -> Iterator[Line]:
         hint = "" if summary.error.hint is None else f" ({summary.error.hint})"
         yield build_line(title, Span(f"  {escape_text(summary.error.message + hint)}", RED))
         return
-    yield build_line(title, Span(f"  {decimal(summary.size)}", DIM))
+    yield build_line(title, Span(f"  {format_bytes(summary.size, is_exact=False)}", DIM))
     facts = [(fact.label, "\n".join(map(escape_text, fact.lines))) for fact in list_facts(summary)]
     yield from render_facts(facts, width, indent=_INDENT)
     room = width - len(_INDENT)

@@ -11,7 +11,7 @@ from window_sets import write_windows
 from onnxkvrename import KvRenameError, load_rules
 from onnxkvrename.findings import build_finding
 from onnxkvrename.layout.inspect import ExternalFile, ModelSummary, fold_windows, inspect_model
-from onnxkvrename.report.inspection.facts import format_bytes
+from onnxkvrename.report.inspection.facts import format_buffer_bytes
 from onnxkvrename.report.inspection.summary_text import render_model_summary
 
 HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\é"
@@ -24,7 +24,7 @@ def test_a_summary_says_what_is_in_the_file(inspected) -> None:
     model.graph.output.append(models.info("vision_embeds_RetainedState"))
     model.functions.add(name="Layer", domain="local")
     assert draw_plain(render_model_summary, inspected(model)).splitlines() == [
-        "m.onnx  1.0 kB",
+        "m.onnx  1,000 bytes",
         "  made by         tests 1; IR 10, opset 18",
         "  graph           5 nodes, local functions Layer",
         "  weights         4 bytes inline in 1 tensor",
@@ -67,7 +67,7 @@ def test_data_files_are_told_and_those_that_are_gone(inspected) -> None:
     found = inspected(("full",))
     files = (ExternalFile("w.bin", 98_000_000_000), ExternalFile("gone.bin", None))
     text = draw_plain(render_model_summary, found._replace(files=files), width=100)
-    assert "98.0 GB external in 1 file: w.bin; not usable: gone.bin\n" in text
+    assert "91.3 GiB external in 1 file: w.bin; not usable: gone.bin\n" in text
     assert "weights         none\n" in draw_plain(render_model_summary, found)
     nowhere = found._replace(weight=found.weight._replace(external_tensor_count=1))
     assert "weights         not there\n" in draw_plain(render_model_summary, nowhere)
@@ -123,7 +123,7 @@ def hostile(inspected) -> ModelSummary:
 
 def test_hostile_names_are_shown_and_do_nothing(hostile: ModelSummary) -> None:
     text = draw_plain(render_model_summary, hostile, width=300)
-    assert text.startswith(f"{SHOWN}  1.0 kB\n")
+    assert text.startswith(f"{SHOWN}  1,000 bytes\n")
     assert f"made by         {SHOWN}\\x0a 1;" in text
     assert f"{SHOWN}past_key     f\n" in text
     assert text.count(f"{SHOWN}_RetainedState") == 2  # kept, and found
@@ -171,7 +171,7 @@ def test_the_bytes_of_a_buffer_are_a_product_with_its_symbols(inspected) -> None
         ("FLOAT", None): "",
     }
     for (dtype, shape), text in expected.items():
-        assert format_bytes(buffer._replace(dtype=dtype, shape=shape)) == text
+        assert format_buffer_bytes(buffer._replace(dtype=dtype, shape=shape)) == text
 
 
 def test_a_finding_that_many_windows_share_is_one_line(
