@@ -25,8 +25,8 @@ from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import KvPair, PairSide
 from onnxkvrename.verification import trace_buffer_updates
 from onnxkvrename.verification.dataflow import trace_buffer_flows
+from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.running.ort_session import build_feed, load_session
-from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 FOLDERS = (SHARED / "exports", SHARED / "exports-other")
@@ -80,11 +80,11 @@ def build_pair(into: Value, out: Value) -> KvPair:
 
 def pair_by_flow(source: Any, signature: Signature) -> Iterator[KvPair]:
     """Yield the buffers of an exporter whose names do not pair: what is an update of what."""
-    model = read_model_without_weights(source)
+    graph = read_graph(source)
     caches = [value for value in signature.inputs if re.search("past|cache", value.name)]
     for output in signature.outputs:
         for cache in caches:
-            (flow,) = trace_buffer_flows(model, [build_pair(cache, output)])
+            (flow,) = trace_buffer_flows(graph, [build_pair(cache, output)])
             if flow.verdict == "updated":
                 yield flow.pair
 

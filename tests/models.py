@@ -25,6 +25,9 @@ from onnx import (
     ValueInfoProto,
 )
 
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.verification.graph_bodies import ModelGraph, read_graph
+
 KEY, VALUE = "past_key.0", "past_value.0"
 KEY_OUT, VALUE_OUT = f"{KEY}_RetainedState", f"{VALUE}_RetainedState"
 SHAPE = (1, 2, 8, 4)
@@ -35,6 +38,11 @@ node = onnx.helper.make_node
 def info(name: str, *shape: int | str | None, dtype: int = TensorProto.FLOAT) -> ValueInfoProto:
     """A graph input or output; without a shape that of a buffer."""
     return onnx.helper.make_tensor_value_info(name, dtype, shape or SHAPE)
+
+
+def read_graph_of(model: ModelProto) -> ModelGraph:
+    """The graph of a model in memory, as a proof reads it."""
+    return read_graph(ByteSource.from_bytes(model.SerializeToString()))
 
 
 def tensor(name: str, *values: float) -> TensorProto:

@@ -40,6 +40,7 @@ from onnxkvrename.handoff.tensor_parallel import (
     list_sharding_notes,
 )
 from onnxkvrename.handoff.verdict import (
+    Evidence,
     HandoffVerdict,
     PairResult,
     RootCause,
@@ -161,6 +162,7 @@ def compare_sides(
     findings += more_findings
     notes += more_notes
     model_finding = (prefill.model_finding or decode.model_finding) if comparison.pairs else None
+    evidence = Evidence(comparison, root_causes, tuple(findings), model_finding)
     return Handoff(
         consumer_name=consumer.name,
         memory=consumer.memory,
@@ -169,16 +171,11 @@ def compare_sides(
         ranks=ranks,
         prefill=prefill,
         decode=decode,
-        pair_results=judge_pairs(
-            comparison,
-            root_causes,
-            model_finding,
-            {finding.code for finding in findings},
-        ),
+        pair_results=judge_pairs(evidence),
         simulated_prompts=_simulate_prompts(prefill, decode, comparison, tokens),
-        findings=tuple(findings),
+        findings=evidence.findings,
         notes=tuple(notes),
-        verdict=build_verdict(findings, root_causes, comparison, model_finding),
+        verdict=build_verdict(evidence),
         comparison=comparison,
         requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),

@@ -365,19 +365,8 @@ def _count_excess(
 
 def _find_nonzero_ranges(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the lengths at which a line from `start` at `first` to `end` at `last` is not 0."""
-    if start == end == 0:
-        return
-    root = None
-    if start != end:
-        steps, remainder = divmod(-start * (last - first), end - start)
-        root = first + steps if remainder == 0 and 0 <= steps <= last - first else None
-    if root is None:
-        yield first, last
-        return
-    if root > first:
-        yield first, root - 1
-    if root < last:
-        yield root + 1, last
+    yield from _find_positive_ranges(first, last, start, end)
+    yield from _find_positive_ranges(first, last, -start, -end)
 
 
 def _find_positive_ranges(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import Finding
@@ -23,6 +23,7 @@ from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
     UNTRACED_UPDATE,
     BufferUpdate,
+    ShownUpdate,
     UpdateTracer,
     find_mix_ups,
 )
@@ -30,7 +31,7 @@ from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.signature import Dim, ExportInfo
 from onnxkvrename.model.statistics import ModelStats, collect_model_stats
-from onnxkvrename.records import Spread, fill_record
+from onnxkvrename.records import fill_record
 from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
@@ -87,7 +88,7 @@ class InspectedBuffer(NamedTuple):
     input: str | None
     output: str | None
     kind_guessed: bool = False
-    update: Annotated[BufferUpdate, Spread(("update", "update_axis"))] = UNKNOWN_UPDATE
+    update: ShownUpdate = UNKNOWN_UPDATE
 
 
 class BufferGroup(NamedTuple):
@@ -245,7 +246,8 @@ def summarize_model(
         opened.source, opened.signature, opened.file.path, rules, data_beside=opened.file
     )
     model = scanned.model
-    stamp, stamp_findings = _check_stamp(model)
+    stamp_findings = check_stamp(model)
+    holds = None if model.is_window else not stamp_findings
     stale = find_stale_sidecars(opened.file.path, model.pairs, rules)
     updates: Mapping[str, BufferUpdate] = {}
     if trace_updates is not None and model.pairs:
@@ -269,7 +271,7 @@ def summarize_model(
         name_count=len(model.plan.old_names),
         kept=model.plan.unchanged_names,
         findings=findings,
-        stamp=stamp,
+        stamp=None if model.stamp is None else StampStatus(model.stamp, holds),
         totals=_compute_totals(model),
         part=model.part,
     )
@@ -298,18 +300,6 @@ def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]
         BufferGroup(kind, parts, dtype, shape, layers, is_guess, update)
         for parts, layers, (kind, dtype, shape, is_guess, update) in rows
     )
-
-
-def _check_stamp(model: KvModel) -> tuple[StampStatus | None, tuple[Finding, ...]]:
-    """Return the stamp of a model, and KV621 unless it is that of the graph."""
-    if model.stamp is None:
-        return None, ()
-    if model.is_window:
-        return StampStatus(model.stamp, None), ()
-    finding = check_stamp(model, model.stamp)
-    if finding is None:
-        return StampStatus(model.stamp, True), ()
-    return StampStatus(model.stamp, False), (finding,)
 
 
 def _find_broken_names(plan: RenamePlan, findings: Iterable[Finding]) -> frozenset[str]:

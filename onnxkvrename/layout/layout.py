@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_word
@@ -21,13 +21,12 @@ from onnxkvrename.layout.kinds import (
     is_window_symbol,
 )
 from onnxkvrename.layout.scales import BufferScales
-from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, BufferUpdate
+from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, BufferUpdate, ShownUpdate
 from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.model.proto_reader import get_dtype_bits
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight, merge_weights
-from onnxkvrename.records import Spread
 from onnxkvrename.rules.kinds import BufferKind, KindTraits, get_kind_traits
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, UnchangedName
@@ -90,7 +89,7 @@ class KvBuffer(NamedTuple):
     model: str
     token: str | None = ""
     kind_guessed: bool = False
-    update: Annotated[BufferUpdate, Spread(("update", "update_axis"))] = UNTRACED_UPDATE
+    update: ShownUpdate = UNTRACED_UPDATE
     axes: tuple[str, ...] = ()
     beside: str = ""
     scales: BufferScales | None = None
@@ -505,20 +504,19 @@ def find_stamp_mismatches(layout: Layout, stamps: Mapping[str, str | None]) -> d
     }
 
 
-def check_stamp(source: KvModel, stamp: str | None) -> Finding | None:
+def check_stamp(source: KvModel) -> tuple[Finding, ...]:
     """Return KV621 for a model with a stamp that is not the digest of its own layout.
 
-    The model is a complete one, not a window. It may have no stamp (``None``).
+    The stamp of a window is that of its set, which the window does not know.
     """
-    if stamp is None:
-        return None
+    if source.stamp is None or source.is_window:
+        return ()
     try:
         layout = build_layout([source])
     except ModelError as error:
-        return build_finding(
-            "KV621", "", f"has a stamp, but no layout: it {error.message}", _STAMP_HINT
-        )
-    return find_stamp_mismatches(layout, {source.path: stamp}).get(source.path)
+        message = f"has a stamp, but no layout: it {error.message}"
+        return (build_finding("KV621", "", message, _STAMP_HINT),)
+    return tuple(find_stamp_mismatches(layout, {source.path: source.stamp}).values())
 
 
 def _build_stamp_finding(stamp: str | None, digest: str) -> Finding:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.limits import MAX_MATCHED_CHARS
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim
+from onnxkvrename.records import Spread
 from onnxkvrename.rules.plan import KvPair
 
 UpdateKind = Literal["inplace", "shift", "append", "delta", "once", "unknown", "untraced"]
@@ -79,6 +80,8 @@ class BufferUpdate(NamedTuple):
         return f"{self.kind} along axis {self.axis}"
 
 
+ShownUpdate = Annotated[BufferUpdate, Spread(("update", "update_axis"))]
+"""An update as JSON has it, in a record of a buffer."""
 UNKNOWN_UPDATE = BufferUpdate()
 UNTRACED_UPDATE = BufferUpdate("untraced")
 

@@ -25,6 +25,7 @@ BLOCK_SIZE = 1 << 16
 PREFIX_SIZE = 5
 """The most bytes of a tag, and of a length, that protobuf's parsers accept."""
 _NUMBER_SIZE = 10
+_FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 _SHORT_BLOCK_SIZE = 1 << 12
 _HEADER_SIZE = 32
 """Bytes that hold any tag and length."""
@@ -325,10 +326,13 @@ def read_fields(
             block, base = source.read_block(pos)
             edge = min(base + len(block), end)
         tag, size = block[pos - base], block[pos - base + 1] if pos < edge - 1 else 0xFF
-        after = pos + 2 + (size if tag & 7 == LENGTH else 0)
+        start, is_short = pos + 2, size < 0x80
+        if not is_short and tag & 7 == LENGTH and pos < edge - 2 and block[start - base] < 0x80:
+            size, start, is_short = (size & 0x7F) + (block[start - base] << 7), pos + 3, True
+        after = start + (size if tag & 7 == LENGTH else 0)
         # Nearly every field is this short, and read some ten times faster here.
-        if 7 < tag < 0x80 and size < 0x80 and tag & 7 in (VARINT, LENGTH) and after <= end:
-            start = pos + 1 if tag & 7 == VARINT else pos + 2
+        if is_short and 7 < tag < 0x80 and tag & 7 in (VARINT, LENGTH) and after <= end:
+            start = pos + 1 if tag & 7 == VARINT else start
             record = Record(tag >> 3, tag & 7, pos, pos + 1, start, after, parent, depth)
         else:
             record = _read_record(source, pos, parent)
@@ -345,6 +349,56 @@ def read_fields(
             if not stems:
                 continue
         yield record
+
+
+def split_message(data: bytes) -> list[tuple[int, int | bytes]]:
+    """Return the fields of a message in memory: numbers, and payloads or unsigned values.
+
+    Groups, which ONNX does not have, are refused.
+
+    Raises:
+        ModelError: No protobuf parser accepts the bytes.
+    """
+    fields: list[tuple[int, int | bytes]] = []
+    position, size = 0, len(data)
+    try:
+        while position < size:
+            tag, position = data[position], position + 1
+            if tag > 0x7F:
+                tag, position = read_varint(data, position - 1)
+            wire_type = tag & 7
+            if wire_type == VARINT:
+                value, position = read_varint(data, position)
+                fields.append((tag >> 3, value))
+                continue
+            if wire_type == LENGTH:
+                length, position = data[position], position + 1
+                if length > 0x7F:
+                    length, position = read_varint(data, position - 1)
+            else:
+                length = _FIXED_SIZES[wire_type]
+            end = position + length
+            if end > size:
+                break
+            fields.append((tag >> 3, data[position:end]))
+            position = end
+    except (IndexError, KeyError):
+        position = -1
+    if position != size:
+        raise ModelError("is cut short or damaged: a message has no end")
+    return fields
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return a number and its end; what is cut short raises IndexError."""
+    byte = data[position]
+    value, shift = byte & 0x7F, 7
+    while byte >= 0x80:
+        position += 1
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    return value, position + 1
 
 
 def list_fields(source: ByteSource, parent: Record, numbers: frozenset[int]) -> list[Record]:

@@ -184,8 +184,10 @@ def get_vllm_kind(kind: BufferKind) -> BufferKind:
 
 def list_kind_words() -> tuple[str, ...]:
     """Return the words by which rules say what kind a buffer is: families, and names of kinds."""
-    families = dict.fromkeys(row.family for row in KINDS.values())
-    return tuple(word for word in dict.fromkeys((*families, *KINDS)) if word != "unknown")
+    families = [row.family for row in KINDS.values()]
+    words = dict.fromkeys((*families, *KINDS))
+    del words["unknown"]
+    return tuple(words)
 
 
 def find_kinds(word: str) -> Kinds:
@@ -193,11 +195,21 @@ def find_kinds(word: str) -> Kinds:
     return {name: row for name, row in KINDS.items() if word in (name, row.family)}
 
 
+def find_traits(word: str) -> KindTraits | None:
+    """Return the first row that a word of rules means; ``None`` if no kind has it."""
+    for name, row in KINDS.items():
+        if word in (name, row.family):
+            return row
+    return None
+
+
 def get_family(word: str) -> str:
     """Return the family of a word of rules; the word itself if no kind has it."""
-    return next((row.family for row in find_kinds(word).values()), word)
+    row = find_traits(word)
+    return word if row is None else row.family
 
 
 def is_state(word: str) -> bool:
     """Return whether a word of rules means states: of any rank, and often only one part."""
-    return any(row.is_state for row in find_kinds(word).values())
+    row = find_traits(word)
+    return row is not None and row.is_state

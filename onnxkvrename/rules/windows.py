@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.findings import (
@@ -225,10 +224,12 @@ def _check_same_export(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tu
 
     A trait with two values within one file varies by layer, so it is not compared.
     """
-    traits = [_collect_traits(file, rule) for file in files]
+    traits: dict[tuple[str, ...], list[tuple[int, set[str]]]] = {}
+    for index, file in enumerate(files):
+        for key, values in _collect_traits(file, rule).items():
+            traits.setdefault(key, []).append((index, values))
     differences: dict[int, str] = {}
-    for key in dict.fromkeys(key for each in traits for key in each):
-        found = [(index, each[key]) for index, each in enumerate(traits) if key in each]
+    for key, found in traits.items():
         if any(len(values) > 1 for _, values in found):
             continue
         usual = Counter(min(values) for _, values in found).most_common(1)[0][0]
@@ -265,12 +266,9 @@ def _collect_traits(file: _PartFile, rule: SetRule) -> dict[tuple[str, ...], set
     for name in rule.shared_inputs:
         value = _find_value(file.part.signature.inputs, name)
         if value is not None:
-            rank = (
-                ""
-                if value.shape is None
-                else f" with {format_count(len(value.shape), 'axis', 'axes')}"
-            )
-            traits[name,] = {f"{value.dtype}{rank}"}
+            shape = value.shape
+            axes = "" if shape is None else f" with {format_count(len(shape), 'axis', 'axes')}"
+            traits[name,] = {f"{value.dtype}{axes}"}
     for pair in file.part.pairs:
         shape = pair.sides[0].value.shape
         if pair.kind in rule.exclusive_kinds:
@@ -291,10 +289,11 @@ def _check_merged_files(
     """
     windows = {group: files for group, files in groups.items() if group.stage == WINDOW}
     families.update((group, list(files)) for group, files in windows.items())
+    places = {group: os.path.join(os.path.abspath(group.root), "") for group in groups}
     for group, files in groups.items():
         if group.stage == WINDOW:
             continue
-        homes = [home for home in windows if _is_below(home.root, group.root)]
+        homes = [home for home in windows if places[home].startswith(places[group])]
         families[homes[0] if len(homes) == 1 else group.root] += files
         if group.stage != MERGED or len(homes) > 1:
             continue
@@ -311,11 +310,6 @@ def _check_merged_files(
             if difference:
                 hint = "give all windows that were merged, or merge them again"
                 yield file.build_finding("KV307", f"has {difference}", hint)
-
-
-def _is_below(directory: str, top: str) -> bool:
-    """Return whether a directory is `top` or below it; both may be empty, for the working one."""
-    return Path(os.path.abspath(directory)).is_relative_to(os.path.abspath(top))
 
 
 def _index_buffers(files: Iterable[_PartFile]) -> _BufferIndex:

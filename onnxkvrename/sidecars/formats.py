@@ -81,6 +81,10 @@ class SidecarFormat:
         """Whether any text may be a name of the models that its section refers to."""
         return self.find_names is None
 
+    def names_models(self, data: bytes) -> bool:
+        """Return whether a file says itself of which models it is."""
+        return self.is_binding and MODEL_SUFFIX.encode() in data
+
 
 def _find_compile_params_names(tree: Node) -> Iterator[ScalarNode]:
     """Yield the keys of ``custom_io``."""

@@ -15,7 +15,7 @@ from onnxkvrename.rules.load import format_rules_option
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.sidecars.bindings import BoundModels
-from onnxkvrename.sidecars.formats import MODEL_SUFFIX, load_sidecar_formats
+from onnxkvrename.sidecars.formats import load_sidecar_formats
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel, SameBufferError
 from onnxkvrename.sidecars.rewrite import (
     STALE_CODE,
@@ -75,7 +75,7 @@ def find_stale_sidecars(
                 yield _build_unreadable_finding(path, error)
             continue
         stale, old_names = result.renamed, result.shared_names
-        if stale and not (found.format.is_binding and MODEL_SUFFIX.encode() in data):
+        if stale and not found.format.names_models(data):
             neighbours = neighbours or read_neighbours(model.parent, [model])
             stale = tuple(pair for pair in stale if pair[0] not in neighbours.names)
             if stale and neighbours.unread:
@@ -122,7 +122,7 @@ def _bring_up_to_date(
 
     bound = BoundModels(find, (model,) if is_beside else (), collect_names)
     names = collect_names([model])
-    result = rewrite_sidecar(data, str(found.path), found.format, names, bound)
+    result = rewrite_sidecar(data, str(found.path), found.format, names, bound, plans_only=True)
     if result.problem == "of another token" and not replace:
         return _bring_up_to_date(data, found, pairs, paths, rules, replace=True)
     return result, change._replace(replace=replace or not tokens <= {"", token})

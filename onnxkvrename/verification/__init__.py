@@ -12,12 +12,14 @@ from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.verification.dataflow import trace_buffer_flows
+from onnxkvrename.verification.graph_bodies import read_graph
 
 
 def trace_needs(source: ByteSource, model: KvModel) -> KvModel:
     """Return a model with all inputs that nothing in its graph writes among its needs.
 
-    Only its possible needs are traced. A model that protobuf refuses stays as it is; that is for
+    Only its possible needs are traced. A model that cannot be read stays as it is; that is for
     other checks to say.
 
     Raises:
@@ -25,11 +27,8 @@ def trace_needs(source: ByteSource, model: KvModel) -> KvModel:
     """
     if not model.possible_needs:
         return model
-    from onnxkvrename.verification.dataflow import trace_buffer_flows  # onnx, for few models
-    from onnxkvrename.verification.strip_weights import read_model_without_weights
-
     try:
-        flows = trace_buffer_flows(read_model_without_weights(source), model.pairs)
+        flows = trace_buffer_flows(read_graph(source), model.pairs)
     except ReadError:
         raise
     except ModelError:
@@ -46,16 +45,13 @@ def trace_needs(source: ByteSource, model: KvModel) -> KvModel:
 def trace_buffer_updates(source: ByteSource, pairs: Sequence[KvPair]) -> dict[str, BufferUpdate]:
     """Return how each retained output is made from its input, by its name.
 
-    Nothing for a model that protobuf refuses; that is for other checks to say.
+    Nothing for a model that cannot be read; that is for other checks to say.
 
     Raises:
         ReadError: The file of the model cannot be read.
     """
-    from onnxkvrename.verification.dataflow import trace_buffer_flows  # onnx, only for models
-    from onnxkvrename.verification.strip_weights import read_model_without_weights
-
     try:
-        flows = trace_buffer_flows(read_model_without_weights(source), pairs)
+        flows = trace_buffer_flows(read_graph(source), pairs)
     except ReadError:
         raise
     except ModelError:
@@ -75,7 +71,7 @@ def trace_buffer_scales(
 ) -> dict[str, BufferScales]:
     """Return the scales of quantized buffers, by their inputs, or their outputs without one.
 
-    The directory has the external data. Nothing for a model that protobuf refuses; that is for
+    The directory has the external data. Nothing for a model that cannot be read; that is for
     other checks to say.
 
     Raises:
@@ -84,15 +80,12 @@ def trace_buffer_scales(
     if not any(is_quantized(find_pair_dtype(pair)) for pair in pairs):
         return {}
     from onnxkvrename.verification.buffer_scales import (  # onnx, only for quantized buffers
-        SCALE_BYTES,
         find_buffer_scales,
     )
-    from onnxkvrename.verification.strip_weights import read_model_without_weights
 
     try:
-        model = read_model_without_weights(source, SCALE_BYTES)
+        return find_buffer_scales(source, pairs, directory)
     except ReadError:
         raise
     except ModelError:
         return {}
-    return find_buffer_scales(model, pairs, directory)

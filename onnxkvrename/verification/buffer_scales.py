@@ -8,32 +8,41 @@ computes with the numbers leaves the scale unknown, and so does a scale that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx.inliner import inline_local_functions
 
 from onnxkvrename.layout.kinds import find_pair_dtype, find_pair_shape
 from onnxkvrename.layout.scales import BufferScales, Scale, is_quantized
 from onnxkvrename.limits import MAX_CONSTANT_BYTES
-from onnxkvrename.model.proto_reader import get_dtype_name
+from onnxkvrename.model.proto_reader import (
+    ExternalReference,
+    get_dtype_bits,
+    get_dtype_name,
+    parse_extent,
+)
+from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.weights import read_external_data
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.verification.constants import SmallConstants
 from onnxkvrename.verification.graph_bodies import (
+    Attribute,
+    Body,
     Operation,
-    build_graph_body,
-    list_names_captured_at,
-    read_operations,
+    read_graph,
 )
 from onnxkvrename.verification.operators import (
     SizeChange,
     find_operand_flows,
     is_shape_only,
 )
+from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 SCALE_BYTES = 1 << 14
 """Bytes of a weight that is kept, as it may be scales."""
@@ -73,17 +82,25 @@ class _Use(NamedTuple):
 
 
 def find_buffer_scales(
-    model: ModelProto, pairs: Iterable[KvPair], directory: Path
+    source: ByteSource, pairs: Iterable[KvPair], directory: Path
 ) -> dict[str, BufferScales]:
     """Return the scales of quantized buffers, by their inputs, or their outputs without one.
 
     The directory has the external data. Weights of more than `SCALE_BYTES` are not needed.
+
+    Raises:
+        ModelError: The model cannot be read.
     """
     quantized = [pair for pair in pairs if is_quantized(find_pair_dtype(pair))]
-    try:
-        graph = _ScaleGraph(inline_local_functions(model) if model.functions else model, directory)
-    except Exception:  # onnx raises what it likes about functions that it cannot inline
-        return {}
+    main, functions = read_graph(source, SCALE_BYTES)
+    if functions:
+        model = read_model_without_weights(source, SCALE_BYTES)
+        try:
+            inlined = inline_local_functions(model).SerializeToString()
+        except Exception:  # onnx raises what it likes about functions that it cannot inline
+            return {}
+        main = read_graph(ByteSource.from_bytes(inlined), SCALE_BYTES).main
+    graph = _ScaleGraph(main, directory)
     return {
         pair.sides[0].old_name: BufferScales(graph.find_written(pair), graph.find_read(pair))
         for pair in quantized
@@ -93,19 +110,17 @@ def find_buffer_scales(
 class _ScaleGraph:
     """A graph whose buffers are followed to their scales."""
 
-    def __init__(self, model: ModelProto, directory: Path) -> None:
-        body = build_graph_body(model.graph)
-        self._nodes: Sequence[NodeProto] = body.nodes
-        self._inputs = frozenset(body.inputs)
-        self._constants = SmallConstants(body, directory)
+    def __init__(self, body: Body, directory: Path) -> None:
+        self._constants = SmallConstants(body)
+        self._directory = directory
         self._producers: dict[str, _Use] = {}
         self._consumers: dict[str, list[_Use]] = {}
-        for operation in read_operations(body):
+        for operation in body.list_operations():
             for position, name in enumerate(operation.outputs):
                 self._producers[name] = _Use(operation, position)
             for position, name in enumerate(operation.inputs):
                 self._consumers.setdefault(name, []).append(_Use(operation, position))
-            for name in list_names_captured_at(body, operation.number):
+            for name in body.list_captured_at(operation.number):
                 self._consumers.setdefault(name, []).append(_Use(operation, -1))
 
     def find_read(self, pair: KvPair) -> tuple[Scale, ...] | None:
@@ -189,9 +204,8 @@ class _ScaleGraph:
         return tuple(axes[axis] for axis in order)
 
     def _find_attribute(self, operation: Operation, name: str) -> Any:
-        attributes = self._nodes[operation.number].attribute
-        found = next((each for each in attributes if each.name == name), None)
-        return None if found is None else helper.get_attribute_value(found)
+        attribute = operation.find_attribute(name)
+        return None if attribute is None else _read_attribute(attribute)
 
     def _read_linear_scale(self, operation: Operation, axes: _Axes) -> Scale:
         """Return the scale of a QuantizeLinear or DequantizeLinear."""
@@ -248,7 +262,7 @@ class _ScaleGraph:
             if operation.op_type == "Cast":
                 casts.append(self._find_attribute(operation, "to"))
             name = operation.inputs[0]
-        array = self._constants.find_array(name)
+        array = self._find_array(name)
         if (
             array is None
             or not array.size
@@ -258,6 +272,41 @@ class _ScaleGraph:
         for dtype in reversed(casts):
             array = array.astype(helper.tensor_dtype_to_np_dtype(dtype))
         return array
+
+    def _find_array(self, name: str) -> np.ndarray | None:
+        """Return a constant; ``None`` if it is none of this graph, or its data cannot be read."""
+        node = self._constants.find_node(name)
+        for attribute in () if node is None else node.list_attributes():
+            if attribute.name in ("value_int", "value_ints", "value_float", "value_floats"):
+                dtype = np.int64 if attribute.name.startswith("value_int") else np.float32
+                return np.array(_read_attribute(attribute), dtype)
+        data = self._constants.find_tensor(name)
+        if data is None:
+            return None
+        tensor = TensorProto.FromString(data)
+        if tensor.data_location == TensorProto.EXTERNAL and not self._read_external(tensor):
+            return None
+        try:
+            return numpy_helper.to_array(tensor)
+        except (KeyError, TypeError, ValueError):  # a damaged tensor: onnx's checker says so
+            return None
+
+    def _read_external(self, tensor: TensorProto) -> bool:
+        """Put the external data of a tensor into it; return whether they can be read."""
+        size = prod(tensor.dims) * get_dtype_bits(get_dtype_name(tensor.data_type)) // 8
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        end, problem = parse_extent(entries, size)
+        if problem or not 0 < size <= MAX_CONSTANT_BYTES:
+            return False
+        reference = ExternalReference(entries["location"], end, tensor.name)
+        start = int(entries.get("offset", 0))
+        tensor.raw_data = read_external_data(self._directory, reference, start, size)
+        tensor.data_location = TensorProto.DEFAULT
+        return True
+
+
+def _read_attribute(attribute: Attribute) -> Any:
+    return helper.get_attribute_value(AttributeProto.FromString(attribute.data))
 
 
 def _is_quantization(operation: Operation, op_type: str) -> bool:

@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import struct
+from collections.abc import Mapping
 from math import prod
-from pathlib import Path
 
-import numpy as np
-from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
-
-from onnxkvrename.limits import MAX_CONSTANT_BYTES
-from onnxkvrename.model.proto_reader import (
-    ExternalReference,
-    get_dtype_bits,
-    get_dtype_name,
-    parse_extent,
+from onnxkvrename.model.proto_reader import get_dtype_name
+from onnxkvrename.verification.graph_bodies import (
+    KEPT_BYTES,
+    Body,
+    Operation,
+    group_fields,
+    read_integers,
 )
-from onnxkvrename.model.weights import read_external_data
-from onnxkvrename.verification.graph_bodies import Body, decode_name
-from onnxkvrename.verification.strip_weights import KEPT_BYTES, list_removed_data
 
 _INTEGERS = 8
 """The values of a list of axes, or of starts or ends along them, that are read."""
+_VALUE, _TENSOR = "value", 5
+_DIMS, _DTYPE, _RAW_DATA, _DATA_LOCATION = 1, 2, 9, 14
+_EXTERNAL = 1
+_FLOAT_DATA, _INT32_DATA, _INT64_DATA, _DOUBLE_DATA, _UINT64_DATA = 4, 5, 7, 10, 11
+_DATA_FIELDS = (_FLOAT_DATA, _INT32_DATA, _INT64_DATA, _RAW_DATA, _DOUBLE_DATA, _UINT64_DATA)
+_ELEMENT_SIZES: Mapping[str, int] = {
+    **dict.fromkeys(("BOOL", "INT8", "UINT8"), 1),
+    **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"), 1),
+    **dict.fromkeys(("INT16", "UINT16", "FLOAT16", "BFLOAT16"), 2),
+    **dict.fromkeys(("INT32", "UINT32", "FLOAT"), 4),
+    **dict.fromkeys(("INT64", "UINT64", "DOUBLE"), 8),
+}
+"""Bytes of an element, of the dtypes that are read."""
+_SIGNED_ZEROS = frozenset(("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2"))
+"""The dtypes with a 0 of which the first bit is set."""
 
 
 class SmallConstants:
     """The small constants in a body: initializers with their data, and nodes that are Constant."""
 
-    def __init__(self, body: Body, directory: Path | None = None) -> None:
+    def __init__(self, body: Body) -> None:
         self._body = body
-        self._directory = directory
-        self._nodes: dict[str, NodeProto] | None = None
         # An initializer of an input is only its default.
         self._inputs = frozenset(body.inputs)
         self._truths: dict[str, bool | None] = {}
 
     def find_integers(self, name: str) -> tuple[int, ...] | None:
         """Return a short list of integers; `None` if it is not such a constant of this body."""
-        value = self._find_value(name, ("value_ints",))
-        if isinstance(value, AttributeProto):
-            return tuple(value.ints) if len(value.ints) <= _INTEGERS else None
-        return None if value is None else _read_integers(value)
+        node = self.find_node(name)
+        values: tuple[int, ...] | None
+        if node is not None and (attribute := node.find_attribute("value_ints")) is not None:
+            values = None if attribute.is_of_caller else attribute.integers
+        else:
+            tensor = self.find_tensor(name)
+            values = None if tensor is None else _read_integers(tensor)
+        return values if values and len(values) <= _INTEGERS else None
 
     def find_truth(self, name: str) -> bool | None:
         """Return whether all elements of a constant are true, which is not 0; False if all are 0.
@@ -53,105 +65,90 @@ class SmallConstants:
         return self._truths[name]
 
     def _read_truth(self, name: str) -> bool | None:
-        value = self._find_value(name, ("value_int", "value_float"))
-        if isinstance(value, AttributeProto):
-            return bool(value.i if value.name == "value_int" else value.f)
-        return None if value is None else _read_tensor_truth(value)
-
-    def find_array(self, name: str) -> np.ndarray | None:
-        """Return a constant; ``None`` if it is none of this body, or its data were not read.
-
-        External data are read, if the directory where they are was passed.
-        """
-        names = ("value_int", "value_ints", "value_float", "value_floats")
-        value = self._find_value(name, names)
-        if isinstance(value, AttributeProto):
-            dtype = np.int64 if value.name.startswith("value_int") else np.float32
-            return np.array(helper.get_attribute_value(value), dtype)
-        if value is None or list_removed_data(value):
-            return None
-        if value.data_location == TensorProto.EXTERNAL:
-            value = self._read_external(value)
-        try:
-            return None if value is None else numpy_helper.to_array(value)
-        except (KeyError, TypeError, ValueError):  # a damaged tensor: onnx's checker says so
-            return None
-
-    def _read_external(self, tensor: TensorProto) -> TensorProto | None:
-        """Return a tensor with its external data in it; ``None`` if they cannot be read."""
-        size = prod(tensor.dims) * get_dtype_bits(get_dtype_name(tensor.data_type)) // 8
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        end, problem = parse_extent(entries, size)
-        if problem or not 0 < size <= MAX_CONSTANT_BYTES or self._directory is None:
-            return None
-        reference = ExternalReference(entries["location"], end, tensor.name)
-        start = int(entries.get("offset", 0))
-        inline = TensorProto(dims=tensor.dims, data_type=tensor.data_type)
-        inline.raw_data = read_external_data(self._directory, reference, start, size)
-        return inline
-
-    def _find_value(
-        self, name: str, attributes: Collection[str]
-    ) -> TensorProto | AttributeProto | None:
-        """Return the tensor of a constant, or one of these attributes that a node has instead."""
-        node = self._find_node(name)
-        if node is None:
-            return self._find_initializer(name)
-        attribute: AttributeProto
-        for attribute in node.attribute:
-            if attribute.ref_attr_name:
+        node = self.find_node(name)
+        for attribute in () if node is None else node.list_attributes():
+            if attribute.is_of_caller:
                 return None
-            if attribute.name == "value":
-                tensor: TensorProto = attribute.t
-                return tensor
-            if attribute.name in attributes:
-                return attribute
+            if attribute.name == "value_int":
+                return bool(attribute.integer)
+            if attribute.name == "value_float":
+                return any(struct.unpack("<f", attribute.get_bytes(2) or bytes(4)))
+        tensor = self.find_tensor(name)
+        return None if tensor is None else _read_tensor_truth(tensor)
+
+    def find_tensor(self, name: str) -> bytes | None:
+        """Return the bytes of a constant's `TensorProto`; ``None`` if it is none of this body."""
+        node = self.find_node(name)
+        if node is None:
+            return None if name in self._inputs else self._body.constants.get(name)
+        attribute = node.find_attribute(_VALUE)
+        is_value = attribute is not None and not attribute.is_of_caller
+        return attribute.get_bytes(_TENSOR) if attribute is not None and is_value else None
+
+    def find_node(self, name: str) -> Operation | None:
+        """Return the Constant that makes a value, if one does."""
+        number = self._body.producers.get(name)
+        operation = None if number is None else self._body.get_operation(number)
+        is_constant = operation is not None and operation.function_key[:2] == ("", "Constant")
+        return operation if is_constant else None
+
+
+def _read_integers(tensor: bytes) -> tuple[int, ...] | None:
+    """Return the values of a list of integers; `None` if it is something else."""
+    fields = group_fields(tensor)
+    dims, dtype = read_integers(fields.get(_DIMS, ())), _read_dtype(fields)
+    if dtype not in ("INT64", "INT32") or len(dims) != 1 or _is_external(fields):
         return None
-
-    def _find_node(self, name: str) -> NodeProto | None:
-        if self._nodes is None:
-            self._nodes = {
-                decode_name(output): node
-                for node in self._body.nodes
-                if node.op_type == "Constant" and not node.domain
-                for output in node.output
-            }
-        return self._nodes.get(name)
-
-    def _find_initializer(self, name: str) -> TensorProto | None:
-        return None if name in self._inputs else self._body.constants.get(name)
+    elements = _read_raw_elements(fields, dtype)
+    if elements is None:
+        elements = read_integers(fields.get(_INT64_DATA if dtype == "INT64" else _INT32_DATA, ()))
+    else:
+        bits = 8 * _ELEMENT_SIZES[dtype]
+        elements = tuple((each ^ 1 << bits - 1) - (1 << bits - 1) for each in elements)
+    return elements if len(elements) == dims[0] else None
 
 
-def _read_integers(tensor: TensorProto) -> tuple[int, ...] | None:
-    """Return the values of a short list of integers; `None` if it is something else."""
-    width = 8 if tensor.data_type == TensorProto.INT64 else 4
-    if (
-        tensor.data_type not in (TensorProto.INT64, TensorProto.INT32)
-        or len(tensor.dims) != 1
-        or not 0 < tensor.dims[0] <= _INTEGERS
-    ):
-        return None
-    if tensor.data_location == TensorProto.EXTERNAL:
-        return None
-    count, raw = tensor.dims[0], tensor.raw_data
-    if len(raw) == count * width:
-        return tuple(
-            int.from_bytes(raw[start : start + width], "little", signed=True)
-            for start in range(0, len(raw), width)
-        )
-    values = tensor.int64_data if width == 8 else tensor.int32_data
-    return tuple(values) if len(values) == count and not raw else None
-
-
-def _read_tensor_truth(tensor: TensorProto) -> bool | None:
+def _read_tensor_truth(tensor: bytes) -> bool | None:
     """Return whether all elements are true, or all are not; `None` if that is not known."""
-    is_elsewhere = tensor.data_location == TensorProto.EXTERNAL or list_removed_data(tensor)
-    if is_elsewhere or not 0 < prod(tensor.dims) <= 8 * KEPT_BYTES:
+    fields = group_fields(tensor)
+    dtype, count = _read_dtype(fields), prod(read_integers(fields.get(_DIMS, ())))
+    data = [value for number in _DATA_FIELDS for value in fields.get(number, ())]
+    size = sum(len(value) if isinstance(value, bytes) else 1 for value in data)
+    if size > KEPT_BYTES or dtype not in _ELEMENT_SIZES or _is_external(fields):
         return None
-    try:
-        values = numpy_helper.to_array(tensor).astype(bool)
-    except (KeyError, TypeError, ValueError):  # a damaged tensor: onnx's checker says so
+    elements = _read_raw_elements(fields, dtype)
+    bits = 8 * _ELEMENT_SIZES[dtype]
+    if elements is None and dtype in ("FLOAT", "DOUBLE"):
+        number = _FLOAT_DATA if dtype == "FLOAT" else _DOUBLE_DATA
+        packed = b"".join(each for each in fields.get(number, ()) if isinstance(each, bytes))
+        elements = _split_elements(packed, bits // 8)
+    elif elements is None:
+        wide = {"INT64": _INT64_DATA, "UINT64": _UINT64_DATA, "UINT32": _UINT64_DATA}
+        elements = read_integers(fields.get(wide.get(dtype, _INT32_DATA), ()))
+    if not count or len(elements) != count:
         return None
-    if values.all():
-        return True
-    return None if values.any() else False
+    mask = (1 << bits - (dtype in _SIGNED_ZEROS)) - 1
+    truths = {bool(element & mask) for element in elements}
+    return truths.pop() if len(truths) == 1 else None
+
+
+def _read_dtype(fields: Mapping[int, list[int | bytes]]) -> str:
+    return get_dtype_name((0, *read_integers(fields.get(_DTYPE, ())))[-1])
+
+
+def _is_external(fields: Mapping[int, list[int | bytes]]) -> bool:
+    return (0, *read_integers(fields.get(_DATA_LOCATION, ())))[-1] == _EXTERNAL
+
+
+def _read_raw_elements(
+    fields: Mapping[int, list[int | bytes]], dtype: str
+) -> tuple[int, ...] | None:
+    """Return the elements of raw data as unsigned integers; ``None`` if there are no raw data."""
+    raw = fields.get(_RAW_DATA, [b""])[-1]
+    return _split_elements(raw, _ELEMENT_SIZES[dtype]) if isinstance(raw, bytes) and raw else None
+
+
+def _split_elements(data: bytes, size: int) -> tuple[int, ...]:
+    return tuple(
+        int.from_bytes(data[start : start + size], "little") for start in range(0, len(data), size)
+    )

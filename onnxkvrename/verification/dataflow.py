@@ -34,8 +34,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from onnx import ModelProto
-
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
@@ -49,6 +47,7 @@ from onnxkvrename.layout.updates import (
     find_growth,
 )
 from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.verification.graph_bodies import ModelGraph
 from onnxkvrename.verification.operators import SizeChange
 from onnxkvrename.verification.provenance import (
     FlowPath,
@@ -97,17 +96,17 @@ class BufferFlow(NamedTuple):
     update: BufferUpdate = UNKNOWN_UPDATE
 
 
-def trace_buffer_flows(model: ModelProto, pairs: Iterable[KvPair]) -> tuple[BufferFlow, ...]:
+def trace_buffer_flows(graph: ModelGraph, pairs: Iterable[KvPair]) -> tuple[BufferFlow, ...]:
     """Return the flow of every pair that has both an input and an output, in their order.
 
     Args:
-        model: A parsed model; weights are not needed.
+        graph: The graph of the model.
         pairs: All pairs of the model; an input without an output still counts as a
             buffer that others may be mixed up with.
 
     Returns:
         A flow for each complete pair. What cannot be followed is `untraced`;
-        nothing is raised for a model that could be parsed.
+        nothing is raised for nodes that can be read.
     """
     pairs = tuple(pairs)
     sources = [pair.input.old_name for pair in pairs if pair.input is not None]
@@ -127,13 +126,13 @@ def trace_buffer_flows(model: ModelProto, pairs: Iterable[KvPair]) -> tuple[Buff
         numbers = [own_number for _, own_number, _ in complete]
         return tuple(_excuse_sums(flows, origins, numbers))
 
-    origins = trace_origins(model, sources, outputs)
+    origins = trace_origins(graph, sources, outputs)
     flows = decide_flows(origins)
     if all(flow.verdict in PROVED_VERDICTS for flow in flows):
         return flows
     # Only a buffer that is not proved needs to know what else it depends on: that takes a walk
     # through the whole graph.
-    dependencies = trace_dependencies(model, sources, outputs)
+    dependencies = trace_dependencies(graph, sources, outputs)
     return decide_flows(
         [
             Origin(origin.outcomes, origin.dependency_bits | bits)

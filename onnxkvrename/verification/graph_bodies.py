@@ -1,45 +1,110 @@
 """Read the bodies of a model: its graph, the subgraphs of nodes, and local functions.
 
-A body is a light view of the parsed protobuf: nodes stay what they are, and only
-those that a trace visits are turned into an `Operation`. Importing a graph of
-100,000 nodes as objects would take longer than the whole proof.
+A body holds the bytes of its nodes, without weights, and knows which node makes which value.
+Only the nodes that a walk visits are read: to import a graph of 100,000 nodes as objects would
+take longer than the whole proof. Field numbers are those of onnx.proto (ONNX IR version 13).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnxkvrename.errors import ModelError
+from onnxkvrename.limits import MAX_DEPTH, MAX_ENTRIES
+from onnxkvrename.model.proto_reader import (
+    FUNCTION,
+    find_graph,
+    find_string,
+    list_root_fields,
+    read_optional_string,
+)
+from onnxkvrename.model.protobuf import (
+    LENGTH,
+    ByteSource,
+    Record,
+    encode_varint,
+    list_fields,
+    read_fields,
+    read_varint,
+    split_message,
+)
+from onnxkvrename.model.statistics import NESTED_FIELDS
 
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload of an operator or a local function."""
 OperandSelector = Callable[[FunctionKey, int], Iterable[int]]
 """Takes an operator and its number of operands; returns the positions of those to follow."""
 
+KEPT_BYTES = 1 << 10
+"""Bytes of a tensor or an attribute that are kept: shapes, axes, small constants."""
+BYTES_PER_PART = 16
+"""A graph may have one part (a node, a value) more than `MAX_ENTRIES` for so many bytes.
+Exporters write one in 30 to 150 bytes, and a model whose values have numbers for names, and its
+nodes none, one in 16."""
+_TENSOR_HEAD_BYTES = 1 << 9
+"""Bytes of a tensor beside its data: its name, type and dimensions."""
+_NODE, _INITIALIZER, _SPARSE_INITIALIZER, _INPUT, _OUTPUT = 1, 5, 15, 11, 12
+_GRAPH_FIELDS = frozenset({_NODE, _INITIALIZER, _SPARSE_INITIALIZER, _INPUT, _OUTPUT})
+_FUNCTION_INPUT, _FUNCTION_OUTPUT, _FUNCTION_NODE = 4, 5, 7
+_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD = 1, 10, 13
+_FUNCTION_FIELDS = frozenset(
+    {
+        *(_FUNCTION_INPUT, _FUNCTION_OUTPUT, _FUNCTION_NODE),
+        *(_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD),
+    }
+)
+_INPUT_TAG, _OUTPUT_TAG = _NODE << 3 | LENGTH, 2 << 3 | LENGTH
+_GRAPH_TAGS = (6 << 3 | LENGTH, 11 << 3 | LENGTH)
+"""The first bytes of a graph, and of one in a list of graphs, in an attribute."""
 
-class Body(NamedTuple):
-    """A graph, a subgraph or a local function.
+
+class UntraceableError(Exception):
+    """The values of a body cannot be followed; the message says why."""
+
+
+class Attribute(NamedTuple):
+    """An attribute of a node.
 
     Attributes:
-        nodes: The nodes in the order of the file.
-        inputs: The names of the formal inputs.
-        outputs: The names of the outputs.
-        constants: The initializers by name, dense and sparse.
-        subgraphs: For each node that has any, by its position in `nodes`: its
-            subgraphs by the name of their attribute (`name[0]` in a list).
+        data: Its bytes.
+        fields: Its fields, by their numbers in `AttributeProto`.
     """
 
-    nodes: Sequence[NodeProto]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    constants: Mapping[str, TensorProto]
-    subgraphs: Mapping[int, Mapping[str, Body]]
+    data: bytes
+    fields: Mapping[int, list[int | bytes]]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return _get_text(self.fields, 1)
+
+    @property
+    def is_of_caller(self) -> bool:
+        """Whether it has the value of an attribute of the function's caller."""
+        return bool(_get_text(self.fields, 21))
+
+    @property
+    def integer(self) -> int:
+        """Its value as an integer, 0 if it has none."""
+        numbers = [value for value in self.fields.get(3, ()) if isinstance(value, int)]
+        return _make_signed(numbers[-1]) if numbers else 0
+
+    @property
+    def integers(self) -> tuple[int, ...]:
+        """Its list of integers."""
+        return read_integers(self.fields.get(8, ()))
+
+    def get_bytes(self, number: int) -> bytes | None:
+        """Return the last payload of a field, such as 5, its tensor; ``None`` if it has none."""
+        found = [value for value in self.fields.get(number, ()) if isinstance(value, bytes)]
+        return found[-1] if found else None
 
 
 class Operation(NamedTuple):
-    """A node with decoded names.
+    """A node.
 
     Attributes:
         number: The position of the node in its body.
@@ -47,6 +112,7 @@ class Operation(NamedTuple):
         name: The name of the node, possibly empty.
         inputs: The names of the values it reads; empty for an omitted input.
         outputs: The names of the values it produces; empty for an omitted output.
+        attribute_bytes: Its attributes, as they are in the file.
     """
 
     number: int
@@ -54,6 +120,7 @@ class Operation(NamedTuple):
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    attribute_bytes: tuple[bytes, ...] = ()
 
     @property
     def domain(self) -> str:
@@ -65,76 +132,319 @@ class Operation(NamedTuple):
         """The operator type, or the name of the local function."""
         return self.function_key[1]
 
+    def list_attributes(self) -> Iterator[Attribute]:
+        """Yield the attributes, in the order of the file."""
+        for data in self.attribute_bytes:
+            yield Attribute(data, group_fields(data))
 
-class UntraceableError(Exception):
-    """The values of a body cannot be followed; the message says why."""
+    def find_attribute(self, name: str) -> Attribute | None:
+        """Return the first attribute with a name."""
+        return next((each for each in self.list_attributes() if each.name == name), None)
 
 
-def build_graph_body(graph: GraphProto) -> Body:
-    """Return the body of a graph, with its subgraphs to any depth.
+class Body:
+    """A graph, a subgraph or a local function.
 
-    Subgraphs nest 33 deep at most: protobuf's parsers refuse more.
+    Attributes:
+        inputs: The names of the formal inputs.
+        outputs: The names of the outputs.
+        constants: The initializers by name, dense and sparse: each as the bytes of a tensor, or
+            ``None`` if it is large.
+        size: The number of nodes.
+        producers: For each value the number of the node that produces it.
     """
-    weights = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
-    return Body(
-        graph.node,
-        tuple(decode_name(value.name) for value in graph.input),
-        tuple(decode_name(value.name) for value in graph.output),
-        {decode_name(weight.name): weight for weight in weights},
-        _build_subgraphs(graph.node),
+
+    def __init__(
+        self,
+        nodes: list[bytes],
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        constants: Mapping[str, bytes | None],
+        limit: int,
+        depth: int = 0,
+    ) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.constants = constants
+        self.size = len(nodes)
+        self.producers: dict[str, int] = {}
+        self._ambiguous = ""
+        self._nodes = nodes
+        self._limit = limit
+        self._depth = depth
+        self._operations: dict[int, Operation] = {}
+        self._subgraphs: dict[int, Mapping[str, Body]] = {}
+        for number, node in enumerate(nodes):
+            for output in _list_outputs(node):
+                if self.producers.setdefault(output, number) != number:
+                    self._ambiguous = self._ambiguous or output
+
+    def get_operation(self, number: int) -> Operation:
+        """Return a node."""
+        operation = self._operations.get(number)
+        if operation is None:
+            operation = self._operations[number] = _read_operation(number, self._nodes[number])
+        return operation
+
+    def list_operations(self) -> Iterator[Operation]:
+        """Yield all nodes, in the order of the file."""
+        return map(self.get_operation, range(self.size))
+
+    def get_subgraphs(self, number: int) -> Mapping[str, Body]:
+        """Return the subgraphs of a node by the name of their attribute (`name[0]` in a list)."""
+        if number not in self._subgraphs:
+            operation = self.get_operation(number)
+            if not any(tag in data for data in operation.attribute_bytes for tag in _GRAPH_TAGS):
+                return {}
+            self._subgraphs[number] = dict(_read_subgraphs(operation, self._limit, self._depth + 1))
+        return self._subgraphs[number]
+
+    def list_captured_at(self, number: int) -> tuple[str, ...]:
+        """Return what the subgraphs of a node read of the values around it."""
+        subgraphs = self.get_subgraphs(number).values()
+        return tuple(name for subgraph in subgraphs for name in subgraph.captured_names)
+
+    @cached_property
+    def captured_names(self) -> tuple[str, ...]:
+        """The outer values that it reads or returns, in the order of their first use."""
+        own_names = {*self.inputs, *self.constants, *self.producers, ""}
+        used_names: dict[str, None] = {}
+        for operation in self.list_operations():
+            used_names.update(dict.fromkeys(operation.inputs))
+            used_names.update(dict.fromkeys(self.list_captured_at(operation.number)))
+        used_names.update(dict.fromkeys(self.outputs))
+        return tuple(name for name in used_names if name not in own_names)
+
+    def check_producers(self) -> None:
+        """Raise UntraceableError if two nodes produce one value."""
+        if self._ambiguous:
+            raise UntraceableError(f"two nodes make {self._ambiguous}")
+
+
+class ModelGraph(NamedTuple):
+    """The main graph of a model, and its local functions."""
+
+    main: Body
+    functions: Mapping[FunctionKey, Body]
+
+
+def read_graph(source: ByteSource, max_kept_bytes: int = KEPT_BYTES) -> ModelGraph:
+    """Read the graph of a model, without its weights: data of more than some bytes are skipped.
+
+    Raises:
+        ModelError: The bytes are not a model, or it has too many parts.
+    """
+    functions = {}
+    for record in list_root_fields(source):
+        if record.number == FUNCTION and record.wire_type == LENGTH:
+            key, body = _read_function(source, record, max_kept_bytes)
+            functions[key] = body
+    return ModelGraph(_read_graph_body(source, find_graph(source), max_kept_bytes, 0), functions)
+
+
+def _read_graph_body(source: ByteSource, graph: Record, limit: int, depth: int) -> Body:
+    nodes, inputs, outputs = list[bytes](), list[str](), list[str]()
+    constants: dict[str, bytes | None] = {}
+    for record in _read_parts(source, graph, _GRAPH_FIELDS):
+        if record.number == _NODE:
+            nodes.append(_read_small(source, record, "node", limit))
+        elif record.number in (_INITIALIZER, _SPARSE_INITIALIZER):
+            constants.update([_read_constant(source, record, limit)])
+        else:
+            value = list_fields(source, record, frozenset({1}))
+            name = read_optional_string(source, find_string(value, 1))
+            (inputs if record.number == _INPUT else outputs).append(name)
+    return Body(nodes, tuple(inputs), tuple(outputs), constants, limit, depth)
+
+
+def _read_function(source: ByteSource, function: Record, limit: int) -> tuple[FunctionKey, Body]:
+    nodes, inputs, outputs = list[bytes](), list[str](), list[str]()
+    names = {_FUNCTION_NAME: "", _FUNCTION_DOMAIN: "", _FUNCTION_OVERLOAD: ""}
+    for record in _read_parts(source, function, _FUNCTION_FIELDS):
+        if record.number == _FUNCTION_NODE:
+            nodes.append(_read_small(source, record, "node", limit))
+        elif record.number in names:
+            names[record.number] = source.read_string(record)
+        else:
+            (inputs if record.number == _FUNCTION_INPUT else outputs).append(
+                source.read_string(record)
+            )
+    key = _build_function_key(
+        names[_FUNCTION_DOMAIN], names[_FUNCTION_NAME], names[_FUNCTION_OVERLOAD]
     )
+    return key, Body(nodes, tuple(inputs), tuple(outputs), {}, limit)
 
 
-def build_function_bodies(model: ModelProto) -> dict[FunctionKey, Body]:
-    """Return the bodies of a model's local functions."""
-    return {
-        _build_function_key(function, function.name): Body(
-            function.node,
-            tuple(map(decode_name, function.input)),
-            tuple(map(decode_name, function.output)),
-            {},
-            _build_subgraphs(function.node),
-        )
-        for function in model.functions
-    }
+def _read_parts(source: ByteSource, parent: Record, numbers: frozenset[int]) -> Iterator[Record]:
+    """Yield the messages and names of a body, not too many of them."""
+    most_parts = _limit_parts(parent)
+    for count, record in enumerate(read_fields(source, parent, stems=(), always=numbers)):
+        if count > most_parts:
+            raise source.build_limit_error(most_parts, "parts of a graph", record)
+        if record.number in numbers and record.wire_type == LENGTH:
+            yield record
 
 
-def list_captured_names(subgraph: Body) -> tuple[str, ...]:
-    """Return the outer values that a subgraph reads or returns, in the order of their first use."""
-    own_names = {*subgraph.inputs, *subgraph.constants, ""}
-    used_names: dict[str, None] = {}
-    for number, node in enumerate(subgraph.nodes):
-        own_names.update(map(decode_name, node.output))
-        used_names.update(dict.fromkeys(map(decode_name, node.input)))
-        used_names.update(dict.fromkeys(list_names_captured_at(subgraph, number)))
-    used_names.update(dict.fromkeys(subgraph.outputs))
-    return tuple(name for name in used_names if name not in own_names)
+def _limit_parts(message: Record) -> int:
+    return MAX_ENTRIES + (message.end - message.start) // BYTES_PER_PART
 
 
-def sort_functions_bottom_up(
-    main: Body, functions: Mapping[FunctionKey, Body]
-) -> Iterator[FunctionKey]:
-    """Yield the functions that `main` uses, each after those it calls.
+def _read_small(source: ByteSource, message: Record, kind: str, limit: int) -> bytes:
+    """Return a message without the fields that are large and no messages themselves: weights."""
+    if message.end - message.start <= limit:
+        return source.read_slice(message.start, message.end - message.start)
+    nested, parts = NESTED_FIELDS.get(kind, {}), list[bytes]()
+    most_parts = _limit_parts(message)
+    for record in read_fields(source, message):
+        if len(parts) > most_parts:
+            raise source.build_limit_error(most_parts, "parts of a node", record)
+        if record.end - record.start <= limit:
+            parts.append(source.read_slice(record.tag_start, record.end - record.tag_start))
+        elif record.wire_type == LENGTH and record.number in nested:
+            payload = _read_small(source, record, nested[record.number], limit)
+            parts += (encode_varint(record.number << 3 | LENGTH), encode_varint(len(payload)))
+            parts.append(payload)
+    return b"".join(parts)
+
+
+def _read_constant(source: ByteSource, record: Record, limit: int) -> tuple[str, bytes | None]:
+    """Return the name of an initializer, and its bytes if they are few."""
+    tensor: Record | None = record
+    if record.number == _SPARSE_INITIALIZER:
+        tensor = find_string(list_fields(source, record, frozenset({1})), 1)
+    if tensor is None:
+        return "", None
+    name = find_string(list_fields(source, tensor, frozenset({8})), 8)
+    size = tensor.end - tensor.start
+    is_small = size <= limit + _TENSOR_HEAD_BYTES
+    data = source.read_slice(tensor.start, size) if is_small else None
+    return read_optional_string(source, name), data
+
+
+def _list_outputs(node: bytes) -> Iterator[str]:
+    """Yield the names of a node's outputs; of all nodes, so by itself rather than as fields."""
+    position, size = 0, len(node)
+    try:
+        while position < size:
+            tag, length, start = node[position], node[position + 1], position + 2
+            if tag > 0x7F or tag & 7 != LENGTH:
+                yield from (_decode(name) for name in group_fields(node[position:]).get(2, ()))
+                return
+            if length > 0x7F:
+                length, start = read_varint(node, position + 1)
+            position = start + length
+            if tag == _OUTPUT_TAG and length:
+                yield node[start:position].decode("utf-8", "surrogateescape")
+    except IndexError:
+        position = -1
+    if position != size:
+        raise ModelError("is cut short or damaged: a node has no end")
+
+
+def _read_operation(number: int, node: bytes) -> Operation:
+    inputs, outputs, attributes = list[str](), list[str](), list[bytes]()
+    texts = {3: "", 4: "", 7: "", 8: ""}
+    for field, value in split_message(node):
+        if not isinstance(value, bytes):
+            continue
+        if field == 5:
+            attributes.append(value)
+        elif field < 9 and field != 6:
+            text = value.decode("utf-8", "surrogateescape")
+            if field == 1:
+                inputs.append(text)
+            elif field == 2:
+                outputs.append(text)
+            else:
+                texts[field] = text
+    key = _build_function_key(texts[7], texts[4], texts[8])
+    return Operation(number, key, texts[3], tuple(inputs), tuple(outputs), tuple(attributes))
+
+
+def _read_subgraphs(operation: Operation, limit: int, depth: int) -> Iterator[tuple[str, Body]]:
+    if 3 * depth > MAX_DEPTH:
+        raise ModelError(f"has graphs in each other, messages nested more than {MAX_DEPTH} deep")
+    for attribute in operation.list_attributes():
+        graphs = [value for value in attribute.fields.get(11, ()) if isinstance(value, bytes)]
+        named = [(f"{attribute.name}[{index}]", data) for index, data in enumerate(graphs)]
+        single = attribute.get_bytes(6)
+        for name, data in (*([(attribute.name, single)] if single is not None else ()), *named):
+            source = ByteSource.from_bytes(data)
+            yield name, _read_graph_body(source, source.root, limit, depth)
+
+
+def group_fields(data: bytes) -> dict[int, list[int | bytes]]:
+    """Return the values of a message's fields, by number."""
+    fields: dict[int, list[int | bytes]] = {}
+    for number, value in split_message(data):
+        fields.setdefault(number, []).append(value)
+    return fields
+
+
+def read_integers(values: Iterable[int | bytes]) -> tuple[int, ...]:
+    """Return the values of a list of integers, packed or not."""
+    integers = []
+    for value in values:
+        if isinstance(value, int):
+            integers.append(_make_signed(value))
+            continue
+        position = 0
+        while position < len(value):
+            number, position = read_varint(value, position)
+            integers.append(_make_signed(number))
+    return tuple(integers)
+
+
+def _make_signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _decode(name: int | bytes) -> str:
+    """Return a name as text; bytes that are not UTF-8 become surrogates."""
+    return name.decode("utf-8", "surrogateescape") if isinstance(name, bytes) else ""
+
+
+def _get_text(fields: Mapping[int, list[int | bytes]], number: int) -> str:
+    return _decode(fields[number][-1]) if number in fields else ""
+
+
+def _build_function_key(domain: str, name: str, overload: str) -> FunctionKey:
+    return "" if domain == "ai.onnx" else domain, name, overload
+
+
+def sort_functions_bottom_up(graph: ModelGraph) -> Iterator[FunctionKey]:
+    """Yield the functions that the main graph uses, each after those it calls.
 
     Functions that call each other in a circle come in any order.
     """
-    if not functions:
+    if not graph.functions:
         return
     visited: set[FunctionKey] = set()
     stack: list[tuple[FunctionKey | None, Iterator[FunctionKey]]] = [
-        (None, _list_called_functions(main))
+        (None, _list_called_functions(graph.main))
     ]
     while stack:
         caller, callees = stack[-1]
         for key in callees:
-            if key in functions and key not in visited:
+            if key in graph.functions and key not in visited:
                 visited.add(key)
-                stack.append((key, _list_called_functions(functions[key])))
+                stack.append((key, _list_called_functions(graph.functions[key])))
                 break
         else:
             stack.pop()
             if caller is not None:
                 yield caller
+
+
+def _list_called_functions(body: Body) -> Iterator[FunctionKey]:
+    """Yield the operators and functions that a body uses, including those of its subgraphs."""
+    bodies = [body]
+    while bodies:
+        body = bodies.pop()
+        yield from {operation.function_key: None for operation in body.list_operations()}
+        for number in range(body.size):
+            bodies += body.get_subgraphs(number).values()
 
 
 def sort_operations(
@@ -148,119 +458,39 @@ def sort_operations(
     Raises:
         UntraceableError: The nodes have no order, or two of them produce one value.
     """
-    producers = _map_producers(body)
-    operations = _find_upstream_operations(body, producers, names, select_operands)
-
-    def find_dependencies(operation: Operation) -> set[int]:
-        read_names = (*operation.inputs, *list_names_captured_at(body, operation.number))
-        return {
-            producers[name]
-            for name in read_names
-            if name in producers and producers[name] in operations
-        }
-
-    if all(
-        max(find_dependencies(operation), default=-1) < number
-        for number, operation in operations.items()
-    ):
-        yield from operations.values()
+    body.check_producers()
+    producers = body.producers
+    pending = [producers[name] for name in names if name in producers]
+    found: dict[int, Operation] = {}
+    is_sorted = True
+    while pending:
+        number = pending.pop()
+        if number in found:
+            continue
+        operation = found[number] = body.get_operation(number)
+        read_names = operation.inputs
+        if operation.attribute_bytes and body.get_subgraphs(number):
+            read_names = (*read_names, *body.list_captured_at(number))
+            positions: Iterable[int] = range(len(read_names))
+        else:
+            positions = select_operands(operation.function_key, len(read_names))
+        makers = [producers.get(name, -1) for name in read_names]
+        is_sorted = is_sorted and max(makers, default=-1) < number
+        pending += [makers[at] for at in positions if makers[at] >= 0 and makers[at] not in found]
+    if is_sorted:
+        yield from (found[number] for number in sorted(found))
         return
     dependencies = {
-        number: find_dependencies(operation) for number, operation in operations.items()
+        number: {producers[name] for name in _list_read_names(body, number) if name in producers}
+        & found.keys()
+        for number in found
     }
     try:
-        for number in TopologicalSorter(dependencies).static_order():
-            yield operations[number]
+        for number in TopologicalSorter(dict(sorted(dependencies.items()))).static_order():
+            yield found[number]
     except CycleError:
         raise UntraceableError("its nodes feed each other in a circle") from None
 
 
-def read_operations(body: Body) -> Iterator[Operation]:
-    """Yield all nodes of a body, in the order of the file."""
-    for number, node in enumerate(body.nodes):
-        yield _build_operation(number, node)
-
-
-def _map_producers(body: Body) -> dict[str, int]:
-    """Return for each value the number of the node that produces it."""
-    producers: dict[str, int] = {}
-    for number, node in enumerate(body.nodes):
-        for output in node.output:
-            name = decode_name(output)
-            if name and producers.setdefault(name, number) != number:
-                raise UntraceableError(f"two nodes make {name}")
-    return producers
-
-
-def _find_upstream_operations(
-    body: Body,
-    producers: Mapping[str, int],
-    names: Iterable[str],
-    select_operands: OperandSelector,
-) -> dict[int, Operation]:
-    """Return the nodes that some values may come from, by number, in the order of the file."""
-    pending = [producers[name] for name in names if name in producers]
-    operations: dict[int, Operation] = {}
-    while pending:
-        number = pending.pop()
-        if number in operations:
-            continue
-        operation = operations[number] = _build_operation(number, body.nodes[number])
-        operands = operation.inputs
-        if number in body.subgraphs:
-            followed: Iterable[str] = (*operands, *list_names_captured_at(body, number))
-        else:
-            positions = select_operands(operation.function_key, len(operands))
-            followed = [operands[position] for position in positions]
-        pending += [producers[name] for name in followed if name in producers]
-    return dict(sorted(operations.items()))
-
-
-def _build_operation(number: int, node: NodeProto) -> Operation:
-    return Operation(
-        number,
-        _build_function_key(node, node.op_type),
-        decode_name(node.name),
-        tuple(map(decode_name, node.input)),
-        tuple(map(decode_name, node.output)),
-    )
-
-
-def list_names_captured_at(body: Body, number: int) -> tuple[str, ...]:
-    """Return what the subgraphs of a node read of the values around it."""
-    subgraphs = body.subgraphs.get(number)
-    if subgraphs is None:
-        return ()
-    return tuple(name for subgraph in subgraphs.values() for name in list_captured_names(subgraph))
-
-
-def decode_name(name: Any) -> str:
-    """Return a name as text: protobuf returns bytes for a name that is not UTF-8."""
-    return name if isinstance(name, str) else bytes(name).decode("utf-8", "surrogateescape")
-
-
-def _build_function_key(proto: NodeProto | FunctionProto, name: Any) -> FunctionKey:
-    domain = decode_name(proto.domain)
-    return "" if domain == "ai.onnx" else domain, decode_name(name), decode_name(proto.overload)
-
-
-def _build_subgraphs(nodes: Sequence[NodeProto]) -> dict[int, dict[str, Body]]:
-    subgraphs: dict[int, dict[str, Body]] = {}
-    for number, node in enumerate(nodes):
-        for attribute in node.attribute:
-            name = decode_name(attribute.name)
-            if attribute.type == AttributeProto.GRAPH:
-                subgraphs.setdefault(number, {})[name] = build_graph_body(attribute.g)
-            for position, graph in enumerate(attribute.graphs):
-                subgraph = build_graph_body(graph)
-                subgraphs.setdefault(number, {})[f"{name}[{position}]"] = subgraph
-    return subgraphs
-
-
-def _list_called_functions(body: Body) -> Iterator[FunctionKey]:
-    """Yield the operators and functions that a body uses, including those of its subgraphs."""
-    bodies = [body]
-    while bodies:
-        body = bodies.pop()
-        yield from {_build_function_key(node, node.op_type): None for node in body.nodes}
-        bodies += [inner for subgraphs in body.subgraphs.values() for inner in subgraphs.values()]
+def _list_read_names(body: Body, number: int) -> tuple[str, ...]:
+    return (*body.get_operation(number).inputs, *body.list_captured_at(number))

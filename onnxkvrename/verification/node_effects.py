@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from onnx import NodeProto
-
 from onnxkvrename.verification.constants import SmallConstants
 from onnxkvrename.verification.graph_bodies import Operation
 from onnxkvrename.verification.operators import OperandFlow, SizeChange
@@ -21,6 +19,7 @@ from onnxkvrename.verification.provenance import (
 
 _LARGEST_END = 2**31 - 1
 """The smallest end of a Slice that exporters write for all that is there."""
+_LOSING_OPS = frozenset(("Where", "Mul", "And", "Sub", "Xor", "BitwiseXor"))
 
 
 def find_lost_operands(operation: Operation, constants: SmallConstants) -> Collection[int]:
@@ -29,21 +28,20 @@ def find_lost_operands(operation: Operation, constants: SmallConstants) -> Colle
     Those are what a constant condition does not choose, what is multiplied by a constant 0, and
     what is subtracted from itself.
     """
-    if operation.domain != "":
+    if operation.op_type not in _LOSING_OPS or operation.domain:
         return ()
     inputs = operation.inputs
-    if operation.op_type == "Where" and len(inputs) == 3:
-        return {True: (2,), False: (1,), None: ()}[constants.find_truth(inputs[0])]
+    if operation.op_type == "Where":
+        truth = constants.find_truth(inputs[0]) if len(inputs) == 3 else None
+        return {True: (2,), False: (1,), None: ()}[truth]
     everything = range(len(inputs))
     if operation.op_type in ("Mul", "And"):
         return everything if any(constants.find_truth(name) is False for name in inputs) else ()
-    if operation.op_type in ("Sub", "Xor", "BitwiseXor"):
-        return everything if len(inputs) == 2 and inputs[0] == inputs[1] else ()
-    return ()
+    return everything if len(inputs) == 2 and inputs[0] == inputs[1] else ()
 
 
 def find_resizings(
-    flow: OperandFlow, node: NodeProto, constants: SmallConstants
+    flow: OperandFlow, node: Operation, constants: SmallConstants
 ) -> frozenset[Resizing]:
     """Return what a node does to the size of an operand, by its operator and its attributes."""
     if flow.fixing_attribute and _read_integer(node, flow.fixing_attribute):
@@ -54,18 +52,18 @@ def find_resizings(
         return frozenset({Resizing(SizeChange.MOVES_AXES, axes=_read_axes_order(node))})
     axis: int | None
     if isinstance(flow.axis, str):
-        is_said = any(attribute.name == flow.axis for attribute in node.attribute)
+        is_said = node.find_attribute(flow.axis) is not None
         axis = _read_integer(node, flow.axis) if is_said else flow.default_axis
     else:
         axis = flow.axis
-    if flow.room_operand is not None and not "".join(node.input[flow.room_operand :][:1]):
+    if flow.room_operand is not None and not "".join(node.inputs[flow.room_operand :][:1]):
         return build_resizing(SizeChange.APPENDS, axis)
     return build_resizing(flow.size_change, axis)
 
 
-def _find_slice_resizing(node: NodeProto, constants: SmallConstants) -> frozenset[Resizing]:
+def _find_slice_resizing(node: Operation, constants: SmallConstants) -> frozenset[Resizing]:
     """Return what a Slice cuts: nothing along an axis that it takes from 0 to the largest end."""
-    names = [*node.input, "", "", "", ""][1:5]
+    names = [*node.inputs, "", "", "", ""][1:5]
     starts, ends, axes, steps = (constants.find_integers(name) if name else None for name in names)
     if axes is None:
         return build_resizing(SizeChange.CUTS, None)
@@ -94,17 +92,15 @@ def _find_slice_resizing(node: NodeProto, constants: SmallConstants) -> frozense
     return frozenset({Resizing(changes, cut_axes=frozenset(cut), sliced_axes=sliced_axes)})
 
 
-def _read_axes_order(node: NodeProto) -> tuple[int, ...] | None:
+def _read_axes_order(node: Operation) -> tuple[int, ...] | None:
     """Return the order into which a Transpose brings the axes; `None` if its caller decides it."""
-    for attribute in node.attribute:
-        if attribute.name == "perm":
-            return None if attribute.ref_attr_name else tuple(attribute.ints)
-    return REVERSED_AXES
+    attribute = node.find_attribute("perm")
+    if attribute is None:
+        return REVERSED_AXES
+    return None if attribute.is_of_caller else attribute.integers
 
 
-def _read_integer(node: NodeProto, name: str) -> int | None:
+def _read_integer(node: Operation, name: str) -> int | None:
     """Return an attribute; `None` if the node has none, or a function's caller decides it."""
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return None if attribute.ref_attr_name else int(attribute.i)
-    return None
+    attribute = node.find_attribute(name)
+    return None if attribute is None or attribute.is_of_caller else attribute.integer

@@ -255,6 +255,8 @@ def _extend_paths(
 def join_origins(origins: Sequence[Origin]) -> Origin:
     """Return the origin of a value that holds something of each of these."""
     carrying = [origin.outcomes for origin in origins if origin.outcomes]
+    if len(origins) == 1:
+        return origins[0]
     outcomes: tuple[FlowPaths, ...] = carrying[0] if carrying else ()
     for more_outcomes in carrying[1:]:
         outcomes = _limit_outcomes(
@@ -315,7 +317,7 @@ def apply_summary(summary: Origin, arguments: Sequence[Origin], call: NodeLocati
     ]
     dependencies = (
         arguments[position]
-        for position in _list_positions(summary.dependency_bits)
+        for position in list_positions(summary.dependency_bits)
         if position < len(arguments)
     )
     return Origin(
@@ -323,7 +325,7 @@ def apply_summary(summary: Origin, arguments: Sequence[Origin], call: NodeLocati
     )
 
 
-def _list_positions(bits: int) -> Iterator[int]:
+def list_positions(bits: int) -> Iterator[int]:
     """Yield the positions of the bits that are set, of many that are not quickly."""
     text = f"{bits:b}"[::-1]
     position = text.find("1")

@@ -21,11 +21,18 @@ from onnx import ModelProto, TensorProto
 from onnxkvrename.errors import ModelError
 from onnxkvrename.limits import MAX_ENTRIES, build_limit_error
 from onnxkvrename.model.file import splice_payloads
-from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, Span, encode_varint, read_fields
+from onnxkvrename.model.protobuf import (
+    LENGTH,
+    ByteSource,
+    Record,
+    Span,
+    encode_varint,
+    read_fields,
+    read_varint,
+)
 from onnxkvrename.model.statistics import NESTED_FIELDS
+from onnxkvrename.verification.graph_bodies import BYTES_PER_PART, KEPT_BYTES
 
-KEPT_BYTES = 1 << 10
-"""Tensors and attributes up to this size keep their data: shapes, axes, small constants."""
 _CHUNK_SIZE = 1 << 20
 _REMOVED_DATA_KEY = b"onnxkvrename.taken"
 _DATA_FIELDS = {
@@ -55,13 +62,9 @@ _TEXT_FIELDS = (_STRING_DATA, _RAW_DATA)
 
 _ATTRIBUTE_PLACEHOLDERS = {4: b"", 7: bytes(4), 8: bytes(1), 9: b""}
 """The fields of an attribute that hold values of its own, with one value for many."""
-BYTES_PER_PART = 16
-"""A model may have one part (a node, an attribute, a tensor) more than `MAX_ENTRIES` for so many
-bytes. Exporters write one in 30 to 150 bytes, and a model whose values
-have numbers for names, and its nodes none, one in 16. Other messages take less memory, and count
-as half of one; repeated texts count as a quarter. A model of a megabyte that is just below the
-limit takes up to 65 megabytes."""
-
+# Other messages than nodes, attributes and tensors take less memory, and count as half of one;
+# repeated texts count as a quarter. A model of a megabyte that is just below the limit takes up to
+# 65 megabytes.
 _PART_WEIGHT, _MESSAGE_WEIGHT, _TEXT_WEIGHT = 4, 2, 1
 _PARTS = {"NodeProto", "AttributeProto", "TensorProto", "SparseTensorProto", "GraphProto"} | {
     *("FunctionProto", "TrainingInfoProto"),
@@ -270,12 +273,12 @@ def _exceeds(data: bytes, limit: int) -> bool:
         while position < end:
             tag, position = data[position], position + 1
             if tag > 0x7F:
-                tag, position = _read_varint(data, position - 1)
+                tag, position = read_varint(data, position - 1)
             wire_type = tag & 7
             if wire_type == LENGTH:
                 size, position = data[position], position + 1
                 if size > 0x7F:
-                    size, position = _read_varint(data, position - 1)
+                    size, position = read_varint(data, position - 1)
                 if tag >> 3 in fields:
                     kind = fields[tag >> 3]
                     total += _TEXT_WEIGHT if kind is None else kind.weight
@@ -285,22 +288,11 @@ def _exceeds(data: bytes, limit: int) -> bool:
                         pending.append((position, min(position + size, end), kind.by_number))
                 position += size
             elif wire_type == 0:
-                _, position = _read_varint(data, position)
+                _, position = read_varint(data, position)
             else:
                 # What is in a group of an unknown field counts as if it were not in one.
                 position += _FIXED_SIZES.get(wire_type, 0)
     return False
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    byte = data[position]
-    value, shift = byte & 0x7F, 7
-    while byte >= 0x80:
-        position += 1
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        shift += 7
-    return value, position + 1
 
 
 def is_repeated(field: FieldDescriptor) -> bool:

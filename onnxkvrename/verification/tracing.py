@@ -1,9 +1,11 @@
-"""Trace origins through a whole model, each body once.
+"""Walk through a whole model, each body once, and compute what its values are made of.
 
 A function, a branch of an If, the body of a Loop or Scan has a *summary*: which
 of its outputs come from which of its formal inputs, and for a subgraph from the
 outer values it captures. Wherever the body is used, its summary is applied to the
-arguments there, so 94 calls of one function cost one trace.
+arguments there, so 94 calls of one function cost one walk.
+
+What is computed of a value is said by a transfer: its origin, or what it depends on.
 """
 
 from __future__ import annotations
@@ -11,20 +13,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
-
-from onnx import ModelProto, NodeProto
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from onnxkvrename.limits import MAX_ALTERNATIVES
 from onnxkvrename.verification.constants import SmallConstants
 from onnxkvrename.verification.graph_bodies import (
     Body,
     FunctionKey,
+    ModelGraph,
     Operation,
     UntraceableError,
-    build_function_bodies,
-    build_graph_body,
-    list_captured_names,
     sort_functions_bottom_up,
     sort_operations,
 )
@@ -53,28 +51,15 @@ from onnxkvrename.verification.provenance import (
     carry_origin,
     combine_alternatives,
     join_origins,
+    list_positions,
     merge_origins,
-    mix_origins,
 )
 
-
-class BodySummary(NamedTuple):
-    """The origins of a body's outputs in terms of its formal arguments.
-
-    Attributes:
-        inputs: The names of its formal inputs.
-        captured_names: The outer values that it captures.
-        outputs: The origin of each output; sources are positions in `inputs`
-            followed by `captured_names`.
-    """
-
-    inputs: tuple[str, ...]
-    captured_names: tuple[str, ...]
-    outputs: tuple[Origin, ...]
+_T = TypeVar("_T")
 
 
 def trace_origins(
-    model: ModelProto, sources: Sequence[str], names: Sequence[str]
+    graph: ModelGraph, sources: Sequence[str], names: Sequence[str]
 ) -> tuple[Origin, ...]:
     """Return from which sources some values of the main graph are carried.
 
@@ -83,19 +68,19 @@ def trace_origins(
     what `trace_dependencies` returns.
 
     Args:
-        model: A parsed model; weights are not needed.
+        graph: The graph of a model.
         sources: The names of graph inputs; a source's number is its position here.
         names: The values to trace.
 
     Returns:
         An origin for each name. What cannot be followed is uncertain, with the
-        reason; nothing is raised for a model that could be parsed.
+        reason; nothing is raised for nodes that can be read.
     """
-    return _trace_model(model, sources, names, dependencies_only=False)
+    return _Walker(graph, _OriginTransfer()).walk(sources, names)
 
 
 def trace_dependencies(
-    model: ModelProto, sources: Sequence[str], names: Sequence[str]
+    graph: ModelGraph, sources: Sequence[str], names: Sequence[str]
 ) -> tuple[int, ...]:
     """Return on which sources some values of the main graph depend at all.
 
@@ -105,19 +90,7 @@ def trace_dependencies(
     Returns:
         For each name a set of source numbers as bits.
     """
-    origins = _trace_model(model, sources, names, dependencies_only=True)
-    return tuple(origin.dependency_bits for origin in origins)
-
-
-def _trace_model(
-    model: ModelProto, sources: Sequence[str], names: Sequence[str], *, dependencies_only: bool
-) -> tuple[Origin, ...]:
-    with _pause_garbage_collection():
-        tracer = _Tracer(build_function_bodies(model), dependencies_only=dependencies_only)
-        main = build_graph_body(model.graph)
-        for key in sort_functions_bottom_up(main, tracer.functions):
-            tracer.summaries[key] = tracer.summarize_body(tracer.functions[key], ())
-        return tracer.trace_body(main, sources, names)
+    return _Walker(graph, _DependencyTransfer()).walk(sources, names)
 
 
 @contextmanager
@@ -132,132 +105,132 @@ def _pause_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Tracer:
-    """Traces bodies, and keeps the summaries of functions.
+class _Transfer(Protocol[_T]):
+    """What a walk computes of each value, and what operators make of it."""
 
-    With `dependencies_only`, all operands are followed, and sources start without
-    paths, so that origins hold nothing but dependencies.
-    """
+    nothing: _T
+    """That of a constant, and of every input that is not a source."""
 
-    def __init__(self, functions: Mapping[FunctionKey, Body], *, dependencies_only: bool) -> None:
-        self.functions = functions
-        self.dependencies_only = dependencies_only
-        self.summaries: dict[FunctionKey, BodySummary] = {}
+    def build_source(self, number: int) -> _T:
+        """Return that of a source itself."""
 
-    def summarize_body(self, body: Body, captured_names: tuple[str, ...]) -> BodySummary:
-        """Return the summary of a function, or of a subgraph that captures some outer values."""
-        outputs = self.trace_body(body, (*body.inputs, *captured_names), body.outputs)
-        return BodySummary(body.inputs, captured_names, outputs)
+    def select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
+        """Return the positions of the operands that an operator has to be followed to."""
 
-    def trace_body(
-        self, body: Body, sources: Sequence[str], names: Sequence[str]
-    ) -> tuple[Origin, ...]:
-        """Return the origins of some values of a body."""
-        origins = {name: self._build_source(number) for number, name in enumerate(sources)}
-        source_origins = list(origins.values())
-        constants = SmallConstants(body)
-        try:
-            for operation in sort_operations(body, names, self._select_operands):
-                outputs = self._trace_operation(operation, body, origins, constants)
-                origins.update(zip(operation.outputs, outputs, strict=False))
-                origins.pop("", None)
-        except UntraceableError as error:
-            return (build_uncertain_origin(source_origins, str(error)),) * len(names)
-        return tuple(origins.get(name, NO_ORIGIN) for name in names)
+    def apply_operator(
+        self, operation: Operation, operands: Sequence[_T], constants: SmallConstants
+    ) -> Sequence[_T]:
+        """Return that of an operator's outputs; what it captures follows the operands."""
 
-    def _build_source(self, number: int) -> Origin:
-        return Origin((), 1 << number) if self.dependencies_only else build_source_origin(number)
+    def apply_summary(self, summary: _T, arguments: Sequence[_T], call: NodeLocation) -> _T:
+        """Return that of a body's output, whose sources are positions in the arguments."""
 
-    def _select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
-        if self.dependencies_only or function in self.functions:
-            return range(operand_count)
+    def doubt(self, values: Sequence[_T], reason: str, location: NodeLocation | None) -> _T:
+        """Return that of a value that may hold something of each of these, or nothing."""
+
+    def choose(self, values: Sequence[_T]) -> _T:
+        """Return that of a value that is one of these, each by another branch."""
+
+    def merge(self, values: Sequence[_T]) -> _T:
+        """Return that of a value that is one of these, whatever the branch."""
+
+    def collect(self, value: _T, location: NodeLocation) -> _T:
+        """Return that of what a Loop collects of a value, as often as it runs."""
+
+
+class _DependencyTransfer:
+    """The sources that a value depends on at all, as bits; every operand is followed."""
+
+    nothing = 0
+
+    def build_source(self, number: int) -> int:
+        return 1 << number
+
+    def select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
+        return range(operand_count)
+
+    def apply_operator(
+        self, operation: Operation, operands: Sequence[int], constants: SmallConstants
+    ) -> Sequence[int]:
+        lost = find_lost_operands(operation, constants)
+        if lost:
+            operands = [0 if i in lost else bits for i, bits in enumerate(operands)]
+        is_shape = is_shape_only(operation.domain, operation.op_type)
+        return [0 if is_shape else self.merge(operands)] * len(operation.outputs)
+
+    def apply_summary(self, summary: int, arguments: Sequence[int], call: NodeLocation) -> int:
+        return self.merge([arguments[at] for at in list_positions(summary) if at < len(arguments)])
+
+    def doubt(self, values: Sequence[int], reason: str, location: NodeLocation | None) -> int:
+        return self.merge(values)
+
+    def choose(self, values: Sequence[int]) -> int:
+        return self.merge(values)
+
+    def merge(self, values: Sequence[int]) -> int:
+        merged = 0
+        for bits in values:
+            merged |= bits
+        return merged
+
+    def collect(self, value: int, location: NodeLocation) -> int:
+        return value
+
+
+class _OriginTransfer:
+    """The origin of a value; only operands that may be carried on are followed."""
+
+    nothing = NO_ORIGIN
+    build_source = staticmethod(build_source_origin)
+    apply_summary = staticmethod(apply_summary)
+    doubt = staticmethod(build_uncertain_origin)
+    choose = staticmethod(combine_alternatives)
+    merge = staticmethod(merge_origins)
+
+    def select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
         return find_carried_operands(function[0], function[1], operand_count)
 
-    def _trace_operation(
-        self,
-        operation: Operation,
-        body: Body,
-        origins: Mapping[str, Origin],
-        constants: SmallConstants,
+    def apply_operator(
+        self, operation: Operation, operands: Sequence[Origin], constants: SmallConstants
     ) -> Sequence[Origin]:
-        """Return the origins of a node's outputs."""
-        location = NodeLocation(operation.op_type, operation.name)
-        operands = [origins.get(name, NO_ORIGIN) for name in operation.inputs]
-        if operation.function_key in self.functions:
-            return self._trace_call(operation, operands, location)
-        is_control_flow = operation.domain == "" and operation.op_type in _CONTROL_FLOW_OPS
-        if not is_control_flow and operation.number not in body.subgraphs:
-            return _trace_operator(operation, body, operands, location, constants)
-        summaries = {
-            name: self.summarize_body(subgraph, list_captured_names(subgraph))
-            for name, subgraph in body.subgraphs.get(operation.number, {}).items()
-        }
-        condition = constants.find_truth("".join(operation.inputs[:1]))
-        node = _SubgraphNode(
-            body.nodes[operation.number], operands, summaries, origins, location, condition
-        )
-        if not is_control_flow:
-            all_operands = [*operands, *node.list_all_captured_origins()]
-            return _trace_operator(operation, body, all_operands, location, constants)
-        outputs = _CONTROL_FLOW_OPS[operation.op_type](node)
-        if outputs is None:
-            reason = f"the {operation.op_type} does not fit its body"
-            return node.build_uncertain_outputs(len(operation.outputs), reason)
+        """Return the origins of a node's outputs by the properties of its operator."""
+        domain, op_type, _ = operation.function_key
+        lost = find_lost_operands(operation, constants)
+        if lost:
+            operands = [NO_ORIGIN if i in lost else origin for i, origin in enumerate(operands)]
+        dependency_bits = 0
+        for operand in operands:
+            dependency_bits |= operand.dependency_bits
+        if not dependency_bits or is_shape_only(domain, op_type):
+            return [NO_ORIGIN] * len(operation.outputs)
+        location, outputs = NodeLocation(op_type, operation.name), list[Origin]()
+        resizings: dict[tuple[object, ...], frozenset[Resizing]] = {}
+        for position in range(len(operation.outputs)):
+            flows = find_operand_flows(domain, op_type, position, len(operation.inputs))
+            if flows is None:
+                reason = f"{op_type} of {domain} has no body in the model"
+                outputs.append(build_uncertain_origin(operands, reason, location))
+                continue
+            carried = []
+            for flow in flows:
+                if flow.operand >= len(operands) or not operands[flow.operand].outcomes:
+                    continue
+                if op_type in ("Mul", "Div") and _is_scaled_by_state(operands, flow.operand):
+                    flow = flow._replace(is_new=True)
+                resizing = SAME_SIZE
+                if flow.size_change is not NO_CHANGE:
+                    change = flow.size_change, flow.axis, flow.fixing_attribute
+                    if change not in resizings:
+                        resizings[change] = find_resizings(flow, operation, constants)
+                    resizing = resizings[change]
+                carried.append(carry_origin(operands[flow.operand], flow, location, resizing))
+            outputs.append(Origin(join_origins(carried).outcomes, dependency_bits))
         return outputs
 
-    def _trace_call(
-        self, operation: Operation, operands: Sequence[Origin], location: NodeLocation
-    ) -> Sequence[Origin]:
-        """Return the origins of what a local function returns."""
-        summary = self.summaries.get(operation.function_key)
-        if summary is None:
-            reason = f"{operation.op_type} calls itself"
-            uncertain = build_uncertain_origin(operands, reason, location)
-            return [uncertain] * len(operation.outputs)
-        # Arguments at the end may be omitted.
-        arguments = [*operands, *[NO_ORIGIN] * (len(summary.inputs) - len(operands))]
-        return [apply_summary(output, arguments, location) for output in summary.outputs]
-
-
-def _trace_operator(
-    operation: Operation,
-    body: Body,
-    operands: Sequence[Origin],
-    location: NodeLocation,
-    constants: SmallConstants,
-) -> list[Origin]:
-    """Return the origins of a node's outputs by the properties of its operator."""
-    domain, op_type, _ = operation.function_key
-    lost = find_lost_operands(operation, constants)
-    if lost:
-        operands = [NO_ORIGIN if i in lost else origin for i, origin in enumerate(operands)]
-    dependency_bits = mix_origins(operands).dependency_bits
-    if not dependency_bits or is_shape_only(domain, op_type):
-        return [NO_ORIGIN] * len(operation.outputs)
-    outputs = []
-    resizings: dict[tuple[object, ...], frozenset[Resizing]] = {}
-    for position in range(len(operation.outputs)):
-        flows = find_operand_flows(domain, op_type, position, len(operation.inputs))
-        if flows is None:
-            reason = f"{op_type} of {domain} has no body in the model"
-            outputs.append(build_uncertain_origin(operands, reason, location))
-            continue
-        carried = []
-        for flow in flows:
-            if flow.operand >= len(operands):
-                continue
-            if op_type in ("Mul", "Div") and _is_scaled_by_state(operands, flow.operand):
-                flow = flow._replace(is_new=True)
-            resizing = SAME_SIZE
-            if flow.size_change is not NO_CHANGE:
-                change = flow.size_change, flow.axis, flow.fixing_attribute
-                if change not in resizings:
-                    node = body.nodes[operation.number]
-                    resizings[change] = find_resizings(flow, node, constants)
-                resizing = resizings[change]
-            carried.append(carry_origin(operands[flow.operand], flow, location, resizing))
-        outputs.append(Origin(join_origins(carried).outcomes, dependency_bits))
-    return outputs
+    def collect(self, value: Origin, location: NodeLocation) -> Origin:
+        """Return the origin of what is as many as the iterations are."""
+        resizing = build_resizing(SizeChange.RESIZES | SizeChange.MOVES_AXES, None)
+        return carry_origin(value, OperandFlow(0, makes_new_state=False), location, resizing)
 
 
 def _is_scaled_by_state(operands: Sequence[Origin], position: int) -> bool:
@@ -267,61 +240,154 @@ def _is_scaled_by_state(operands: Sequence[Origin], position: int) -> bool:
     )
 
 
+class _Summary(NamedTuple):
+    """What a body makes of its formal arguments.
+
+    Attributes:
+        inputs: The names of its formal inputs.
+        captured_names: The outer values that it captures.
+        outputs: What the transfer computes of each output; sources are positions in `inputs`
+            followed by `captured_names`.
+    """
+
+    inputs: tuple[str, ...]
+    captured_names: tuple[str, ...]
+    outputs: tuple[Any, ...]
+
+
+class _Walker(Generic[_T]):
+    """Walks through bodies by a transfer, and keeps the summaries of functions."""
+
+    def __init__(self, graph: ModelGraph, transfer: _Transfer[_T]) -> None:
+        self._graph = graph
+        self._transfer = transfer
+        self._summaries: dict[FunctionKey, _Summary] = {}
+
+    def walk(self, sources: Sequence[str], names: Sequence[str]) -> tuple[_T, ...]:
+        """Return what is computed of some values of the main graph."""
+        with _pause_garbage_collection():
+            for key in sort_functions_bottom_up(self._graph):
+                self._summaries[key] = self._summarize(self._graph.functions[key], ())
+            return self._walk_body(self._graph.main, sources, names)
+
+    def _summarize(self, body: Body, captured_names: tuple[str, ...]) -> _Summary:
+        """Return the summary of a function, or of a subgraph that captures some outer values."""
+        outputs = self._walk_body(body, (*body.inputs, *captured_names), body.outputs)
+        return _Summary(body.inputs, captured_names, outputs)
+
+    def _walk_body(
+        self, body: Body, sources: Sequence[str], names: Sequence[str]
+    ) -> tuple[_T, ...]:
+        values = {name: self._transfer.build_source(at) for at, name in enumerate(sources)}
+        source_values = list(values.values())
+        constants = SmallConstants(body)
+        try:
+            for operation in sort_operations(body, names, self._select_operands):
+                outputs = self._visit(operation, body, values, constants)
+                values.update(zip(operation.outputs, outputs, strict=False))
+                values.pop("", None)
+        except UntraceableError as error:
+            return (self._transfer.doubt(source_values, str(error), None),) * len(names)
+        return tuple(values.get(name, self._transfer.nothing) for name in names)
+
+    def _select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
+        if function in self._graph.functions:
+            return range(operand_count)
+        return self._transfer.select_operands(function, operand_count)
+
+    def _visit(
+        self,
+        operation: Operation,
+        body: Body,
+        values: Mapping[str, _T],
+        constants: SmallConstants,
+    ) -> Sequence[_T]:
+        """Return what is computed of a node's outputs."""
+        nothing = self._transfer.nothing
+        operands = [values.get(name, nothing) for name in operation.inputs]
+        if operation.function_key in self._graph.functions:
+            return self._call(operation, operands)
+        control_flow = _CONTROL_FLOW_OPS.get(operation.function_key[:2])
+        subgraphs = body.get_subgraphs(operation.number) if operation.attribute_bytes else {}
+        if control_flow is None and not subgraphs:
+            return self._transfer.apply_operator(operation, operands, constants)
+        summaries = {
+            name: self._summarize(subgraph, subgraph.captured_names)
+            for name, subgraph in subgraphs.items()
+        }
+        captured = {
+            name: [values.get(each, nothing) for each in summary.captured_names]
+            for name, summary in summaries.items()
+        }
+        everything = [*operands, *(value for each in captured.values() for value in each)]
+        if control_flow is None:
+            return self._transfer.apply_operator(operation, everything, constants)
+        condition = constants.find_truth("".join(operation.inputs[:1]))
+        node = _SubgraphNode(operation, operands, summaries, captured, condition, self._transfer)
+        outputs = control_flow(node)
+        if outputs is None:
+            reason = f"the {operation.op_type} does not fit its body"
+            doubtful = self._transfer.doubt(everything, reason, node.location)
+            return [doubtful] * len(operation.outputs)
+        return outputs
+
+    def _call(self, operation: Operation, operands: Sequence[_T]) -> Sequence[_T]:
+        """Return what is computed of what a local function returns."""
+        location = NodeLocation(operation.op_type, operation.name)
+        summary = self._summaries.get(operation.function_key)
+        if summary is None:
+            reason = f"{operation.op_type} calls itself"
+            return [self._transfer.doubt(operands, reason, location)] * len(operation.outputs)
+        # Arguments at the end may be omitted.
+        omitted = [self._transfer.nothing] * (len(summary.inputs) - len(operands))
+        arguments = [*operands, *omitted]
+        return [
+            self._transfer.apply_summary(output, arguments, location) for output in summary.outputs
+        ]
+
+
 # Control flow: the operator decides how its bodies are used.
 
 
 class _SubgraphNode(NamedTuple):
-    """A node with subgraphs: its operands, their summaries, and the values around it.
+    """A node with subgraphs: its operands, the summaries of these, and what they capture.
 
     The condition is that of an If: its value where it is a constant, else `None`.
     """
 
-    node: NodeProto
-    operands: list[Origin]
-    summaries: Mapping[str, BodySummary]
-    outer_origins: Mapping[str, Origin]
-    location: NodeLocation
+    operation: Operation
+    operands: list[Any]
+    summaries: Mapping[str, _Summary]
+    captured: Mapping[str, list[Any]]
     condition: bool | None
+    transfer: _Transfer[Any]
 
-    def list_captured_origins(self, summary: BodySummary) -> list[Origin]:
-        """Return the origins of what one subgraph captures."""
-        return [self.outer_origins.get(name, NO_ORIGIN) for name in summary.captured_names]
+    @property
+    def location(self) -> NodeLocation:
+        """Where the node is."""
+        return NodeLocation(self.operation.op_type, self.operation.name)
 
-    def list_all_captured_origins(self) -> list[Origin]:
-        """Return the origins of what all subgraphs capture."""
-        return [
-            origin
-            for summary in self.summaries.values()
-            for origin in self.list_captured_origins(summary)
-        ]
-
-    def build_uncertain_outputs(self, count: int, reason: str) -> list[Origin]:
-        """Return outputs that may come from any operand and any captured value."""
-        operands = [*self.operands, *self.list_all_captured_origins()]
-        return [build_uncertain_origin(operands, reason, self.location)] * count
+    def apply(self, name: str, arguments: Sequence[Any], first_output: int = 0) -> list[Any]:
+        """Return what a subgraph makes of arguments and what it captures."""
+        values = [*arguments, *self.captured[name]]
+        outputs = self.summaries[name].outputs[first_output:]
+        return [self.transfer.apply_summary(output, values, self.location) for output in outputs]
 
 
-def _trace_if(node: _SubgraphNode) -> list[Origin] | None:
+def _trace_if(node: _SubgraphNode) -> list[Any] | None:
     """Return the outputs of either branch; the condition chooses, but carries nothing.
 
     A branch that a constant condition never takes counts for nothing.
     """
-    branches = []
-    for summary in node.summaries.values():
-        captured = node.list_captured_origins(summary)
-        branches.append(
-            [apply_summary(output, captured, node.location) for output in summary.outputs]
-        )
-    if len(branches) != 2 or len(branches[0]) != len(branches[1]):
+    branches = {name: node.apply(name, ()) for name in node.summaries}
+    if len(branches) != 2 or len({*map(len, branches.values())}) != 1:
         return None
     never = {True: "else_branch", False: "then_branch", None: ""}[node.condition]
-    taken = [
-        outputs for name, outputs in zip(node.summaries, branches, strict=True) if name != never
-    ]
-    return [combine_alternatives(alternatives) for alternatives in zip(*taken, strict=True)]
+    taken = [outputs for name, outputs in branches.items() if name != never]
+    return [node.transfer.choose(alternatives) for alternatives in zip(*taken, strict=True)]
 
 
-def _trace_loop(node: _SubgraphNode) -> list[Origin] | None:
+def _trace_loop(node: _SubgraphNode) -> list[Any] | None:
     """Trace a Loop: trip count and condition, then the states; it is taken to run at least once.
 
     What it collects after its states is as many as the iterations are.
@@ -330,74 +396,54 @@ def _trace_loop(node: _SubgraphNode) -> list[Origin] | None:
     state_count = len(node.operands) - 2
     if summary is None or state_count < 0 or len(summary.inputs) != state_count + 2:
         return None
-    outputs = _trace_iterations(
-        node, summary, first_state=2, state_count=state_count, first_output=1
-    )
+    outputs = _trace_iterations(node, first_state=2, state_count=state_count, first_output=1)
     if outputs is None:
         return None
-    collected = build_resizing(SizeChange.RESIZES | SizeChange.MOVES_AXES, None)
-    flow = OperandFlow(0, makes_new_state=False)
-    return outputs[:state_count] + [
-        carry_origin(output, flow, node.location, collected) for output in outputs[state_count:]
-    ]
+    collected = [node.transfer.collect(each, node.location) for each in outputs[state_count:]]
+    return [*outputs[:state_count], *collected]
 
 
-def _trace_scan(node: _SubgraphNode) -> list[Origin] | None:
+def _trace_scan(node: _SubgraphNode) -> list[Any] | None:
     """Trace a Scan: the states, then what is scanned. Before opset 9 there was one more input."""
     summary = node.summaries.get("body")
-    scanned = next((item.i for item in node.node.attribute if item.name == "num_scan_inputs"), 0)
+    attribute = node.operation.find_attribute("num_scan_inputs")
+    scanned = 0 if attribute is None else attribute.integer
     operand_count = len(node.operands)
     state_count = operand_count - scanned
     if summary is None or not 0 <= state_count <= operand_count == len(summary.inputs):
         return None
-    return _trace_iterations(node, summary, first_state=0, state_count=state_count, first_output=0)
+    return _trace_iterations(node, first_state=0, state_count=state_count, first_output=0)
 
 
 def _trace_iterations(
-    node: _SubgraphNode,
-    summary: BodySummary,
-    *,
-    first_state: int,
-    state_count: int,
-    first_output: int,
-) -> list[Origin] | None:
+    node: _SubgraphNode, *, first_state: int, state_count: int, first_output: int
+) -> list[Any] | None:
     """Return what a body makes when its states are fed back to it, however often.
 
     The outputs of the first iteration are taken as they are. After that a state may
     come from its initial value or from a later one, by the cheapest path: a decay
     that is repeated leaves its state no further away.
     """
-    if len(summary.outputs) < state_count + first_output:
+    if len(node.summaries["body"].outputs) < state_count + first_output:
         return None
-    before_states = node.operands[:first_state]
+    before, after = node.operands[:first_state], node.operands[first_state + state_count :]
     states = node.operands[first_state : first_state + state_count]
-    after_states = [
-        *node.operands[first_state + state_count :],
-        *node.list_captured_origins(summary),
-    ]
-
-    def run_iteration() -> list[Origin]:
-        arguments = [*before_states, *states, *after_states]
-        outputs = summary.outputs[first_output:]
-        return [apply_summary(output, arguments, node.location) for output in outputs]
-
-    outputs = run_iteration()
-    alternatives = outputs
+    alternatives = outputs = node.apply("body", [*before, *states, *after], first_output)
     for _ in range(MAX_ALTERNATIVES):
-        merged = [merge_origins(pair) for pair in zip(states, outputs, strict=False)]
+        merged = [node.transfer.merge(pair) for pair in zip(states, outputs, strict=False)]
         if merged == states:
             return alternatives
         states = merged
-        outputs = run_iteration()
+        outputs = node.apply("body", [*before, *states, *after], first_output)
         alternatives = [
-            combine_alternatives(pair) for pair in zip(alternatives, outputs, strict=True)
+            node.transfer.choose(pair) for pair in zip(alternatives, outputs, strict=True)
         ]
-    reason = f"{node.location.op_type} has states that change places too often"
-    return [build_uncertain_origin([origin], reason, node.location) for origin in alternatives]
+    reason = f"{node.operation.op_type} has states that change places too often"
+    return [node.transfer.doubt([value], reason, node.location) for value in alternatives]
 
 
-_CONTROL_FLOW_OPS: Mapping[str, Callable[[_SubgraphNode], list[Origin] | None]] = {
-    "If": _trace_if,
-    "Loop": _trace_loop,
-    "Scan": _trace_scan,
+_CONTROL_FLOW_OPS: Mapping[tuple[str, str], Callable[[_SubgraphNode], list[Any] | None]] = {
+    ("", "If"): _trace_if,
+    ("", "Loop"): _trace_loop,
+    ("", "Scan"): _trace_scan,
 }

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from models import read_graph_of
 from named_decoders import NamedDecoder, named_decoders
 
 import onnxkvrename
@@ -32,8 +33,8 @@ TOKENS = st.sampled_from(["VLLM", "vllmKvCache", "T1", "abc"])
 def trace(data: bytes) -> TracedModel:
     """The pairs of a model in memory."""
     signature, model = read_signature(ByteSource.from_bytes(data)), onnx.load_from_string(data)
-    pairs = find_state_pairs(model, signature)
-    return TracedModel(Path("m.onnx"), signature, pairs, find_features(model, pairs))
+    pairs = find_state_pairs(read_graph_of(model), signature)
+    return TracedModel(Path("m.onnx"), signature, pairs, find_features(read_graph_of(model), pairs))
 
 
 def find_rules(data: bytes, token: str = "") -> Rules:

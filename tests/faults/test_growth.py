@@ -28,9 +28,9 @@ from onnxkvrename.model.protobuf import ByteSource, Span
 from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.sidecars.compiles import parse_specializations
 from onnxkvrename.sidecars.tree import parse_json_tree
+from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
 from onnxkvrename.verification.pairs.infer_rules import TracedModel, infer_rules
-from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 QEFF = load_rules()
 NOISE = 0.02
@@ -45,9 +45,9 @@ def read_model(data: bytes) -> None:
 
 def read_pairs(data: bytes) -> None:
     source = ByteSource.from_bytes(data)
-    model = read_model_without_weights(source)
+    graph = read_graph(source)
     signature = read_signature(source)
-    infer_rules([TracedModel(Path("m.onnx"), signature, find_state_pairs(model, signature))])
+    infer_rules([TracedModel(Path("m.onnx"), signature, find_state_pairs(graph, signature))])
 
 
 def read_sidecar(data: bytes) -> None:

@@ -7,6 +7,7 @@ from typing import get_args
 
 import onnx.parser
 import pytest
+from models import read_graph_of
 from onnx import ModelProto
 
 from onnxkvrename import load_rules
@@ -65,7 +66,7 @@ def trace_flow(
     functions: str = "",
 ) -> BufferFlow:
     model = build_model(nodes, into, out, functions)
-    (flow,) = trace_buffer_flows(model, [build_pair(into, out)])
+    (flow,) = trace_buffer_flows(read_graph_of(model), [build_pair(into, out)])
     return flow
 
 
@@ -379,11 +380,15 @@ def test_shapes_that_are_not_there_or_of_other_ranks_say_nothing() -> None:
     assert compare_dims(None, (1,)) is None
     assert compare_dims((1,), (1, 2)) is None
     flow = trace_buffer_flows(
-        build_model("k_out = Concat<axis = 2>(k, x)", CACHE, CACHE), [build_pair(None, None)]
+        read_graph_of(build_model("k_out = Concat<axis = 2>(k, x)", CACHE, CACHE)),
+        [build_pair(None, None)],
     )[0]
     assert str(flow.update) == "append along axis 2"
     model = build_model("k_out = Concat<axis = -2>(k, x)", CACHE, CACHE)
-    assert str(trace_buffer_flows(model, [build_pair(None, None)])[0].update) == "append"
+    assert (
+        str(trace_buffer_flows(read_graph_of(model), [build_pair(None, None)])[0].update)
+        == "append"
+    )
     assert choose_worst_update([]).kind == "unknown"
 
 

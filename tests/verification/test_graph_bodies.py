@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
+import onnx.helper
 import onnx.parser
 import pytest
+from models import field, read_graph_of
 from onnx import ModelProto
 
+from onnxkvrename import ModelError
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.verification.graph_bodies import (
     Body,
     OperandSelector,
     UntraceableError,
-    build_function_bodies,
-    build_graph_body,
-    list_captured_names,
+    read_graph,
     sort_functions_bottom_up,
     sort_operations,
 )
@@ -25,7 +29,7 @@ def build_model(nodes: str, functions: str = "") -> ModelProto:
 
 
 def build_main_body(nodes: str) -> Body:
-    return build_graph_body(build_model(nodes).graph)
+    return read_graph_of(build_model(nodes)).main
 
 
 def select_all_operands(_: object, operands: int) -> range:
@@ -70,16 +74,16 @@ IF = """y = If (c) <
 
 def test_what_a_subgraph_sees_of_the_values_around_it() -> None:
     body = build_main_body(f"a = Neg(x) b = Abs(x) d = Neg(x) {IF}")
-    then, other = body.subgraphs[3].values()
-    assert list_captured_names(then) == ("a", "w")
-    assert list_captured_names(other) == ("a", "b")
+    then, other = body.get_subgraphs(3).values()
+    assert then.captured_names == ("a", "w")
+    assert other.captured_names == ("a", "b")
     assert list_sorted_outputs(body, "y") == ["a", "b", "y"]
 
 
 def test_an_outer_value_that_a_subgraph_hands_on_is_seen_too() -> None:
-    graph = build_model(f"a = Neg(x) b = Neg(x) {IF}").graph
-    graph.node[2].attribute[0].g.output[0].name = "b"
-    assert "b" in list_captured_names(build_graph_body(graph).subgraphs[2]["then_branch"])
+    model = build_model(f"a = Neg(x) b = Neg(x) {IF}")
+    model.graph.node[2].attribute[0].g.output[0].name = "b"
+    assert "b" in read_graph_of(model).main.get_subgraphs(2)["then_branch"].captured_names
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def format_function(head: str, nodes: str) -> str:
 def sort_function_names(nodes: str, *functions: str) -> list[str]:
     """The functions in use, from the bottom up."""
     model = build_model(nodes, " ".join(functions))
-    keys = sort_functions_bottom_up(build_graph_body(model.graph), build_function_bodies(model))
+    keys = sort_functions_bottom_up(read_graph_of(model))
     return [name for _, name, _ in keys]
 
 
@@ -124,3 +128,54 @@ def test_calls_in_subgraphs_count() -> None:
 def test_a_circle_of_functions_comes_to_an_end() -> None:
     one, two = (format_function(f"{a} (p) => (q)", f"q = local.{b}(p)") for a, b in ("fg", "gf"))
     assert sort_function_names("y = local.f(x)", one, two) == ["g", "f"]
+
+
+WEIGHT = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [2000], [1.0] * 2000)
+LARGE = {
+    "weight": onnx.helper.make_node("Constant", [], ["a"], value=WEIGHT),
+    "text": onnx.helper.make_node("Neg", ["x"], ["a"], text="t" * 5000),
+    "name": onnx.helper.make_node("Neg", ["x" * 300], ["a"], name="n" * 300, axis=1),
+    "subgraph": onnx.helper.make_node(
+        "Loop", ["x"], ["a"], body=onnx.helper.make_graph([], "b", [], [], [WEIGHT]), k=1
+    ),
+}
+
+
+@pytest.mark.parametrize("node", LARGE.values(), ids=LARGE)
+def test_a_large_node_is_read_without_its_weights(node: onnx.NodeProto) -> None:
+    model = build_model("y = Neg(x)")
+    model.graph.node.append(node)
+    model.graph.initializer.append(WEIGHT)
+    body = read_graph_of(model).main
+    operation = body.get_operation(body.producers["a"])
+    assert operation.inputs == tuple(node.input)
+    assert (operation.op_type, operation.name) == (node.op_type, node.name)
+    assert [each.name for each in operation.list_attributes()] == [a.name for a in node.attribute]
+    assert sum(map(len, operation.attribute_bytes)) < 300
+    assert body.constants["w"] is None
+    assert [each.inputs for each in body.get_subgraphs(operation.number).values()] == (
+        [()] if node.op_type == "Loop" else []
+    )
+
+
+def test_graphs_in_each_other_come_to_an_end() -> None:
+    """Bytes that protobuf's parsers refuse, as they nest messages more than 100 deep."""
+    data = b""
+    for _ in range(40):
+        data = field(1, field(2, "a") + field(5, field(6, data)))
+    body = read_graph(ByteSource.from_bytes(field(7, data) + field(8, b""))).main
+
+    def follow(body: Body) -> None:
+        follow(body.get_subgraphs(0)[""])
+
+    with pytest.raises(ModelError, match="in each other"):
+        follow(body)
+
+
+@pytest.mark.parametrize("end", [*range(1, 40)])
+def test_a_node_that_is_cut_short_is_refused_or_has_fewer_fields(end: int) -> None:
+    node = onnx.helper.make_node("Slice", ["x"], ["y"], name="n" * 10, axis=1).SerializeToString()
+    data = field(7, field(1, node[:end])) + field(8, b"")
+    with suppress(ModelError):
+        operation = read_graph(ByteSource.from_bytes(data)).main.get_operation(0)
+        assert onnx.NodeProto.FromString(node[:end]).op_type == operation.op_type

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
+from conftest import FIXTURES
 from models import KEY_OUT, VALUE_OUT, decoder
+from tiers import thin
 
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.errors import ReadError
@@ -10,6 +15,7 @@ from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.verification import trace_buffer_updates
 
+MODEL = FIXTURES / "VLLM" / "control_flow.onnx"
 RAW = decoder().SerializeToString()
 PAIRS = build_minimal_plan(read_model_signature(ByteSource.from_bytes(RAW)), load_rules()).pairs
 
@@ -32,3 +38,17 @@ def test_a_file_that_cannot_be_read_is_not_a_model_that_cannot_be_parsed(
     else:
         with pytest.raises(ReadError):
             trace_buffer_updates(source, PAIRS)
+
+
+@pytest.mark.parametrize(
+    "words",
+    thin([["inspect"], ["manifest"], ["pairs"]], 1),
+    ids=lambda words: words[0],
+)
+def test_how_buffers_are_updated_is_read_without_onnx(words: list[str]) -> None:
+    script = (
+        "import sys; from onnxkvrename.cli.main import main; main(sys.argv[1:]); "
+        "sys.exit(' '.join({'onnx', 'numpy', 'google.protobuf'} & sys.modules.keys()) or 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, *words, MODEL], capture_output=True)
+    assert (ended.returncode, ended.stderr) == (0, b"")

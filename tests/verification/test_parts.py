@@ -9,6 +9,7 @@ from models import decoder, field, info, node
 from onnxkvrename import ModelError
 from onnxkvrename.limits import MAX_ENTRIES
 from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.verification.graph_bodies import Body, read_graph
 from onnxkvrename.verification.strip_weights import (
     BYTES_PER_PART,
     has_too_many_parts,
@@ -35,6 +36,18 @@ def test_records_that_would_cost_far_more_than_their_bytes_are_refused(records: 
     data = field(GRAPH, records)
     with pytest.raises(ModelError, match="65,536 parts"):
         read_model_without_weights(ByteSource.from_bytes(data))
+
+
+@pytest.mark.parametrize("kind", ["nodes", "nodes in nodes", "initializers", "attributes"])
+def test_a_graph_of_too_many_parts_is_not_read_node_by_node(kind: str) -> None:
+    def list_graphs(body: Body) -> None:
+        for number in range(body.size):
+            for subgraph in body.get_subgraphs(number).values():
+                list_graphs(subgraph)
+
+    data = field(GRAPH, EMPTY[kind]) + field(8, b"")
+    with pytest.raises(ModelError, match=r"more than .* parts of a "):
+        list_graphs(read_graph(ByteSource.from_bytes(data)).main)
 
 
 def test_what_exporters_write_stays_far_below_the_limit() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import pytest
+from models import read_graph_of
 from onnx import ModelProto
 from tiers import thin
 
@@ -28,13 +29,13 @@ def parse_model(nodes: str) -> ModelProto:
 
 def trace_paths(nodes: str) -> Origin:
     """The origin of ``y`` with the sources ``a`` and ``b``."""
-    (origin,) = trace_origins(parse_model(nodes), ["a", "b"], ["y"])
+    (origin,) = trace_origins(read_graph_of(parse_model(nodes)), ["a", "b"], ["y"])
     return origin
 
 
 def trace(nodes: str) -> Origin:
     """The same origin, with everything that ``y`` depends on."""
-    (bits,) = trace_dependencies(parse_model(nodes), ["a", "b"], ["y"])
+    (bits,) = trace_dependencies(read_graph_of(parse_model(nodes)), ["a", "b"], ["y"])
     return Origin(trace_paths(nodes).outcomes, bits)
 
 
@@ -76,10 +77,10 @@ def test_operands_that_are_not_followed_lead_to_no_path(
     model: ModelProto = onnx.load(path, load_external_data=False)
     sources = [value.name for value in model.graph.input]
     outputs = [value.name for value in model.graph.output]
-    partial = trace_origins(model, sources, outputs)
-    dependencies = trace_dependencies(model, sources, outputs)
+    partial = trace_origins(read_graph_of(model), sources, outputs)
+    dependencies = trace_dependencies(read_graph_of(model), sources, outputs)
     monkeypatch.setattr(tracing, "find_carried_operands", follow_all_operands)
-    full = trace_origins(model, sources, outputs)
+    full = trace_origins(read_graph_of(model), sources, outputs)
     assert [origin.outcomes for origin in partial] == [origin.outcomes for origin in full]
     assert tuple(origin.dependency_bits for origin in full) == dependencies
     assert all(

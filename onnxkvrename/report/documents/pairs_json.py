@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.layout.updates import BufferUpdate, are_same_sizes, compare_dims
+from onnxkvrename.layout.updates import ShownUpdate, are_same_sizes, compare_dims
 from onnxkvrename.model.signature import Dim
-from onnxkvrename.records import Document, Spread
+from onnxkvrename.records import Document
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import TracedModel
 
@@ -32,7 +32,7 @@ class Pair(NamedTuple):
     dtype: str
     input_shape: tuple[Dim, ...] | None
     output_shape: tuple[Dim, ...] | None
-    update: Annotated[BufferUpdate, Spread(("update", "update_axis"))]
+    update: ShownUpdate
     feeds_back: bool
 
 

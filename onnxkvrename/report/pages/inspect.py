@@ -24,7 +24,7 @@ from onnxkvrename.report.inspection.grid import (
     list_legend,
 )
 from onnxkvrename.report.pages.page import render_page, shorten_path
-from onnxkvrename.rules.kinds import KINDS, get_kind_traits
+from onnxkvrename.rules.kinds import get_kind_traits, list_kinds
 
 _MAX_TITLE = 80
 _BAND = 10
@@ -56,8 +56,8 @@ def render_inspect_page(summaries: Sequence[ModelSummary]) -> str:
         "inspect",
         with_script=any(model["bands"] for model in models),
         more_style="".join(
-            f".kind-{kind} {{ --kind: light-dark({', '.join(traits.page_colors)}) }}\n"
-            for kind, traits in KINDS.items()
+            f".kind-{kind} {{ --kind: light-dark({', '.join(get_kind_traits(kind).page_colors)}) }}\n"
+            for kind in list_kinds()
         ),
         models=models,
         kind=get_kind_traits,

@@ -10,19 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from onnx import ModelProto
-
 from onnxkvrename.limits import MAX_DEPTH, STEPS_PER_NODE
 from onnxkvrename.verification.graph_bodies import (
     Body,
     FunctionKey,
+    ModelGraph,
     Operation,
     UntraceableError,
-    build_function_bodies,
-    build_graph_body,
-    list_captured_names,
-    list_names_captured_at,
-    read_operations,
     sort_operations,
 )
 from onnxkvrename.verification.operators import find_operand_flows, is_shape_only
@@ -64,19 +58,18 @@ _CONSTANT = _Trace(0, 0, is_new=False)
 _NEW = _Trace(0, 0, is_new=True)
 
 
-def find_features(model: ModelProto, pairs: Sequence[StatePair]) -> frozenset[str]:
+def find_features(graph: ModelGraph, pairs: Sequence[StatePair]) -> frozenset[str]:
     """Return the inputs that are passed on, and that weights are applied to before attention.
 
     What is not read, or goes into an operator that is not known, counts as a cache; so does
     everything if no other state is left.
 
-    The model needs no weights.
     """
     sources = [pair.input.name for pair in pairs if pair.update.kind == "once" and pair.feeds_back]
     if not sources or len(sources) == len(pairs):
         return frozenset()
-    walk = _Walk(build_function_bodies(model), STEPS_PER_NODE * (len(model.graph.node) + 64))
-    body = build_graph_body(model.graph)
+    walk = _Walk(graph.functions, STEPS_PER_NODE * (graph.main.size + 64))
+    body = graph.main
     traces = {name: _NEW for name in body.inputs if name not in body.constants}
     for number, name in enumerate(sources):
         traces[name] = _Trace(1 << number, 1 << number, is_new=True)
@@ -115,12 +108,12 @@ class _Walk:
             UntraceableError: The nodes have no order, or too many steps would be taken.
         """
         known = dict(traces)
-        made = (name for operation in read_operations(body) for name in operation.outputs)
+        made = (name for operation in body.list_operations() for name in operation.outputs)
         for operation in sort_operations(body, made, lambda _, count: range(count)):
             self._steps_left -= 1
             if self._steps_left < 0:
                 raise UntraceableError("takes too many steps")
-            captured = list_names_captured_at(body, operation.number)
+            captured = body.list_captured_at(operation.number)
             reads = [known.get(name, _CONSTANT) for name in (*operation.inputs, *captured)]
             results = self._apply(operation, body, reads, known, callers)
             known.update(zip(operation.outputs, results, strict=False))
@@ -146,10 +139,10 @@ class _Walk:
             function = self._functions[key]
             arguments = dict(zip(function.inputs, reads, strict=False))
             return self.follow(function, arguments, callers | {key})
-        branches = body.subgraphs.get(operation.number, {})
+        branches = body.get_subgraphs(operation.number)
         if operation.op_type == "If" and not operation.domain:
             ends = [
-                self.follow(branch, _select(known, list_captured_names(branch)), callers)
+                self.follow(branch, _select(known, branch.captured_names), callers)
                 for branch in branches.values()
             ]
             return [_merge(same) for same in zip(*ends, strict=False)]

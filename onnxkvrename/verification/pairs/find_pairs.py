@@ -17,13 +17,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from onnx import ModelProto
-
 from onnxkvrename.layout.updates import BufferUpdate, DimChange, compare_dims
 from onnxkvrename.limits import MAX_BUFFERS, build_limit_error
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import KvPair, PairSide
 from onnxkvrename.verification.dataflow import PROVED_VERDICTS, decide_flow
+from onnxkvrename.verification.graph_bodies import ModelGraph
 from onnxkvrename.verification.operators import SizeChange
 from onnxkvrename.verification.pairs.hidden_states import (
     StatePair,
@@ -51,16 +50,16 @@ class _Match(NamedTuple):
         return self.pair.is_computed
 
 
-def find_state_pairs(model: ModelProto, signature: Signature) -> tuple[StatePair, ...]:
+def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair, ...]:
     """Return each input that an output is a later state of, with that output.
 
     The pairs are in the order of the inputs. An input or an output is in one pair at most; what
-    cannot be proved is in none. The model needs no weights.
+    cannot be proved is in none.
 
     Raises:
         ModelError: More than `MAX_BUFFERS` inputs may be states.
     """
-    candidates = _list_candidates(model, signature)
+    candidates = _list_candidates(graph, signature)
     dtypes = {value.dtype for value in candidates}
     input_names = {value.name for value in signature.inputs}
     outputs = [
@@ -70,7 +69,7 @@ def find_state_pairs(model: ModelProto, signature: Signature) -> tuple[StatePair
     ]
     if not candidates or not outputs:
         return ()
-    candidates, origins = _trace_outputs(model, candidates, outputs)
+    candidates, origins = _trace_outputs(graph, candidates, outputs)
     names = [value.name for value in candidates]
     matches = [
         match
@@ -83,17 +82,16 @@ def find_state_pairs(model: ModelProto, signature: Signature) -> tuple[StatePair
     free_outputs = [
         output for output, origin in zip(outputs, origins, strict=True) if not origin.outcomes
     ]
-    indirect = _find_indirect_pairs(model, free_inputs, free_outputs)
-    read = drop_unread_values(matched, model, signature)
-    pairs = drop_hidden_states([*read, *indirect], model, signature)
+    indirect = _find_indirect_pairs(graph, free_inputs, free_outputs)
+    read = drop_unread_values(matched, graph, signature)
+    pairs = drop_hidden_states([*read, *indirect], graph, signature)
     order = {value.name: number for number, value in enumerate(signature.inputs)}
     return tuple(sorted(pairs, key=lambda pair: order[pair.input.name]))
 
 
-def _list_candidates(model: ModelProto, signature: Signature) -> list[Value]:
+def _list_candidates(graph: ModelGraph, signature: Signature) -> list[Value]:
     """Return the inputs that may be states: floats and quantized values without a default."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    weights.update(sparse.values.name for sparse in model.graph.sparse_initializer)
+    weights = graph.main.constants
     candidates = [
         value
         for value in _select_unique(signature.inputs)
@@ -116,7 +114,7 @@ def _select_unique(values: Sequence[Value]) -> list[Value]:
 
 
 def _trace_outputs(
-    model: ModelProto, candidates: list[Value], outputs: Sequence[Value]
+    graph: ModelGraph, candidates: list[Value], outputs: Sequence[Value]
 ) -> tuple[list[Value], tuple[Origin, ...]]:
     """Return the origins of the outputs, and the inputs that are their sources.
 
@@ -124,12 +122,12 @@ def _trace_outputs(
     as the positions that are joined to all caches: it is not a source.
     """
     names = [value.name for value in outputs]
-    origins = trace_origins(model, [value.name for value in candidates], names)
+    origins = trace_origins(graph, [value.name for value in candidates], names)
     tied = Counter(number for origin in origins for number in _find_tied(origin))
     new = {number for number, count in tied.items() if count > 1}
     if new:
         candidates = [value for number, value in enumerate(candidates) if number not in new]
-        origins = trace_origins(model, [value.name for value in candidates], names)
+        origins = trace_origins(graph, [value.name for value in candidates], names)
     return candidates, origins
 
 
@@ -225,20 +223,20 @@ def _select_only(matches: Iterable[_Match]) -> list[StatePair]:
 
 
 def _find_indirect_pairs(
-    model: ModelProto, inputs: Sequence[Value], outputs: Sequence[Value]
+    graph: ModelGraph, inputs: Sequence[Value], outputs: Sequence[Value]
 ) -> Iterator[StatePair]:
     """Yield the pairs of what is joined to an input, and of what replaces it in a branch."""
     if not inputs or not outputs:
         return
     values = {value.name: value for value in (*inputs, *outputs)}
     joined = find_joined_outputs(
-        model, [value.name for value in inputs], [value.name for value in outputs]
+        graph, [value.name for value in inputs], [value.name for value in outputs]
     )
     for found, update in (
         (joined, None),
         (
             find_branch_states(
-                model, [v.name for v in inputs], [v.name for v in outputs if v.name not in joined]
+                graph, [v.name for v in inputs], [v.name for v in outputs if v.name not in joined]
             ),
             BufferUpdate("once"),
         ),

@@ -11,21 +11,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnx import ModelProto
-
 from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.limits import STEPS_PER_NODE
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.verification.graph_bodies import (
-    Body,
+    ModelGraph,
     Operation,
-    UntraceableError,
-    build_function_bodies,
-    build_graph_body,
-    list_names_captured_at,
-    sort_operations,
 )
-from onnxkvrename.verification.operators import is_shape_only
 from onnxkvrename.verification.tracing import trace_dependencies
 
 _COMBINING_OPS = frozenset(("Add", "Sub", "Sum", "Max", "Min", "Where", "ScatterND"))
@@ -53,7 +45,7 @@ class StatePair(NamedTuple):
 
 
 def drop_unread_values(
-    pairs: Sequence[StatePair], model: ModelProto, signature: Signature
+    pairs: Sequence[StatePair], graph: ModelGraph, signature: Signature
 ) -> list[StatePair]:
     """Return the pairs without inputs that are only made into an output.
 
@@ -63,14 +55,13 @@ def drop_unread_values(
     or the type of a state that was found: an encoder's output that the decoder returns as it is,
     and does not read, is not a state.
 
-    The model needs no weights.
     """
     if all(pair.update.kind == "once" for pair in pairs):
         return list(pairs)
-    weights = {tensor.name for tensor in model.graph.initializer}
+    weights = graph.main.constants
     inputs = list(dict.fromkeys(v.name for v in signature.inputs if v.name not in weights))
     outputs = [value.name for value in signature.outputs]
-    made_of = trace_dependencies(model, inputs, outputs)
+    made_of = trace_dependencies(graph, inputs, outputs)
     in_any = in_several = 0
     for bits in made_of:
         in_several |= in_any & bits
@@ -96,7 +87,7 @@ def drop_unread_values(
 
 
 def drop_hidden_states(
-    pairs: Sequence[StatePair], model: ModelProto, signature: Signature
+    pairs: Sequence[StatePair], graph: ModelGraph, signature: Signature
 ) -> list[StatePair]:
     """Return the pairs without what comes in, is added to, and goes out again.
 
@@ -106,7 +97,6 @@ def drop_hidden_states(
     not be laid out like another input, and must not be both what all other states are computed
     from and computed from all of them.
 
-    The model needs no weights.
     """
     computed = [pair for pair in pairs if pair.is_computed]
     if not computed:
@@ -114,7 +104,7 @@ def drop_hidden_states(
     states = {pair.input.name for pair in pairs}
     others = [value for value in signature.inputs if value.name not in states]
     positions = set(_list_layouts(value for value in others if _is_integer(value)))
-    affine = _find_affine_states(computed, others, build_graph_body(model.graph), model)
+    affine = _find_affine_states(computed, others, graph)
     affine -= {pair.input.name for pair in computed if _has_positions(pair, positions)}
     layouts = set(_list_layouts(others))
     kept = [
@@ -125,7 +115,7 @@ def drop_hidden_states(
         or (_has_state_shape(pair) and (pair.input.shape or ())[:2] not in layouts)
     ]
     unclear = {pair.input.name for pair in kept if pair.is_computed} - affine
-    hubs = _find_hubs(kept, model) if unclear else frozenset()
+    hubs = _find_hubs(kept, graph) if unclear else frozenset()
     return [pair for pair in kept if pair.input.name not in unclear & hubs]
 
 
@@ -157,12 +147,12 @@ def _list_layouts(values: Iterable[Value]) -> Iterator[tuple[Dim, ...]]:
             yield shape[-2:] if _is_integer(value) else shape[:2]
 
 
-def _find_hubs(pairs: Sequence[StatePair], model: ModelProto) -> frozenset[str]:
+def _find_hubs(pairs: Sequence[StatePair], graph: ModelGraph) -> frozenset[str]:
     """Return the inputs that all states are computed from, with outputs made of all of them."""
     if len(pairs) < 2:
         return frozenset()
     names = [pair.input.name for pair in pairs]
-    dependencies = trace_dependencies(model, names, [pair.output.name for pair in pairs])
+    dependencies = trace_dependencies(graph, names, [pair.output.name for pair in pairs])
     all_bits = (1 << len(names)) - 1
     read_by_all = all_bits
     for bits in dependencies:
@@ -178,38 +168,24 @@ def _find_hubs(pairs: Sequence[StatePair], model: ModelProto) -> frozenset[str]:
 
 
 def _find_affine_states(
-    pairs: Sequence[StatePair], others: Iterable[Value], body: Body, model: ModelProto
+    pairs: Sequence[StatePair], others: Iterable[Value], graph: ModelGraph
 ) -> frozenset[str]:
     """Return the inputs with which nothing is combined that is computed from them.
 
     Something new has to be among it, that a later step gets again. And what was there has to
     make room, scaled or chosen from by a value that is not a constant.
     """
-    names = [pair.output.name for pair in pairs]
-    functions = build_function_bodies(model)
-    try:
-        operations = list(
-            sort_operations(body, names, lambda _, operand_count: range(operand_count))
-        )
-    except UntraceableError:
-        return frozenset()
-    sources = {pair.input.name: number for number, pair in enumerate(pairs)}
-    bits = {name: 1 << number for name, number in sources.items()}
-    bits.update((value.name, 1 << len(pairs)) for value in others)
-    producers: dict[str, Operation] = {}
-    for operation in operations:
-        producers.update(dict.fromkeys(operation.outputs, operation))
-        is_opaque = operation.function_key in functions or operation.number in body.subgraphs
-        if is_shape_only(operation.domain, operation.op_type) and not is_opaque:
-            continue
-        own = 0
-        for name in (*operation.inputs, *list_names_captured_at(body, operation.number)):
-            own |= bits.get(name, 0)
-        bits.update(dict.fromkeys(operation.outputs, own))
-        if is_opaque:
-            for name in operation.outputs:
-                producers.pop(name, None)
-    steps_left = STEPS_PER_NODE * (len(operations) + 64)
+    body, functions = graph
+    sources = [*(pair.input.name for pair in pairs), *(value.name for value in others)]
+    values = [*sources, *body.producers]
+    bits = dict(zip(values, trace_dependencies(graph, sources, values), strict=True))
+    producers = {
+        name: operation
+        for operation in body.list_operations()
+        for name in operation.outputs
+        if operation.function_key not in functions and not body.get_subgraphs(operation.number)
+    }
+    steps_left = STEPS_PER_NODE * (body.size + 64)
     affine = set()
     for number, pair in enumerate(pairs):
         length = _follow_alone(pair, number, len(pairs), producers, bits, steps_left)
@@ -222,7 +198,7 @@ def _find_affine_states(
 def _follow_alone(
     pair: StatePair,
     number: int,
-    new_bit: int,
+    first_new: int,
     producers: Mapping[str, Operation],
     bits: Mapping[str, int],
     most_steps: int,
@@ -232,7 +208,7 @@ def _follow_alone(
     Args:
         pair: The input and its output.
         number: The bit of the input.
-        new_bit: The bit of all that is new in each step.
+        first_new: The first of the bits that are new in each step.
         producers: The operators that can be looked into, by the values that they make.
         bits: What each value depends on.
         most_steps: The steps to give up after.
@@ -248,7 +224,7 @@ def _follow_alone(
             return -steps
         others = [bits.get(name, 0) for name in operation.inputs if name not in own]
         if operation.op_type in _COMBINING_OPS:
-            is_new = is_new or any(each >> new_bit & 1 for each in others)
+            is_new = is_new or any(each >> first_new for each in others)
         is_gated = is_gated or (operation.op_type in _GATING_OPS and any(others))
         value = own[0]
     return steps if is_new and is_gated else -steps

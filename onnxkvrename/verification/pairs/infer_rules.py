@@ -24,12 +24,12 @@ from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.rules_text import StateNames, write_rules
+from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.lone_states import find_lone_states
 from onnxkvrename.verification.pairs.value_uses import find_first_branches
-from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 
 class TracedModel(NamedTuple):
@@ -66,18 +66,18 @@ def trace_model(path: Path) -> TracedModel:
         ModelError: The file is not a readable model, or may have too many states.
     """
     with open_model(path) as opened:
-        model = read_model_without_weights(opened.source)
+        graph = read_graph(opened.source)
         try:
-            pairs = find_state_pairs(model, opened.signature)
+            pairs = find_state_pairs(graph, opened.signature)
         except ModelError as error:
             raise opened.source.build_error(error.message, hint=error.hint) from None
-        branches = find_first_branches(model, {pair.input.name for pair in pairs})
+        branches = find_first_branches(graph, opened.signature, {pair.input.name for pair in pairs})
         return TracedModel(
             path,
             opened.signature,
             pairs,
-            find_features(model, pairs),
-            find_lone_states(model, pairs, opened.signature),
+            find_features(graph, pairs),
+            find_lone_states(graph, pairs, opened.signature),
             branches,
         )
 

@@ -12,10 +12,9 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 
-from onnx import ModelProto
-
 from onnxkvrename.limits import MAX_ENTRIES
 from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.verification.graph_bodies import ModelGraph
 from onnxkvrename.verification.pairs.find_pairs import may_be_state
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.tracing import trace_dependencies
@@ -24,12 +23,9 @@ _LETTERS_AND_NUMBER = re.compile("(?=.*[0-9])(?=.*[A-Za-z]{2})")
 
 
 def find_lone_states(
-    model: ModelProto, pairs: Sequence[StatePair], signature: Signature
+    graph: ModelGraph, pairs: Sequence[StatePair], signature: Signature
 ) -> tuple[str, ...]:
-    """Return the outputs that look like states of the same kind as those of some pairs.
-
-    The model needs no weights.
-    """
+    """Return the outputs that look like states of the same kind as those of some pairs."""
     paired = {name for pair in pairs for name in (pair.input.name, pair.output.name)}
     symbols = {dim for pair in pairs for dim in pair.input.shape or () if isinstance(dim, str)}
     inputs, outputs = (
@@ -49,7 +45,7 @@ def find_lone_states(
         return ()
     other_outputs = [value.name for value in signature.outputs if value.name not in found.values()]
     read = 0
-    for bits in trace_dependencies(model, [*found], other_outputs):
+    for bits in trace_dependencies(graph, [*found], other_outputs):
         read |= bits
     return tuple(output for number, output in enumerate(found.values()) if read >> number & 1)
 

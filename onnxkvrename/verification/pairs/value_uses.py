@@ -11,35 +11,31 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from onnx import ModelProto, TensorProto
-
 from onnxkvrename.limits import STEPS_PER_NODE
+from onnxkvrename.model.signature import Signature
 from onnxkvrename.verification.graph_bodies import (
     Body,
+    ModelGraph,
     Operation,
     UntraceableError,
-    build_graph_body,
-    list_captured_names,
-    read_operations,
 )
 from onnxkvrename.verification.operators import OperandFlow, SizeChange, find_operand_flows
 
 _DISTANCE = 8
 """Operators between a value and the weights that tell where it is used."""
-_BOOL = TensorProto.BOOL
 _DUMMY_OPS = ("Constant", "ConstantOfShape")
 
 
 def find_joined_outputs(
-    model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]
+    graph: ModelGraph, inputs: Sequence[str], outputs: Sequence[str]
 ) -> dict[str, str]:
     """Return the outputs that the graph itself joins to an input, each with that input.
 
     The inputs are those that no output carries on, and the outputs those that carry on no input. A
-    pair is returned only where each has no other choice. The model needs no weights.
+    pair is returned only where each has no other choice.
     """
     try:
-        uses = _ValueUses(build_graph_body(model.graph))
+        uses = _ValueUses(graph.main)
     except UntraceableError:
         return {}
     outputs_by_root: dict[str, set[str]] = {}
@@ -61,7 +57,7 @@ def find_joined_outputs(
 
 
 def find_branch_states(
-    model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]
+    graph: ModelGraph, inputs: Sequence[str], outputs: Sequence[str]
 ) -> dict[str, str]:
     """Return the outputs that one branch of an If makes where the other reads an input.
 
@@ -70,22 +66,22 @@ def find_branch_states(
     and as which operand.
 
     Args:
-        model: A parsed model; weights are not needed.
+        graph: The graph of a model.
         inputs: Inputs that no output carries on.
         outputs: Outputs that carry on no input.
 
     Returns:
         Input by output; only where each has no other choice.
     """
-    body = build_graph_body(model.graph)
+    body = graph.main
     wanted, sources, weights = set(outputs), set(inputs), frozenset(body.constants)
     matches: dict[str, set[str]] = {name: set() for name in inputs}
-    for operation in read_operations(body):
+    for operation in body.list_operations():
         if operation.op_type != "If" or operation.domain or not wanted & {*operation.outputs}:
             continue
         branches = [
-            _Branch(branch, frozenset(list_captured_names(branch)))
-            for branch in body.subgraphs.get(operation.number, {}).values()
+            _Branch(branch, frozenset(branch.captured_names))
+            for branch in body.get_subgraphs(operation.number).values()
         ]
         if len(branches) != 2:
             continue
@@ -98,29 +94,32 @@ def find_branch_states(
     return _select_one_to_one(matches)
 
 
-def find_first_branches(model: ModelProto, states: Collection[str]) -> dict[str, bool]:
+def find_first_branches(
+    graph: ModelGraph, signature: Signature, states: Collection[str]
+) -> dict[str, bool]:
     """Return the inputs that choose a branch of an If by whether there are states yet.
 
     Args:
-        model: A parsed model; weights are not needed.
+        graph: The graph of a model.
+        signature: Its inputs and outputs.
         states: Inputs that are states, which one branch reads and the other one does not.
 
     Returns:
         Each input with its value for the branch that reads no state: that of the first step.
     """
     try:
-        body = build_graph_body(model.graph)
+        body = graph.main
         uses = _ValueUses(body)
     except UntraceableError:
         return {}
-    flags = {value.name for value in model.graph.input if value.type.tensor_type.elem_type == _BOOL}
+    flags = {value.name for value in signature.inputs if value.dtype == "BOOL"}
     found: dict[str, bool] = {}
-    for operation in read_operations(body) if flags else ():
+    for operation in body.list_operations() if flags else ():
         if operation.op_type != "If" or operation.domain:
             continue
         reads = {
-            name: any(each in states for each in list_captured_names(branch))
-            for name, branch in body.subgraphs.get(operation.number, {}).items()
+            name: any(each in states for each in branch.captured_names)
+            for name, branch in body.get_subgraphs(operation.number).items()
         }
         roots = uses.find_roots(operation.inputs[0])
         if len(roots) == 1 and roots[0] in flags and sorted(reads.values()) == [False, True]:
@@ -141,7 +140,7 @@ def _list_made_values(
     """Yield outputs that are constants in one branch, with their values in the other one."""
     computed = {
         name
-        for inner in read_operations(with_cache.body)
+        for inner in with_cache.body.list_operations()
         if inner.domain or inner.op_type not in _DUMMY_OPS
         for name in inner.outputs
     }
@@ -207,7 +206,7 @@ class _ValueUses:
     """
 
     def __init__(self, body: Body) -> None:
-        self._operations = tuple(read_operations(body))
+        self._operations = tuple(body.list_operations())
         self._producers: dict[str, tuple[Operation, int]] = {}
         self._consumers: dict[str, list[tuple[Operation, int]]] = {}
         for operation in self._operations:

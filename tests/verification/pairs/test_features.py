@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx.parser
 import pytest
+from models import read_graph_of
 
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
@@ -25,7 +26,7 @@ def find(nodes: str, functions: str = "", others: str = "", made: str = "") -> f
         {functions}
     """)
     signature = read_signature(ByteSource.from_bytes(model.SerializeToString()))
-    return find_features(model, find_state_pairs(model, signature))
+    return find_features(read_graph_of(model), find_state_pairs(read_graph_of(model), signature))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +79,9 @@ def test_a_model_of_features_alone_is_left_as_it_is() -> None:
         { kept_out = Identity(kept) y = MatMul(kept, w) }
     """)
     signature = read_signature(ByteSource.from_bytes(model.SerializeToString()))
-    pairs = find_state_pairs(model, signature)
+    pairs = find_state_pairs(read_graph_of(model), signature)
     assert [pair.input.name for pair in pairs] == ["kept"]
-    assert find_features(model, pairs) == frozenset()
+    assert find_features(read_graph_of(model), pairs) == frozenset()
 
 
 def test_many_calls_prove_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 from expected_pairs import find_expected_pairs, list_exports
+from models import read_graph_of
 from onnx import ModelProto, TensorProto
 from tiers import thin
 
@@ -12,9 +13,9 @@ from onnxkvrename.errors import ModelError
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs import find_pairs
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
-from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 EXPORTS = list_exports()
 
@@ -24,9 +25,9 @@ EXPORTS = list_exports()
 def test_each_buffer_of_a_real_export_is_found_and_nothing_else(number: int) -> None:
     path = EXPORTS[number]
     with open_model(path) as opened:
-        model = read_model_without_weights(opened.source)
+        graph = read_graph(opened.source)
         found = {
-            pair.input.name: pair.output.name for pair in find_state_pairs(model, opened.signature)
+            pair.input.name: pair.output.name for pair in find_state_pairs(graph, opened.signature)
         }
     expected = find_expected_pairs(path)
     if "dynamo_subfn/VLLM" in path.as_posix():  # its outputs are inputs, which no node updates
@@ -54,7 +55,7 @@ def find(model: ModelProto) -> dict[str, str]:
     signature = read_signature(ByteSource.from_bytes(model.SerializeToString()))
     return {
         f"{pair.input.name} {pair.output.name}": str(pair.update)
-        for pair in find_state_pairs(model, signature)
+        for pair in find_state_pairs(read_graph_of(model), signature)
     }
 
 

@@ -6,6 +6,7 @@ from random import Random
 
 import onnx.parser
 import pytest
+from models import read_graph_of
 from onnx import ModelProto
 from tiers import thin
 
@@ -126,5 +127,5 @@ def draw_model(seed: int) -> tuple[ModelProto, dict[str, str]]:
 def test_all_states_of_a_random_decoder_are_found_and_nothing_else(seed: int) -> None:
     model, expected = draw_model(seed)
     signature = read_signature(ByteSource.from_bytes(model.SerializeToString()))
-    pairs = find_state_pairs(model, signature)
+    pairs = find_state_pairs(read_graph_of(model), signature)
     assert {pair.input.name: pair.output.name for pair in pairs} == expected

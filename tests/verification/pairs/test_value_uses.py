@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx.parser
 import pytest
+from models import read_graph_of
 from onnx import ModelProto
 
 from onnxkvrename.verification.pairs import value_uses
@@ -41,7 +42,10 @@ def build_model(nodes: str, outputs: str = "k2 v2") -> ModelProto:
 )
 def test_new_positions_belong_to_what_they_are_joined_to(nodes: str) -> None:
     model = build_model(nodes)
-    assert find_joined_outputs(model, ["k", "v"], ["v2", "k2"]) == {"k2": "k", "v2": "v"}
+    assert find_joined_outputs(read_graph_of(model), ["k", "v"], ["v2", "k2"]) == {
+        "k2": "k",
+        "v2": "v",
+    }
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,7 @@ def test_new_positions_belong_to_what_they_are_joined_to(nodes: str) -> None:
     ],
 )
 def test_what_is_joined_otherwise_is_no_pair(nodes: str) -> None:
-    assert find_joined_outputs(build_model(nodes), ["k", "v"], ["k2", "v2"]) == {}
+    assert find_joined_outputs(read_graph_of(build_model(nodes)), ["k", "v"], ["k2", "v2"]) == {}
 
 
 # Branches
@@ -85,11 +89,20 @@ MAKES = """p0 = MatMul(x, u) p = Reshape(p0, i) q0 = MatMul(u, x) q = Reshape(q0
 
 def test_a_value_made_in_one_branch_belongs_to_what_the_other_reads_in_its_place() -> None:
     model = build_merged(READS.format("k", "v"), MAKES)
-    assert find_branch_states(model, ["k", "v"], ["k2", "v2"]) == {"k2": "k", "v2": "v"}
+    assert find_branch_states(read_graph_of(model), ["k", "v"], ["k2", "v2"]) == {
+        "k2": "k",
+        "v2": "v",
+    }
     swapped = build_merged(READS.format("v", "k"), MAKES)
-    assert find_branch_states(swapped, ["k", "v"], ["k2", "v2"]) == {"k2": "v", "v2": "k"}
+    assert find_branch_states(read_graph_of(swapped), ["k", "v"], ["k2", "v2"]) == {
+        "k2": "v",
+        "v2": "k",
+    }
     other_way = build_merged(MAKES, READS.format("k", "v"))
-    assert find_branch_states(other_way, ["k", "v"], ["k2", "v2"]) == {"k2": "k", "v2": "v"}
+    assert find_branch_states(read_graph_of(other_way), ["k", "v"], ["k2", "v2"]) == {
+        "k2": "k",
+        "v2": "v",
+    }
 
 
 @pytest.mark.parametrize(
@@ -106,19 +119,24 @@ def test_a_value_made_in_one_branch_belongs_to_what_the_other_reads_in_its_place
     ],
 )
 def test_another_place_is_no_proof(with_cache: str, without_cache: str) -> None:
-    found = find_branch_states(build_merged(with_cache, without_cache), ["k", "v"], ["k2", "v2"])
+    found = find_branch_states(
+        read_graph_of(build_merged(with_cache, without_cache)), ["k", "v"], ["k2", "v2"]
+    )
     assert "k2" not in found
 
 
 def test_values_in_the_same_places_are_not_told_apart() -> None:
     reads = f"{DUMMIES} a = MatMul(k, w) b = MatMul(v, w) o = Add(a, b)"
     makes = "p = MatMul(x, u) q = MatMul(u, x) a = MatMul(p, w) b = MatMul(q, w) o = Add(a, b)"
-    assert find_branch_states(build_merged(reads, makes), ["k", "v"], ["k2", "v2"]) == {}
+    assert (
+        find_branch_states(read_graph_of(build_merged(reads, makes)), ["k", "v"], ["k2", "v2"])
+        == {}
+    )
 
 
 def test_a_graph_with_too_many_steps_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(value_uses, "STEPS_PER_NODE", 0)
     model = build_merged(READS.format("k", "v"), MAKES)
-    assert find_branch_states(model, ["k", "v"], ["k2", "v2"]) == {}
+    assert find_branch_states(read_graph_of(model), ["k", "v"], ["k2", "v2"]) == {}
     joined = build_model("k2 = MatMul(x, w) a = Concat<axis = 0>(k, k2) v2 = Identity(u)")
-    assert find_joined_outputs(joined, ["k", "v"], ["k2", "v2"]) == {}
+    assert find_joined_outputs(read_graph_of(joined), ["k", "v"], ["k2", "v2"]) == {}
