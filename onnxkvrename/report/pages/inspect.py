@@ -24,7 +24,7 @@ from onnxkvrename.report.inspection.grid import (
     list_legend,
 )
 from onnxkvrename.report.pages.page import render_page, shorten_path
-from onnxkvrename.rules.kinds import get_kind_traits, list_kinds
+from onnxkvrename.rules.kinds import BufferKind, get_kind_traits, list_kinds
 
 _MAX_TITLE = 80
 _BAND = 10
@@ -55,10 +55,7 @@ def render_inspect_page(summaries: Sequence[ModelSummary]) -> str:
     return render_page(
         "inspect",
         with_script=any(model["bands"] for model in models),
-        more_style="".join(
-            f".kind-{kind} {{ --kind: light-dark({', '.join(get_kind_traits(kind).page_colors)}) }}\n"
-            for kind in list_kinds()
-        ),
+        more_style="".join(map(_style_kind, list_kinds())),
         models=models,
         kind=get_kind_traits,
         captions=STATUS_CAPTIONS,
@@ -67,6 +64,11 @@ def render_inspect_page(summaries: Sequence[ModelSummary]) -> str:
         format_type=format_type,
         format_size=format_buffer_bytes,
     )
+
+
+def _style_kind(kind: BufferKind) -> str:
+    colors = ", ".join(get_kind_traits(kind).page_colors)
+    return f".kind-{kind} {{ --kind: light-dark({colors}) }}\n"
 
 
 def format_name(summary: ModelSummary) -> str:
