@@ -138,3 +138,21 @@ def test_kinds_follow_the_update_and_not_the_names(tmp_path: Path) -> None:
         "x": "cross",
         "k": "attention",
     }
+
+
+@pytest.mark.parametrize(("declared", "update"), [("8", "inplace"), ("total", "")])
+def test_rules_do_not_call_a_buffer_fixed_that_is_declared_to_grow(
+    declared: str, update: str, tmp_path: Path
+) -> None:
+    """As onnxruntime-genai declares a sliding window: the graph shifts it, its shapes say more."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 18]>
+        main (float[1,8,4] k, float[1,1,4] x) => (float[1,{declared},4] k_out, float y)
+        <int64[1] one = {{1}}, int64[1] end = {{8}}> {{
+            old = Slice(k, one, end, one)
+            k_out = Concat<axis = 1>(old, x)
+            y = ReduceSum(k_out)
+        }}
+    """)
+    (rule, *_) = infer_rules([trace_path(saved(model, tmp_path / "m.onnx"))]).rules.kv_rules
+    assert [kind.update for kind in rule.kinds] == [update]
