@@ -1,21 +1,25 @@
 """Hook for mkdocs: what pages have on the site, and not on GitHub.
 
-Files of the repository that pages link to become part of the site. A heading with
-`<!-- api NAME -->` below it becomes the signature and the docstring of NAME.
+Files of the repository that pages link to become part of the site. `<!-- api -->` becomes the
+signatures and the docstrings of all that the package offers.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from mkdocs.structure.files import File
 
+import onnxkvrename
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = "sources"
-_API = re.compile(r"^### (\w+)\n\n.+\n\n<!-- api \1 -->$", re.MULTILINE)
+_API = "<!-- api -->"
 _LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
 
 
@@ -57,9 +61,14 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
         relative = posixpath.relpath(place, posixpath.dirname(source) or ".")
         return f"{match[1]}{relative}{match[3] or ''}"
 
-    return _API.sub(_ask_for_docstring, _LINK.sub(translate, markdown))
+    return _LINK.sub(translate, markdown).replace(_API, "\n\n".join(_ask_for_docstrings()))
 
 
-def _ask_for_docstring(match: re.Match[str]) -> str:
-    name = match[1]
-    return f'<a id="{name.lower()}"></a>\n\n::: onnxkvrename.{name}'
+def _ask_for_docstrings() -> Iterator[str]:
+    """Yield a block of mkdocstrings for each name, functions first and exceptions last."""
+    offered = {name: getattr(onnxkvrename, name) for name in onnxkvrename.__all__}
+    for title, kind in (("Functions", FunctionType), ("Results", tuple), ("Exceptions", Exception)):
+        yield f"## {title}"
+        for name, value in offered.items():
+            if isinstance(value, kind) or (isinstance(value, type) and issubclass(value, kind)):
+                yield f"::: onnxkvrename.{name}"

@@ -142,6 +142,17 @@ def compute_document_digest(values: Mapping[str, Any]) -> str:
     return sha256(text.encode("ascii")).hexdigest()
 
 
+class Spread(NamedTuple):
+    """In the annotation of a field: its place in JSON is taken by the members of its record.
+
+    Attributes:
+        names: What its first members are called, without the others; by default all are there, and
+            keep their names.
+    """
+
+    names: tuple[str, ...] = ()
+
+
 def fill_record(record: type[_Record], source: object, **values: Any) -> _Record:
     """Return a record with the attributes of another object that have its fields' names.
 
@@ -160,13 +171,54 @@ def serialize(value: Any) -> Any:
         return value
     if isinstance(value, (tuple, list)):
         items = list(map(serialize, value))
-        names = getattr(value, "_fields", None)
-        return items if names is None else dict(zip(names, items, strict=True))
+        return _name_members(value, items) if hasattr(value, "_fields") else items
     if isinstance(value, Mapping):
         return {key: serialize(item) for key, item in value.items()}
     if isinstance(value, KvRenameError):
         return serialize(fill_record(Error, value))
     return str(value) if isinstance(value, Path) else value
+
+
+def _name_members(record: Any, items: list[Any]) -> dict[str, Any]:
+    """Return the members of a record as JSON has them."""
+    members: dict[str, Any] = {}
+    spreads = _find_spreads(cast(Any, type(record)))
+    for name, item in zip(record._fields, items, strict=True):
+        if name in spreads:
+            members |= {to: item[own] for own, to in spreads[name].names.items()}
+        else:
+            members[name] = item
+    return members
+
+
+class _SpreadField(NamedTuple):
+    """The record of a field that is spread, and what its members are called there."""
+
+    record: Any
+    names: Mapping[str, str]
+
+
+@cache
+def _find_spreads(record: Any) -> Mapping[str, _SpreadField]:
+    """Return the fields of a record that are spread."""
+    spreads = {}
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        for detail in get_args(hint)[1:]:
+            if isinstance(detail, Spread):
+                inner = get_args(hint)[0]
+                own = _list_members(inner)
+                names = dict(zip(own, detail.names or own, strict=False))
+                spreads[name] = _SpreadField(inner, names)
+    return spreads
+
+
+def _list_members(record: Any) -> list[str]:
+    """Return the members of a record in JSON."""
+    spreads = _find_spreads(record)
+    members: list[str] = []
+    for name in record._fields:
+        members += spreads[name].names.values() if name in spreads else (name,)
+    return members
 
 
 def read_record(record: type[_Record], values: object) -> _Record:
@@ -199,12 +251,23 @@ def _restore(value: Any) -> Any:
     """Return what msgspec read, with records instead of its structs."""
     record = getattr(value, "__record__", None)
     if record is not None:
-        return record(*(_restore(getattr(value, name)) for name in record._fields))
+        members = {name: _restore(getattr(value, name)) for name in value.__struct_fields__}
+        return _build_record(record, members)
     if isinstance(value, dict):
         return {key: _restore(item) for key, item in value.items()}
     if isinstance(value, int) and abs(value) > MAX_INT64:
         raise UnreadableTextError("has a number that does not fit into 64 bits")
     return tuple(map(_restore, value)) if isinstance(value, tuple) else value
+
+
+def _build_record(record: Any, members: Mapping[str, Any]) -> Any:
+    """Return a record with these members of JSON."""
+    spreads = _find_spreads(record)
+    values = {name: members[name] for name in record._fields if name in members}
+    for name, (inner, names) in spreads.items():
+        own = {own: members[to] for own, to in names.items()}
+        values[name] = _build_record(inner, own)
+    return record(**values)
 
 
 def build_schema(
@@ -242,7 +305,11 @@ def _define_struct(record: Any) -> Any:
     summary = cleandoc(record.__doc__ or "").partition("\n\n")[0]
     namespace = {"__doc__": " ".join(summary.split()), "__record__": record}
     return msgspec.defstruct(
-        record.__name__, _list_fields(record), module=record.__module__, namespace=namespace
+        record.__name__,
+        _list_fields(record),
+        module=record.__module__,
+        namespace=namespace,
+        kw_only=True,
     )
 
 
@@ -253,7 +320,12 @@ def _list_fields(record: Any) -> list[tuple[Any, ...]]:
     section = cleandoc(record.__doc__ or "").partition("\nAttributes:\n")[2]
     texts = dict(re.findall(r"^    (\w+): (.*(?:\n        .*)*)", section, re.MULTILINE))
     fields: list[tuple[Any, ...]] = []
+    spreads = _find_spreads(record)
     for name, hint in get_type_hints(record, include_extras=True).items():
+        if name in spreads:
+            inner, names = spreads[name]
+            fields += [(names[own], *rest) for own, *rest in _list_fields(inner) if own in names]
+            continue
         meaning = " ".join(texts.get(name, "").split()).replace("``", "`").replace("`None`", "null")
         default = record._field_defaults.get(name, msgspec.NODEFAULT)
         kind = cast(Any, Annotated)[_translate_hint(hint), msgspec.Meta(description=meaning)]

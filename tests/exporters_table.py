@@ -1,6 +1,6 @@
 """Rename, verify, run and strip the real exports of other exporters, and show it as a table.
 
-``python tests/exporters_table.py`` runs everything and writes the table into docs/exporters.md.
+``python tests/exporters_table.py`` runs everything and writes the table beside this file.
 The exports are not in the repository: see `real_exports`.
 """
 
@@ -19,7 +19,7 @@ from onnxkvrename.findings import Finding
 from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
 
 OTHERS = EXPORTS.with_name("exports-other")
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "exporters.md"
+PAGE = Path(__file__).with_suffix(".md")
 MARKS = ("<!-- table -->\n", "<!-- /table -->\n")
 HEADINGS = ("export", "profile", "names", "verify", "strip", "onnxruntime")
 FOLDERS = (

@@ -565,7 +565,7 @@ def says(machine: ci_machine.Machine, name: str) -> str:
 
 
 def check_story(said: str, example: str) -> None:
-    """A story must say what the page says, part by part."""
+    """The parts of a story that the page shows must be as it shows them, and in its order."""
     parts = re.split(
         r"^== (.*)\n\n", said.removesuffix("\nAll parts end as predicted.\n"), flags=re.M
     )
@@ -573,7 +573,7 @@ def check_story(said: str, example: str) -> None:
     titles, texts = parts[::2], [text.rstrip("\n") + "\n" for text in parts[1::2]]
     told = [(title, text) for name, title, text in TOLD if name == example]
     assert told
-    assert list(zip(titles, texts, strict=True)) == told
+    assert [part for part in zip(titles, texts, strict=True) if part[0] in dict(told)] == told
 
 
 @full

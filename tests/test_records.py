@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jsonschema
 import pytest
@@ -15,6 +15,7 @@ from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.records import (
     Document,
+    Spread,
     build_schema,
     compute_document_digest,
     fill_record,
@@ -72,6 +73,68 @@ def test_records_become_objects_however_deep_they_are() -> None:
     failed = Content({}, "old", error=ModelError("no such file", path="m.onnx"), path=Path("a/b"))
     assert serialize(failed)["error"] == {"message": "no such file", "path": "m.onnx", "hint": None}
     assert serialize(failed)["path"] == str(Path("a/b"))
+
+
+class Place(NamedTuple):
+    """Where something is.
+
+    Attributes:
+        row: The row.
+        column: The column.
+        note: For ourselves.
+    """
+
+    row: int
+    column: int = 0
+    note: str = ""
+
+
+class Cell(NamedTuple):
+    """A cell.
+
+    Attributes:
+        name: The name.
+        place: Where it is.
+    """
+
+    name: str
+    place: Annotated[Place, Spread(("row", "row_column"))]
+
+
+class Table(NamedTuple):
+    """A table.
+
+    Attributes:
+        cells: The cells with what is in them.
+    """
+
+    cells: tuple[FilledCell, ...]
+
+
+class FilledCell(NamedTuple):
+    """A cell, and what is in it.
+
+    Attributes:
+        cell: The cell.
+        text: What is in it.
+    """
+
+    cell: Annotated[Cell, Spread()]
+    text: str
+
+
+def test_members_of_a_record_take_its_place() -> None:
+    table = Table((FilledCell(Cell("a", Place(1, 2, "unseen")), "b"),))
+    values = {"cells": [{"name": "a", "row": 1, "row_column": 2, "text": "b"}]}
+    assert serialize(table) == values
+    assert read_record(Table, values) == Table((FilledCell(Cell("a", Place(1, 2)), "b"),))
+    del values["cells"][0]["row_column"]
+    assert read_record(Table, values).cells[0].cell.place == Place(1)
+    with pytest.raises(UnreadableTextError, match=r"cells\[0\]\.row: expected int, got str"):
+        read_record(Table, {"cells": [{**values["cells"][0], "row": "1"}]})
+    cell = build_schema("table/1", Table)["$defs"]["FilledCell"]
+    assert list(cell["properties"]) == ["name", "row", "row_column", "text"]
+    assert cell["properties"]["row_column"]["description"] == "The column."
 
 
 def test_what_was_written_is_read_back_as_the_same_record() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -22,6 +23,7 @@ the models' names, ``None`` for the profile qeff, or the one that knows the name
 """
 _Request = TypeVar("_Request")
 _PATH = "a path (str or os.PathLike)"
+_BYTES = (bytes, bytearray, memoryview)
 _OUTPUTS = ("output", "directory")
 """The arguments whose paths are written."""
 
@@ -165,20 +167,23 @@ class _Argument(NamedTuple):
     """
 
     name: str
-    function: str
+    function: str = ""
     is_optional: bool = False
 
-    def refuse(self, value: object, expected: str) -> TypeError:
-        """Return the error for a value of the wrong type."""
-        kind = describe_type(value)
-        return TypeError(f"{self.name} must be {expected}, not {kind}{self._suggest(value)}")
+    def require(self, is_right: bool, value: object, expected: str) -> None:
+        """Raise :class:`TypeError` for a value of the wrong type; a class is not a value of it."""
+        if is_right and not isinstance(value, type):
+            return
+        kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        accepted = f"{expected} or None" if self.is_optional else expected
+        raise TypeError(f"{self.name} must be {accepted}, not {kind}{self._suggest(value)}")
 
     def _suggest(self, value: object) -> str:
         """Return a hint for a model in another form than the function takes."""
         renames = self.function.startswith("rename")
         if not self.function or isinstance(value, type):
             return ""
-        if isinstance(value, (bytes, bytearray, memoryview)):
+        if isinstance(value, _BYTES):
             other = "rename_bytes renames a serialized model"
             return f"; {other}" if renames else "; write the bytes to a file first"
         if hasattr(value, "SerializeToString") and self.function != "rename_model":
@@ -188,35 +193,43 @@ class _Argument(NamedTuple):
         return "; rename renames a model in a file" if renames and is_path else ""
 
 
-def describe_type(value: object) -> str:
-    """Return the type of a value, or which class it is."""
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+class _PlainType(NamedTuple):
+    """A type of arguments that are passed on as they are: its name, and what belongs to it."""
+
+    name: str
+    includes: Callable[[object], bool]
 
 
-def _read_flag(argument: _Argument, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise argument.refuse(value, "True or False")
-    return value
+_PLAIN_TYPES: Mapping[str, _PlainType] = {
+    "bool": _PlainType("True or False", lambda value: isinstance(value, bool)),
+    "str": _PlainType("a str", lambda value: isinstance(value, str)),
+    "bytes": _PlainType("bytes", lambda value: isinstance(value, _BYTES)),
+    "ModelProto": _PlainType(
+        "an onnx.ModelProto",
+        lambda value: hasattr(value, "SerializeToString") and hasattr(value, "graph"),
+    ),
+    "Executor": _PlainType("a concurrent.futures.Executor", lambda value: hasattr(value, "submit")),
+}
+"""By the annotations of arguments."""
 
 
-def _read_text(argument: _Argument, value: object) -> str:
-    if not isinstance(value, str):
-        raise argument.refuse(value, "a str or None" if argument.is_optional else "a str")
+def _read_plain(argument: _Argument, value: object, kind: str) -> Any:
+    plain = _PLAIN_TYPES[kind]
+    argument.require(plain.includes(value), value, plain.name)
     return value
 
 
 def _read_sidecar_policy(argument: _Argument, value: object) -> str:
     choices = get_args(SidecarPolicy)
-    policy = _read_text(argument, value)
+    policy: str = _read_plain(argument, value, "str")
     if policy not in choices:
         raise ValueError(f"{argument.name} must be one of {', '.join(choices)}, not {value!r}")
     return policy
 
 
 def _read_path(argument: _Argument, value: object, expected: str = _PATH) -> Path:
-    text = _get_path_text(value)
-    if text is None:
-        raise argument.refuse(value, expected)
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    argument.require(isinstance(text, str), value, expected)
     if not text:  # it would mean the working directory
         raise ValueError(f"{argument.name} must not be an empty path")
     check_is_local(text, is_output=argument.name in _OUTPUTS)
@@ -228,23 +241,12 @@ def _read_path(argument: _Argument, value: object, expected: str = _PATH) -> Pat
     return Path(text)
 
 
-def _get_path_text(value: object) -> str | None:
-    """Return a path as text, or ``None`` if it is not one; a path of bytes is not."""
-    if isinstance(value, type) or not isinstance(value, (str, os.PathLike)):
-        return None
-    try:
-        text = os.fspath(value)
-    except TypeError:
-        return None
-    return text if isinstance(text, str) else None
-
-
-def _read_paths(argument: _Argument, values: object) -> tuple[Path, ...]:
+def _read_paths(argument: _Argument, values: Any) -> tuple[Path, ...]:
     if isinstance(values, (str, os.PathLike)):
         return (_read_path(argument, values),)
-    is_data = isinstance(values, (bytes, bytearray, memoryview)) or hasattr(values, "read")
-    if is_data or not isinstance(values, Iterable):
-        raise argument.refuse(values, "a path or several (str or os.PathLike)")
+    is_data = isinstance(values, _BYTES) or hasattr(values, "read")
+    are_several = isinstance(values, Iterable) and not is_data
+    argument.require(are_several, values, "a path or several (str or os.PathLike)")
     each = argument._replace(name=f"each of {argument.name}")
     paths = tuple(_read_path(each, value) for value in values)
     if not paths:
@@ -264,49 +266,27 @@ def _read_rules(argument: _Argument, rules: object) -> tuple[str | None, Path | 
     return None, path
 
 
-def _read_sizes(argument: _Argument, sizes: object) -> Mapping[str, int]:
-    if not isinstance(sizes, Mapping):
-        kind = describe_type(sizes)
-        raise TypeError(f"{argument.name} must map symbols to sizes, not be {kind}")
+def _read_sizes(argument: _Argument, sizes: Any) -> Mapping[str, int]:
+    argument.require(isinstance(sizes, Mapping), sizes, "a mapping of symbols to sizes")
     for symbol, size in sizes.items():
-        name = _read_text(_Argument(f"each key of {argument.name}", ""), symbol)
-        _check_positive(_Argument(f"{argument.name}[{name!r}]", ""), size)
+        _read_plain(_Argument(f"each key of {argument.name}"), symbol, "str")
+        _check_positive(_Argument(f"{argument.name}[{symbol!r}]"), size)
     return dict(sizes)
 
 
-def _read_lengths(argument: _Argument, lengths: object) -> tuple[int, ...]:
-    if isinstance(lengths, (str, bytes)) or not isinstance(lengths, Iterable):
-        raise argument.refuse(lengths, "several integers")
+def _read_lengths(argument: _Argument, lengths: Any) -> tuple[int, ...]:
+    are_several = isinstance(lengths, Iterable) and not isinstance(lengths, (str, bytes))
+    argument.require(are_several, lengths, "several integers")
     values = tuple(lengths)
     for value in values:
-        _check_positive(_Argument(f"each of {argument.name}", ""), value)
+        _check_positive(_Argument(f"each of {argument.name}"), value)
     return values
 
 
-def _check_positive(argument: _Argument, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise argument.refuse(value, "an int")
+def _check_positive(argument: _Argument, value: Any) -> None:
+    argument.require(isinstance(value, int) and not isinstance(value, bool), value, "an int")
     if value < 1:
         raise ValueError(f"{argument.name} must be 1 or more, not {value}")
-
-
-def _read_executor(argument: _Argument, executor: object) -> object:
-    if isinstance(executor, type) or not hasattr(executor, "submit"):
-        raise argument.refuse(executor, "a concurrent.futures.Executor or None")
-    return executor
-
-
-def _read_bytes(argument: _Argument, data: object) -> bytes:
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise argument.refuse(data, "bytes")
-    return bytes(data)
-
-
-def _read_model(argument: _Argument, model: object) -> object:
-    is_model = hasattr(model, "SerializeToString") and hasattr(model, "graph")
-    if isinstance(model, type) or not is_model:
-        raise argument.refuse(model, "an onnx.ModelProto")
-    return model
 
 
 def _read_layout(argument: _Argument, layout: object) -> object:
@@ -319,16 +299,12 @@ def _read_layout(argument: _Argument, layout: object) -> object:
 
 
 _READERS: Mapping[str, Callable[[_Argument, Any], Any]] = {
-    "bool": _read_flag,
-    "str": _read_text,
+    **{kind: partial(_read_plain, kind=kind) for kind in _PLAIN_TYPES},
     "SidecarPolicy": _read_sidecar_policy,
     "PathLike": _read_path,
     "PathLike | Iterable[PathLike]": _read_paths,
     "Mapping[str, int]": _read_sizes,
     "Sequence[int]": _read_lengths,
-    "Executor": _read_executor,
-    "bytes": _read_bytes,
-    "ModelProto": _read_model,
     "LoadedLayout | Layout | PathLike": _read_layout,
 }
 """How to read an argument, by its annotation."""

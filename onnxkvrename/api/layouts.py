@@ -25,6 +25,7 @@ from onnxkvrename.handoff.worker import HandoffSide, build_loaded_side
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
 from onnxkvrename.layout.layout import GraphTrace, Layout
 from onnxkvrename.layout.load import (
+    UNKNOWN_COMPILE,
     CompileInfo,
     LoadedLayout,
     apply_found_compiles,
@@ -108,7 +109,7 @@ def load_layout(
 def load_traced(
     paths: Sequence[Path],
     rules: Rules,
-    compile_info: CompileInfo | None = None,
+    compile_info: CompileInfo = UNKNOWN_COMPILE,
     *,
     strict: bool = False,
 ) -> LoadedLayout:

@@ -55,7 +55,7 @@ def rename_bytes(
         True
     """
     arguments = read_arguments(rename_bytes, locals())
-    return _rename(arguments["data"], arguments)
+    return _rename(bytes(data), arguments)
 
 
 def rename_model(

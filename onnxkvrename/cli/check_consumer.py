@@ -23,6 +23,7 @@ from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
+    replace_findings,
 )
 from onnxkvrename.options import (
     CUSTOM_IO,
@@ -124,11 +125,8 @@ def _check_sidecars(
     report: ModelReport, rules: Rules, arguments: CheckConsumerArguments
 ) -> ModelReport:
     """Return a report with the stale sidecars beside its model."""
-    findings = tuple(find_stale_sidecars(Path(report.path), report.pairs, rules))
-    if arguments.strict:
-        findings = promote_to_errors(findings)
-    report = report._replace(findings=(*report.findings, *findings))
-    return report._replace(status="failed" if report.failed else report.status)
+    stale = find_stale_sidecars(Path(report.path), report.pairs, rules)
+    return replace_findings(report, (*report.findings, *stale), strict=arguments.strict)
 
 
 def _add_findings(
@@ -141,5 +139,4 @@ def _add_findings(
         for finding in findings
         if is_single or find_owning_model(loaded.layout, finding.name) == report.path
     )
-    report = report._replace(findings=(*report.findings, *own))
-    return report._replace(status="failed" if report.failed else report.status)
+    return replace_findings(report, (*report.findings, *own))

@@ -2,24 +2,23 @@
 
 One consumer and one layout:
 
-- ``consumer``: the type `Consumer`.
-- ``consumers/``: one file for each built-in consumer.
-- ``find_consumers``: finds a consumer by its name.
-- ``selection``: the graph values that a consumer selects, in its order.
+- ``consumer``: the type `Consumer`; ``consumers/`` has one file for each built-in one, and
+  ``find_consumers`` finds it by its name.
+- ``selection``: the graph values that a consumer selects, in its order. Its `ConsumerView` is what
+  every check gets.
 - ``slots``: the memory that it hands over, one slot for each selected input.
-- ``consumer_checks``: checks one layout for a consumer (KV601 to KV610).
-- ``name_checks``: those of these checks that are about names.
+- ``consumer_checks``: checks one layout for a consumer (KV601 to KV610); those that are about names
+  are in ``name_checks``.
 
-Two layouts, in the order of the steps of ``compare``:
+Two layouts: ``compare`` (start here) goes from sides to facts, findings and the verdict, and
+collects them in a `Handoff`.
 
-- ``compare``: runs the steps below and collects their results in a `Handoff`; start here.
-- ``worker``: describes one side, prefill or decode, with its longest prompt.
-- ``side_checks``: checks each side by itself, with ``consumer_checks``, and whether both sides are
-  the same model.
-- ``simulate``: finds the prompt lengths at which a buffer goes wrong, from offsets alone.
-- ``comparison``: pairs the buffers of both sides, lists how the two of a pair differ, and runs the
-  simulation. The next steps work on its result.
-- ``root_causes``: finds the problems that cause others, and reports only those.
-- ``tensor_parallel``: checks that heads and states can be divided among the ranks of both sides.
-- ``verdict``: decides whether the hand-off works, and which causes affect which prompts.
+- Sides: ``worker`` describes prefill and decode, each with its longest prompt.
+- Facts: ``comparison`` pairs the buffers of both sides and lists how the two of a pair differ;
+  ``simulate`` finds the prompt lengths at which a buffer goes wrong, from offsets alone;
+  ``same_model`` compares weights, logits and scales.
+- Findings: ``side_checks`` about each side by itself, ``same_model`` and ``tensor_parallel`` about
+  both, ``verdict`` about their buffers.
+- Verdict: ``verdict`` says which findings explain others, what becomes of each buffer and of each
+  prompt, and why.
 """

@@ -59,14 +59,9 @@ from onnxkvrename.handoff.worker import (
 
 
 class SimulatedPrompt(NamedTuple):
-    """A simulated hand-off of one prompt.
+    """A simulated hand-off of one prompt: what is written and read, and what decode reads wrongly.
 
-    Attributes:
-        tokens: The length of the prompt in tokens.
-        prefill_slots: The slots as prefill writes them.
-        decode_slots: The slots as decode reads them.
-        wrong_buffer_ids: The buffers for which decode reads wrong bytes.
-        is_refused: Whether decode finds the memory too small and stops.
+    It is refused if decode finds the memory too small and stops.
     """
 
     tokens: int
@@ -137,17 +132,10 @@ def compare_sides(
 ) -> Handoff:
     """Compare two sides, and simulate the hand-off between them for every prompt length.
 
-    Args:
-        prefill: The side that writes.
-        decode: The side that reads.
-        consumer: The consumer on both sides.
-        ranks: The tensor parallel sizes; `None` to skip the check of heads and states.
-        full_transfer: Whether the consumer moves all of each buffer, whatever the prompt.
-        tokens: Prompt lengths to simulate, in addition to those at which something changes.
-            Lengths beyond the context of a side are not simulated.
-        more_findings: Further findings about the two sides together.
-        more_notes: Further notes about them.
-        strict: Whether scales that are not known are a finding, not a note.
+    Without `ranks`, heads and states are not checked. Prompts of the lengths in `tokens` are
+    simulated, in addition to those at which something changes, unless they are beyond the context
+    of a side. Further findings and notes are about both sides together. With `strict`, scales that
+    are not known are a finding, not a note.
 
     Raises:
         KvRenameError: The consumer does not hand buffers from one model to another.

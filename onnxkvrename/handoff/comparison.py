@@ -63,9 +63,7 @@ class Difference(NamedTuple):
     """A difference between the two buffers of a pair.
 
     Attributes:
-        code: The code of the finding for it.
         prefill: The dtype, or the dtype and the shape, on prefill; empty for scales.
-        decode: The same on decode.
         is_certain: Whether the two differ whatever the prompt.
         needed_symbols: The symbols without a size on which the result depends.
         size_prefix: The side for which ``--dim`` sets their sizes.
@@ -243,10 +241,8 @@ class Comparison(NamedTuple):
 
     Attributes:
         pairs: All buffers of both sides, empty if one side has none.
-        differences: The differences between the two buffers of each pair.
         setup: Both sides with a size for every symbol.
-        simulation: The simulated hand-off, or `None` if its result depends on sizes that
-            are not known.
+        simulation: `None` if its result depends on sizes that are not known.
         window_placeholder: The tokens that `setup` has for windows of unknown size; `None` if
             the result does not depend on such a window.
     """
@@ -273,7 +269,12 @@ def build_comparison(
     differences = tuple(
         (pair, difference)
         for pair in pairs
-        for difference in _compare_pair(pair, prefill, decode, consumer, full_transfer)
+        for difference in find_differences(
+            pair,
+            prefill.original_layout,
+            decode.original_layout,
+            find_clipped_axes(consumer, len(pair.present_buffer.shape or ()), full_transfer),
+        )
     )
     has_unsized_window = any(
         difference.code == "KV614" and difference.is_certain and difference.needed_symbols
@@ -302,17 +303,3 @@ def try_simulation(setup: TransferSetup) -> SimulationResult | None:
         return simulate_transfer(setup)
     except ValueError:
         return None
-
-
-def _compare_pair(
-    pair: BufferPair,
-    prefill: HandoffSide,
-    decode: HandoffSide,
-    consumer: Consumer,
-    full_transfer: bool,
-) -> Iterator[Difference]:
-    shape = pair.present_buffer.shape
-    clipped_axes = (
-        find_clipped_axes(consumer, len(shape), full_transfer) if shape else frozenset[int]()
-    )
-    yield from find_differences(pair, prefill.original_layout, decode.original_layout, clipped_axes)

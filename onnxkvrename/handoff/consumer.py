@@ -25,6 +25,16 @@ prefill and decode with one model and does not hand buffers over.
 """
 
 
+def _keep_whole_shape(shape: Shape, tokens: int | None) -> Shape:
+    """Return the shape unchanged, for a consumer that moves all of each buffer or nothing."""
+    return shape
+
+
+def _compute_itemsize(dtype: str) -> int | None:
+    """Return the bytes of one element of a dtype; `None` if they vary, as for strings."""
+    return (get_dtype_bits(dtype) + 7) // 8 or None
+
+
 class Consumer(NamedTuple):
     """A program that receives KV buffers, as data and pure functions.
 
@@ -36,9 +46,9 @@ class Consumer(NamedTuple):
             entry point's.
         token: The text that a rename puts into names so that the consumer selects them; empty
             for a consumer that selects names without one.
-        selects_input: Returns whether the consumer treats a graph input of this name as a buffer.
-        selects_output: Returns whether the consumer treats a graph output of this name as a
-            retained buffer.
+        selects_input: Returns something true if the consumer treats a graph input of this name as
+            a buffer, such as a match of a regular expression.
+        selects_output: The same for a graph output, as a retained buffer.
         input_name_of: Returns the input name that the consumer derives from an output name, e.g.
             without ``_RetainedState``. Returns the name unchanged if the consumer cannot derive one
             (KV602, for a consumer that pairs by name).
@@ -48,9 +58,9 @@ class Consumer(NamedTuple):
             consumer that finds the output of each input by its name, whatever the order.
         transferred_shape: Returns the shape of the part of a buffer that is handed over. The first
             argument is the buffer's full shape, batch first, numbers only; the second the
-            prompt's length in tokens, or `None` for all of each buffer.
+            prompt's length in tokens, or `None` for all of each buffer. By default all.
         itemsize_of: Returns the bytes of one element of an ONNX dtype (``FLOAT16``), or `None`
-            for a dtype that the consumer cannot move (KV610).
+            for a dtype that the consumer cannot move (KV610). By default ONNX's own size.
         is_appended_output: Returns whether prefill adds a graph output of this name to its list
             of retained outputs; the consumer then drops the last entry of that list. `None`
             for a consumer that adds and drops nothing.
@@ -82,12 +92,12 @@ class Consumer(NamedTuple):
 
     name: str
     token: str
-    selects_input: Callable[[str], bool]
-    selects_output: Callable[[str], bool]
+    selects_input: Callable[[str], object]
+    selects_output: Callable[[str], object]
     input_name_of: Callable[[str], str]
-    sort_key: Callable[[str], tuple[int, str]] | None
-    transferred_shape: Callable[[Shape, int | None], Shape]
-    itemsize_of: Callable[[str], int | None]
+    sort_key: Callable[[str], tuple[int, str]] | None = None
+    transferred_shape: Callable[[Shape, int | None], Shape] = _keep_whole_shape
+    itemsize_of: Callable[[str], int | None] = _compute_itemsize
     is_appended_output: Callable[[str], bool] | None = None
     needs_in_place: bool | None = None
     checks: tuple[Callable[[ConsumerView], Iterator[Finding]], ...] = ()
@@ -112,13 +122,3 @@ class Consumer(NamedTuple):
     def selecting_trait(self) -> str:
         """How it selects names: by ``the token vllmKvCache``, by ``the pattern past_key*``."""
         return f"the token {self.token}" if self.token else f"the pattern {self.selected_inputs}"
-
-
-def keep_whole_shape(shape: Shape, tokens: int | None) -> Shape:
-    """Return the shape unchanged, for a consumer that moves all of each buffer or nothing."""
-    return shape
-
-
-def compute_itemsize(dtype: str) -> int | None:
-    """Return the bytes of one element of a dtype; `None` if they vary, as for strings."""
-    return (get_dtype_bits(dtype) + 7) // 8 or None

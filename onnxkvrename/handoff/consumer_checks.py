@@ -111,17 +111,10 @@ def check_sets(
 ) -> list[list[Finding]]:
     """Return the findings about each model, each checked together with its set.
 
-    Args:
-        models: The models, with the names that the consumer will see.
-        sets: The indexes of models that the consumer receives together.
-        consumer: The consumer.
-        updates: How buffers are updated, by the path of their model and the name of their output.
-        full_transfer: Whether the consumer moves all of each buffer.
-        splits_overlaps: Whether to check the models of a set one by one if two of them have the
-            same buffer. Pass true if a finding about the set reports that already.
-
-    Returns:
-        A list of findings for each model, in the order of `models`.
+    The models have the names that the consumer will see; a set is the indexes of those that it
+    receives together. Updates are by the path of a model and the name of an output. With
+    `splits_overlaps`, models of a set that have the same buffer are checked one by one: a finding
+    about the set reports that already.
 
     Raises:
         ModelError: Two models of a set have the same buffer, and `splits_overlaps` is false.

@@ -91,10 +91,10 @@ def list_buffer_names(view: ConsumerView) -> Iterator[BufferName]:
     """Yield all names of KV buffers, each with whether the consumer selects it."""
     for buffer in view.layout.buffers:
         if buffer.input is not None:
-            is_selected = view.consumer.selects_input(buffer.input)
+            is_selected = bool(view.consumer.selects_input(buffer.input))
             yield BufferName(buffer, buffer.input, "input", is_selected)
         if buffer.output is not None:
-            is_selected = view.consumer.selects_output(buffer.output)
+            is_selected = bool(view.consumer.selects_output(buffer.output))
             yield BufferName(buffer, buffer.output, "output", is_selected)
 
 

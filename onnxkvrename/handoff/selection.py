@@ -18,13 +18,10 @@ BufferId = tuple[int, str]
 
 
 class SelectedValue(NamedTuple):
-    """A graph input or output that a consumer selects.
+    """A graph input or output that a consumer selects; without a buffer it is not a KV buffer.
 
-    Attributes:
-        value: The input or output.
-        buffer: The KV buffer that it belongs to, `None` if it is not a KV buffer.
-        input_name: The name that the consumer uses for it: the name of an input, or the input name
-            that it derives from an output's.
+    The consumer uses the `input_name` for it: the name of an input, or the input name that it
+    derives from an output's.
     """
 
     value: Value
@@ -96,13 +93,9 @@ class Selection(NamedTuple):
 
 
 class ConsumerView(NamedTuple):
-    """A layout as a consumer sees it.
+    """A layout as a consumer sees it, with the inputs and outputs that it selects.
 
-    Attributes:
-        layout: The layout.
-        consumer: The consumer.
-        selection: The inputs and outputs that the consumer selects.
-        full_transfer: Whether it moves all of each buffer, whatever the prompt.
+    With `full_transfer` it moves all of each buffer, whatever the prompt.
     """
 
     layout: Layout

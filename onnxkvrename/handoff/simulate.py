@@ -27,15 +27,8 @@ PromptRanges = tuple[tuple[int, int], ...]
 class TransferSetup(NamedTuple):
     """Both sides of a transfer as the consumer sees them, with all relevant sizes known.
 
-    Attributes:
-        prefill: Prefill's layout.
-        decode: Decode's layout.
-        prefill_inputs: The inputs that make prefill's slots, in the consumer's order.
-        prefill_outputs: The outputs that are written to these slots, in the consumer's order.
-        decode_inputs: The inputs that make decode's slots, in the consumer's order.
-        consumer: The consumer on both sides.
-        full_transfer: Whether each buffer is moved in full, even for a short prompt.
-        longest_prompt: The longest prompt in tokens.
+    Prefill's inputs make its slots, its outputs are written to them, and decode's inputs make its
+    own; all are in the consumer's order.
     """
 
     prefill: Layout
@@ -90,8 +83,7 @@ class _PromptState(NamedTuple):
         offset_shifts: Decode's offset of each buffer minus prefill's, in bytes.
         differing: The buffers whose shape, dtype, scale or byte order differs.
         truncated: The buffers of which only a part is moved.
-        excess: Bytes that decode needs beyond those that prefill writes; with separate memory 1 if
-            the numbers of arrays do not match.
+        excess: By how much decode needs more than prefill writes.
     """
 
     offset_shifts: Mapping[BufferId, int]
@@ -121,9 +113,6 @@ def build_transfer_setup(
     """Return both sides in the consumer's order, without outputs that have no slot.
 
     With separate memory decode makes the slots, and prefill fills one with each output.
-
-    With `full_transfer` each buffer is moved in full, even for a short prompt. The longest prompt
-    is in tokens.
     """
     inputs, outputs = select_values(prefill, consumer)[:2]
     if consumer.memory == "separate":
@@ -371,19 +360,8 @@ def _count_excess(
 
 def _find_nonzero_ranges(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the lengths at which a line from `start` at `first` to `end` at `last` is not 0."""
-    if start == end == 0:
-        return
-    root = None
-    if start != end:
-        steps, remainder = divmod(-start * (last - first), end - start)
-        root = first + steps if remainder == 0 and 0 <= steps <= last - first else None
-    if root is None:
-        yield first, last
-        return
-    if root > first:
-        yield first, root - 1
-    if root < last:
-        yield root + 1, last
+    yield from _find_positive_ranges(first, last, start, end)
+    yield from _find_positive_ranges(first, last, -start, -end)
 
 
 def _find_positive_ranges(first: int, last: int, start: int, end: int) -> Iterator[tuple[int, int]]:

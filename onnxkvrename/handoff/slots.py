@@ -21,16 +21,10 @@ from onnxkvrename.model.proto_reader import get_dtype_bits
 
 
 class MemorySlot(NamedTuple):
-    """The place of one buffer in the memory that is handed over.
+    """The place of one input in the memory that is handed over, with the part that is moved.
 
-    Attributes:
-        name: The input's name.
-        buffer_id: The buffer's layer and part.
-        shape: The shape of the part that is moved; numbers only.
-        dtype: The input's dtype.
-        nbytes: The size in bytes.
-        offset: The first byte, counted from the beginning of the memory; with separate memory
-            the position among the arrays.
+    Its shape has numbers only. The offset is the first byte, counted from the beginning of the
+    memory; with separate memory the position among the arrays.
     """
 
     name: str
@@ -75,7 +69,7 @@ def find_clipped_axes(consumer: Consumer, rank: int, full_transfer: bool) -> fro
 
     The rank of the buffer includes the batch.
     """
-    if full_transfer:
+    if full_transfer or not rank:
         return frozenset()
     probe: Shape = (2,) * rank
     pairs = zip(

@@ -32,7 +32,6 @@ class HandoffSide(NamedTuple):
     Attributes:
         label: ``prefill`` or ``decode``.
         original_layout: The layout with the names of the graphs.
-        layout: The layout with the names that the consumer sees.
         lacks_token: Whether the consumer selects none of the original names. If it has a token,
             `layout` then has the names after a rename.
         tokens: The infix tokens of the original names, in alphabetical order.
@@ -54,10 +53,7 @@ class HandoffSide(NamedTuple):
 def build_loaded_side(
     label: str, path: Path, loaded: LoadedLayout, consumer: Consumer, rules: Rules
 ) -> HandoffSide:
-    """Return a side with its path and the first error of its models.
-
-    The label is ``prefill`` or ``decode``; the path is that of a model, directory or manifest.
-    """
+    """Return a side with its path and the first error of its models."""
     findings = (finding for report in loaded.reports for finding in report.findings)
     model_errors = (
         finding
@@ -69,10 +65,7 @@ def build_loaded_side(
 
 
 def build_handoff_side(label: str, layout: Layout, consumer: Consumer, rules: Rules) -> HandoffSide:
-    """Return a side with the names after a rename, if the consumer selects none of the names now.
-
-    The label is ``prefill`` or ``decode``.
-    """
+    """Return a side, with the names after a rename if the consumer selects none of them now."""
     names = [buffer.input for buffer in layout.buffers if buffer.input is not None]
     lacks_token = not any(map(consumer.selects_input, names))
     signature = Signature(layout.inputs, layout.outputs)
@@ -157,8 +150,6 @@ def find_shared_symbols(
     """Return the symbols without a size that must be equal on both sides, alphabetically.
 
     A context that is moved only up to the prompt's length may differ between the sides.
-
-    With `full_transfer` each buffer is moved in full, even for a short prompt.
     """
     shared = set[str]()
     for layout, buffer in ((side.layout, b) for side in sides for b in side.layout.buffers):

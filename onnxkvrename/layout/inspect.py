@@ -16,6 +16,7 @@ from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
     UNTRACED_UPDATE,
     BufferUpdate,
+    ShownUpdate,
     UpdateTracer,
     find_mix_ups,
 )
@@ -56,17 +57,18 @@ class InspectedBuffer(NamedTuple):
     """A KV buffer, with the names of its two sides as they are in the file.
 
     Attributes:
-        layer: The layer, from 0.
-        buffer: The part of the layer, such as ``past_key``.
-        scope: What precedes the name in models of several parts; mostly empty.
-        kind: The kind of cache, by the profile or by its shape.
-        state: Whether the names carry a token, and whether the buffer is there and sound.
-        dtype: The dtype; empty if it is missing.
-        shape: The shape, with symbols; ``None`` if the graph does not say it.
-        input: The name of the input; ``None`` if it is missing.
-        output: The name of the retained output; ``None`` if it is missing.
-        is_kind_guessed: True if only its shape or its name suggests its kind.
-        update: How the output is made from the input.
+        layer: The number of the layer.
+        buffer: The part of the name that says what is in the buffer, such as past_key.
+        scope: The part of the name before the last slash, as in layerwise exports; usually empty.
+        kind: vLLM's own strings; mamba for every state without a context axis.
+        state: half: a token on one side only; broken: an error of its own; missing: its layer
+            should have it.
+        dtype: The element type, in ONNX's words; empty for a missing buffer.
+        shape: Sizes and symbols, `None` for what the file does not say.
+        input: The graph input of the pair; `None` if it is missing.
+        output: The retained output of the pair; `None` if it is missing.
+        kind_guessed: Whether only its shape or its name suggests the kind.
+        update: How its output is made from its input.
     """
 
     layer: int
@@ -78,8 +80,8 @@ class InspectedBuffer(NamedTuple):
     shape: tuple[Dim, ...] | None
     input: str | None
     output: str | None
-    is_kind_guessed: bool = False
-    update: BufferUpdate = UNKNOWN_UPDATE
+    kind_guessed: bool = False
+    update: ShownUpdate = UNKNOWN_UPDATE
 
 
 class BufferGroup(NamedTuple):
@@ -94,7 +96,7 @@ class BufferGroup(NamedTuple):
     dtype: str
     shape: tuple[Dim, ...] | None
     layers: tuple[int, ...]
-    is_kind_guessed: bool = False
+    kind_guessed: bool = False
     update: BufferUpdate = UNTRACED_UPDATE
 
 
@@ -235,7 +237,8 @@ def summarize_model(
         opened.source, opened.signature, opened.file.path, rules, data_beside=opened.file
     )
     model = scanned.model
-    stamp, stamp_findings = _check_stamp(model)
+    stamp_findings = check_stamp(model)
+    holds = None if model.is_window else not stamp_findings
     stale = find_stale_sidecars(opened.file.path, model.pairs, rules)
     updates: Mapping[str, BufferUpdate] = {}
     if trace_updates is not None and model.pairs:
@@ -259,7 +262,7 @@ def summarize_model(
         name_count=len(model.plan.old_names),
         kept=model.plan.unchanged_names,
         findings=findings,
-        stamp=stamp,
+        stamp=None if model.stamp is None else StampStatus(model.stamp, holds),
         part=model.part,
     )
     return summary, model
@@ -271,7 +274,7 @@ def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]
         (
             item.buffer,
             item.layer,
-            (item.kind, item.dtype, item.shape, item.is_kind_guessed, item.update),
+            (item.kind, item.dtype, item.shape, item.kind_guessed, item.update),
         )
         for item in buffers
         if item.state != "missing"
@@ -280,18 +283,6 @@ def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]
         BufferGroup(kind, parts, dtype, shape, layers, is_guess, update)
         for parts, layers, (kind, dtype, shape, is_guess, update) in rows
     )
-
-
-def _check_stamp(model: KvModel) -> tuple[StampStatus | None, tuple[Finding, ...]]:
-    """Return the stamp of a model, and KV621 unless it is that of the graph."""
-    if model.stamp is None:
-        return None, ()
-    if model.is_window:
-        return StampStatus(model.stamp, None), ()
-    finding = check_stamp(model, model.stamp)
-    if finding is None:
-        return StampStatus(model.stamp, True), ()
-    return StampStatus(model.stamp, False), (finding,)
 
 
 def _find_broken_names(plan: RenamePlan, findings: Iterable[Finding]) -> frozenset[str]:
@@ -365,6 +356,7 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
     for window in ordered:
         tokens.update(dict(window.token_counts))
     kept = {(item.name, item.reason): item for window in ordered for item in window.kept}
+    buffers = chain.from_iterable(window.buffers for window in ordered)
     first = ordered[0]
     return ModelSummary(
         path="" if first.part is None else first.part.root,
@@ -372,7 +364,7 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
         export=first.export,
         weight=_add_stats([window.weight for window in ordered]),
         files=_list_files(ordered),
-        buffers=_sort_buffers(chain.from_iterable(window.buffers for window in ordered)),
+        buffers=tuple(sorted(buffers, key=lambda buffer: buffer.layer)),
         token_counts=tuple(tokens.most_common()),
         name_count=sum(window.name_count for window in ordered),
         kept=tuple(kept.values()),
@@ -385,10 +377,6 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
 
 def _find_first_layer(window: ModelSummary) -> int:
     return 0 if window.part is None else window.part.name.first_layer
-
-
-def _sort_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[InspectedBuffer, ...]:
-    return tuple(sorted(buffers, key=lambda item: item.layer))
 
 
 def _add_stats(stats: Sequence[ModelStats]) -> ModelStats:

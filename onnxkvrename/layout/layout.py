@@ -21,7 +21,7 @@ from onnxkvrename.layout.kinds import (
     is_window_symbol,
 )
 from onnxkvrename.layout.scales import BufferScales
-from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, BufferUpdate
+from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, BufferUpdate, ShownUpdate
 from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.model.proto_reader import get_dtype_bits
 from onnxkvrename.model.protobuf import ByteSource
@@ -51,27 +51,28 @@ class KvBuffer(NamedTuple):
     """A KV buffer.
 
     Attributes:
-        layer: The number of its layer.
-        part: Its content, for example ``key`` or ``compressed_kv``.
-        kind: Its kind, one of :data:`onnxkvrename.rules.kinds.KINDS`.
-        buffer: The name of the part in the model's own names, for example ``past_key``.
-        scope: The prefix of its names, empty for none.
-        input: The name of its input, ``None`` if that side is missing.
-        output: The name of its retained output, ``None`` if that side is missing.
-        dtype: ONNX's name of the dtype that is transferred, or ``MXINT8``: the graph's own,
-            or that of a custom_io.yaml.
-        shape: The exported shape, with its symbols; ``None`` if the graph has none.
-        sequence_axis: The axis that grows with the context, ``None`` for a state.
-        window: The symbol or the length in tokens of a sliding window, ``None`` without one.
-        model: The path of the model that it is in.
-        token: The token in its names, empty for none, ``None`` if the names disagree.
-        is_kind_guessed: True if only its shape or its name suggests its kind.
+        layer: The number of the layer.
+        part: What is in the buffer: key, value, compressed_kv, k_pe, conv_state, recurrent_state.
+        kind: The kind of the buffer, in vLLM's words.
+        buffer: The part of the name that says what is in the buffer, such as past_key.
+        scope: The part of the name before the last slash, as in layerwise exports; usually empty.
+        input: The graph input of the pair; `None` if it is missing.
+        output: The retained output of the pair; `None` if it is missing.
+        dtype: The element type, in ONNX's words, or MXINT8: the graph's, or a custom_io.yaml's.
+        shape: Sizes, symbols, and `None` for what the file does not say; `None` for an unknown
+            rank.
+        sequence_axis: The axis that grows with the context; `None` for a state.
+        window: The symbol or the length of a sliding window; `None` without one.
+        model: The path of the model that has the buffer.
+        token: The token in the names, empty for none; `None` if the names do not agree.
+        kind_guessed: Whether only its shape or its name suggests the kind.
         update: How its output is made from its input.
-        axes: The profile's word for each axis, empty for one that it does not know; none at all
-            if it knows none.
-        beside: The part of its layer that it moves with, such as the key of a scale; empty for
-            a cache by itself.
-        scales: The scales of its numbers; ``None`` if it is not quantized, or they are not known.
+        axes: The profile's word for each axis, empty for one that it does not know; none at all if
+            it knows none.
+        beside: The part of its layer that it moves with, such as the key of a scale; empty for a
+            cache by itself.
+        scales: The scales of a quantized buffer; `None` if it is not quantized, or nothing is known
+            of them.
     """
 
     layer: int
@@ -87,8 +88,8 @@ class KvBuffer(NamedTuple):
     window: Dim
     model: str
     token: str | None = ""
-    is_kind_guessed: bool = False
-    update: BufferUpdate = UNTRACED_UPDATE
+    kind_guessed: bool = False
+    update: ShownUpdate = UNTRACED_UPDATE
     axes: tuple[str, ...] = ()
     beside: str = ""
     scales: BufferScales | None = None
@@ -374,7 +375,7 @@ def build_buffers(source: KvModel, trace: GraphTrace = _UNTRACED) -> Iterator[Kv
             window=window,
             model=source.path,
             token=tokens.pop() if len(tokens) == 1 else None,
-            is_kind_guessed=is_guess,
+            kind_guessed=is_guess,
             update=trace.updates.get(output_name or "", UNKNOWN_UPDATE)
             if trace.updates
             else UNTRACED_UPDATE,
@@ -503,20 +504,19 @@ def find_stamp_mismatches(layout: Layout, stamps: Mapping[str, str | None]) -> d
     }
 
 
-def check_stamp(source: KvModel, stamp: str | None) -> Finding | None:
+def check_stamp(source: KvModel) -> tuple[Finding, ...]:
     """Return KV621 for a model with a stamp that is not the digest of its own layout.
 
-    The model is a complete one, not a window. It may have no stamp (``None``).
+    The stamp of a window is that of its set, which the window does not know.
     """
-    if stamp is None:
-        return None
+    if source.stamp is None or source.is_window:
+        return ()
     try:
         layout = build_layout([source])
     except ModelError as error:
-        return build_finding(
-            "KV621", "", f"has a stamp, but no layout: it {error.message}", _STAMP_HINT
-        )
-    return find_stamp_mismatches(layout, {source.path: stamp}).get(source.path)
+        message = f"has a stamp, but no layout: it {error.message}"
+        return (build_finding("KV621", "", message, _STAMP_HINT),)
+    return tuple(find_stamp_mismatches(layout, {source.path: source.stamp}).values())
 
 
 def _build_stamp_finding(stamp: str | None, digest: str) -> Finding:

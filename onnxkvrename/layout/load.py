@@ -63,6 +63,9 @@ class CompileInfo(NamedTuple):
     group_windows: bool = True
 
 
+UNKNOWN_COMPILE = CompileInfo()
+
+
 class LoadedLayout(NamedTuple):
     """A layout, with a report on each model that was read.
 
@@ -96,7 +99,7 @@ class LoadedLayout(NamedTuple):
         )
         added = tuple(findings)
         reports = (
-            _set_status(report._replace(findings=(*report.findings, *added)))
+            replace_findings(report, (*report.findings, *added))
             if report.path == first_path
             else report
             for report in self.reports
@@ -106,16 +109,16 @@ class LoadedLayout(NamedTuple):
     def remove_findings(self, code: str) -> LoadedLayout:
         """Return a copy without the findings of one code."""
         reports = (
-            report._replace(findings=tuple(f for f in report.findings if f.code != code))
+            replace_findings(report, (each for each in report.findings if each.code != code))
             for report in self.reports
         )
-        return self._replace(reports=tuple(map(_set_status, reports)))
+        return self._replace(reports=tuple(reports))
 
 
 def load_layout(
     paths: Sequence[Path],
     rules: Rules,
-    compile_info: CompileInfo | None = None,
+    compile_info: CompileInfo = UNKNOWN_COMPILE,
     *,
     strict: bool = False,
     trace: GraphTracer | None = None,
@@ -144,7 +147,6 @@ def load_layout(
             specializations disagree on one.
         RulesError: A template of the rules makes names that could not be undone.
     """
-    compile_info = compile_info or CompileInfo()
     if len(paths) == 1 and _is_json_file(paths[0]):
         return _load_manifest(paths[0], compile_info, strict=strict)
     models, traces, identities = [], {}, {}
@@ -167,11 +169,8 @@ def load_layout(
     stamp_findings = _check_set_stamps(selected, layout)
     reports = []
     for model, further in zip(models, set_findings, strict=True):
-        findings = (*model.findings, *further)
-        if model.path in stamp_findings:
-            findings = (*findings, stamp_findings[model.path])
-        findings = promote_to_errors(findings) if strict else findings
-        reports.append(_set_status(report_model(model)._replace(findings=findings)))
+        findings = (*model.findings, *further, *stamp_findings.get(model.path, ()))
+        reports.append(replace_findings(report_model(model), findings, strict=strict))
     stamps = {model.stamp for model in selected}
     stamp = stamps.pop() if len(stamps) == 1 else None
     layout = apply_compile_info(layout, compile_info)
@@ -181,10 +180,22 @@ def load_layout(
 
 def _load_manifest(path: Path, compile_info: CompileInfo, *, strict: bool) -> LoadedLayout:
     manifest = parse_manifest(read_text_file(path, MAX_TEXT_BYTES), str(path))
-    findings = promote_to_errors(manifest.findings) if strict else manifest.findings
-    report = ModelReport(str(path), str(path), "unchanged", findings=findings)
+    report = ModelReport(str(path), str(path), "unchanged")
+    report = replace_findings(report, manifest.findings, strict=strict)
     layout = apply_compile_info(manifest.layout, compile_info)
-    return LoadedLayout(layout, (_set_status(report),), manifest.stamp)
+    return LoadedLayout(layout, (report,), manifest.stamp)
+
+
+def replace_findings(
+    report: ModelReport, findings: Iterable[Finding], *, strict: bool = False
+) -> ModelReport:
+    """Return a report with these findings, which say whether its model failed.
+
+    Under `strict` all of them are errors.
+    """
+    found = tuple(findings)
+    report = report._replace(findings=promote_to_errors(found) if strict else found)
+    return report._replace(status="failed" if report.failed else "unchanged")
 
 
 def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:
@@ -291,11 +302,14 @@ def _refuse_other_profiles(
             raise ModelError(message, path=model.path, hint=finding.hint)
 
 
-def _check_set_stamps(models: Sequence[KvModel], layout: Layout) -> Mapping[str, Finding]:
+def _check_set_stamps(
+    models: Sequence[KvModel], layout: Layout
+) -> Mapping[str, tuple[Finding, ...]]:
     """Return KV621 by the models' paths; a window alone does not know the stamp of its set."""
     if len(models) == 1 and models[0].is_window:
         return {}
-    return find_stamp_mismatches(layout, {model.path: model.stamp for model in models})
+    found = find_stamp_mismatches(layout, {model.path: model.stamp for model in models})
+    return {path: (finding,) for path, finding in found.items()}
 
 
 def _read_specialized_sizes(layout: Layout, compile_info: CompileInfo) -> Mapping[str, int]:
@@ -316,10 +330,6 @@ def _read_specialized_sizes(layout: Layout, compile_info: CompileInfo) -> Mappin
         if size < 1:
             raise KvRenameError(f"has {symbol} as {size}", path=path, hint="a size is 1 or more")
     return {symbol: size for symbol, size in specialized.sizes.items() if size > 0}
-
-
-def _set_status(report: ModelReport) -> ModelReport:
-    return report._replace(status="failed" if report.failed else "unchanged")
 
 
 def _is_json_file(path: Path) -> bool:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, parse_json
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, Severity
+from onnxkvrename.findings import Finding
 from onnxkvrename.layout.layout import (
     KvBuffer,
     Layout,
     Shape,
     compute_layout_digest,
-    find_axis_and_window,
 )
-from onnxkvrename.layout.scales import BufferScales
-from onnxkvrename.layout.updates import BufferUpdate, UpdateKind
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.model.weights import Weight
-from onnxkvrename.records import Document, compute_document_digest, fill_record, read_record
-from onnxkvrename.rules.kinds import list_kinds
+from onnxkvrename.records import (
+    Document,
+    Spread,
+    compute_document_digest,
+    fill_record,
+    read_record,
+)
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport
@@ -76,62 +78,24 @@ class ByteTotals(NamedTuple):
 
 
 class ManifestBuffer(NamedTuple):
-    """A KV buffer.
+    """A KV buffer, and its sizes as far as they are known.
 
     Attributes:
-        layer: The number of the layer.
-        part: What is in the buffer: key, value, compressed_kv, k_pe, conv_state, recurrent_state.
-        kind: The kind of the buffer, in vLLM's words.
-        kind_guessed: Whether only its shape or its name suggests the kind.
-        update: How the retained output is made from its input.
-        update_axis: For append and delta the axis with another size, `None` if it is not known.
-        buffer: The part of the name that says what is in the buffer, such as past_key.
-        scope: The part of the name before the last slash, as in layerwise exports; usually empty.
-        input: The graph input of the pair; `None` if it is missing.
-        output: The retained output of the pair; `None` if it is missing.
-        token: The token in the names, empty for none; `None` if the names do not agree.
-        dtype: The element type, in ONNX's words.
-        shape: Sizes, symbols, and `None` for what the file does not say; `None` for an unknown
-            rank.
+        buffer: The buffer.
         sized_shape: The shape with the sizes that are known.
-        axes: The profile's word for each axis, empty for one that it does not know.
-        beside: The part of its layer that it moves with; empty for a cache by itself.
-        scales: The scales of a quantized buffer; `None` if it is not quantized, or nothing is known
-            of them.
-        sequence_axis: The axis that grows with the context.
-        window: The symbol or the length of a sliding window.
         window_size: The window in tokens; `None` if there is none or its size is unknown.
         bytes_per_token: Bytes that a token adds to the buffer, for one sequence; `None` for a
             state, or where a size or a dtype is not known.
         bytes_per_state: Bytes of the state of one sequence; `None` if it grows, or likewise.
         bytes: Bytes of one sequence, at its full length; `None` likewise.
-        model: The path of the model that has the buffer.
     """
 
-    layer: int
-    part: str
-    kind: str
-    kind_guessed: bool
-    update: UpdateKind
-    update_axis: int | None
-    buffer: str
-    scope: str
-    input: str | None
-    output: str | None
-    token: str | None
-    dtype: str
-    shape: Shape | None
+    buffer: Annotated[KvBuffer, Spread()]
     sized_shape: Shape | None
-    axes: tuple[str, ...]
-    beside: str
-    scales: BufferScales | None
-    sequence_axis: int | None
-    window: Dim
     window_size: Dim
     bytes_per_token: int | None
     bytes_per_state: int | None
     bytes: int | None
-    model: str
 
 
 class ModelFinding(NamedTuple):
@@ -139,19 +103,11 @@ class ModelFinding(NamedTuple):
 
     Attributes:
         model: The path of the model that it is about.
-        code: The code, such as KV101.
-        severity: An error makes the exit code 1; `--strict` makes every finding an error.
-        name: The input, output or file that it is about; empty for the model itself.
-        message: What is wrong, in one sentence.
-        hint: How to fix it.
+        finding: The finding.
     """
 
     model: str
-    code: str
-    severity: Severity
-    name: str
-    message: str
-    hint: str
+    finding: Annotated[Finding, Spread()]
 
 
 class ManifestContent(NamedTuple):
@@ -266,9 +222,7 @@ def describe_layout(
         buffers=tuple(_describe_buffer(layout, buffer) for buffer in layout.buffers),
         totals=compute_byte_totals(layout),
         findings=tuple(
-            fill_record(ModelFinding, finding, model=report.path)
-            for report in reports
-            for finding in report.findings
+            ModelFinding(report.path, finding) for report in reports for finding in report.findings
         ),
         vllm=vllm,
     )
@@ -284,12 +238,8 @@ DOCUMENT = Document(
 
 def _describe_buffer(layout: Layout, buffer: KvBuffer) -> ManifestBuffer:
     shape, window = buffer.shape, buffer.window
-    return fill_record(
-        ManifestBuffer,
+    return ManifestBuffer(
         buffer,
-        kind_guessed=buffer.is_kind_guessed,
-        update=buffer.update.kind,
-        update_axis=buffer.update.axis,
         sized_shape=None if shape is None else layout.resolve_shape(shape),
         window_size=layout.sizes.get(window) if isinstance(window, str) else window,
         bytes_per_token=layout.compute_token_bytes(buffer),
@@ -307,19 +257,19 @@ def parse_manifest(text: str, path: str) -> Manifest:
 
     Raises:
         ModelError: The text is not strict JSON or not a manifest, has another schema, was
-            changed after it was written, contradicts itself, or has a digest that is not that
-            of its buffers.
+            changed after it was written, or has a digest that is not that of its buffers.
     """
     data = _parse_sealed_document(text, path)
     try:
-        manifest = _build_manifest(read_record(ManifestContent, data))
+        content = read_record(ManifestContent, data)
     except UnreadableTextError as error:
         raise ModelError(f"is not valid: {error}", path=path, hint=_REWRITE_HINT) from None
-    if data.get("kv_layout_sha256") != compute_kv_layout_sha256(manifest.layout):
+    layout = _build_layout(content)
+    if content.kv_layout_sha256 != compute_kv_layout_sha256(layout):
         raise ModelError(
             "has a kv_layout_sha256 that does not match its buffers", path=path, hint=_REWRITE_HINT
         )
-    return manifest
+    return Manifest(layout, tuple(each.finding for each in content.findings), content.stamp)
 
 
 def _parse_sealed_document(text: str, path: str) -> dict[str, Any]:
@@ -347,61 +297,12 @@ def _parse_sealed_document(text: str, path: str) -> dict[str, Any]:
     return data
 
 
-def _build_manifest(content: ManifestContent) -> Manifest:
-    for symbol, size in content.sizes.items():
-        if size < 1:
-            raise UnreadableTextError(f"sizes.{shorten_text(symbol)} is less than 1")
-    layout = fill_record(
+def _build_layout(content: ManifestContent) -> Layout:
+    return fill_record(
         Layout,
         content,
-        buffers=tuple(map(_build_buffer, content.buffers)),
+        buffers=tuple(each.buffer for each in content.buffers),
         sizes=MappingProxyType(content.sizes),
         other_stages=(),
         has_compiled_dtypes=content.compiled_dtypes,
     )
-    _check_buffers(layout)
-    findings = tuple(fill_record(Finding, each) for each in content.findings)
-    return Manifest(layout, findings, content.stamp)
-
-
-def _check_buffers(layout: Layout) -> None:
-    """Raise for buffers that contradict other parts of the manifest.
-
-    The layout's digest does not cover everything in a buffer.
-    """
-    input_shapes, output_shapes = (
-        {value.name: value.shape for value in reversed(values)}
-        for values in (layout.inputs, layout.outputs)
-    )
-    models = frozenset(layout.models)
-    for buffer in layout.buffers:
-        is_named = buffer.input is None or buffer.input in input_shapes
-        if not is_named or not (buffer.output is None or buffer.output in output_shapes):
-            raise UnreadableTextError("a buffer has a name that is not an input or output")
-        sides = ((buffer.input, input_shapes), (buffer.output, output_shapes))
-        shapes = [shape_by_name[name] for name, shape_by_name in sides if name is not None]
-        if not shapes or buffer.shape != next((s for s in shapes if s is not None), None):
-            raise UnreadableTextError("a buffer has a shape that its input and output do not have")
-        if buffer.model not in models:
-            raise UnreadableTextError("a buffer belongs to a model that is not listed")
-
-
-def _build_buffer(entry: ManifestBuffer) -> KvBuffer:
-    if entry.kind not in list_kinds():
-        raise UnreadableTextError(f"a buffer has the kind {shorten_text(entry.kind)}")
-    if entry.update_axis is not None and entry.update_axis < 0:
-        raise UnreadableTextError("a buffer has an update_axis that is less than 0")
-    if entry.axes and len(entry.axes) != len(entry.shape or entry.axes):
-        raise UnreadableTextError("a buffer has axes that its shape does not have")
-    buffer = fill_record(
-        KvBuffer,
-        entry,
-        is_kind_guessed=entry.kind_guessed,
-        update=BufferUpdate(entry.update, entry.update_axis),
-    )
-    axis_and_window = find_axis_and_window(buffer.kind, buffer.shape, buffer.axes)
-    if (buffer.sequence_axis, buffer.window) != axis_and_window:
-        raise UnreadableTextError(
-            "a buffer has a sequence_axis or a window that its shape does not have"
-        )
-    return buffer

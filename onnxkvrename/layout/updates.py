@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.limits import MAX_MATCHED_CHARS
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim
+from onnxkvrename.records import Spread
 from onnxkvrename.rules.plan import KvPair
 
 UpdateKind = Literal["inplace", "shift", "append", "delta", "once", "unknown", "untraced"]
@@ -47,8 +48,8 @@ class BufferUpdate(NamedTuple):
     """How a retained output is made from its input.
 
     Attributes:
-        kind: One of `UpdateKind`.
-        axis: For ``append`` and ``delta`` the axis with another size, ``None`` if not known.
+        kind: How the retained output is made from its input.
+        axis: For append and delta the axis with another size, `None` if it is not known.
         other_inputs: The inputs of other buffers that the output is made of instead of its own:
             the model mixes up its buffers.
     """
@@ -79,6 +80,8 @@ class BufferUpdate(NamedTuple):
         return f"{self.kind} along axis {self.axis}"
 
 
+ShownUpdate = Annotated[BufferUpdate, Spread(("update", "update_axis"))]
+"""An update as JSON has it, in a record of a buffer."""
 UNKNOWN_UPDATE = BufferUpdate()
 UNTRACED_UPDATE = BufferUpdate("untraced")
 

@@ -12,12 +12,12 @@ from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar
 from onnxkvrename.renaming.request import Request, SidecarPolicy
-from onnxkvrename.rules.find_models import COMPILE_DIRECTORY, find_possible_sidecars, identify_path
+from onnxkvrename.rules.find_models import COMPILE_DIRECTORY, identify_path
 from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.sidecars.decisions import Fact
-from onnxkvrename.sidecars.formats import load_sidecar_formats
+from onnxkvrename.sidecars.formats import describe_formats, detect_format, load_sidecar_formats
 from onnxkvrename.sidecars.rewrite import STALE_CODE
 from onnxkvrename.sidecars.search import FoundSidecar, detect_sidecars, read_sidecar_head
 from onnxkvrename.sidecars.stale import find_stale_sidecars
@@ -30,8 +30,7 @@ def load_sidecars(
     request: Request,
     jobs: Sequence[RenameJob],
     rules: Rules,
-    directories: Sequence[Path],
-    candidates: Sequence[tuple[Path, Path]] = (),
+    candidates: Sequence[tuple[Path, Path]],
 ) -> tuple[Sidecar, ...]:
     """Return the sidecars that are named or found, each with the models that it belongs to.
 
@@ -42,7 +41,6 @@ def load_sidecars(
         request: What is asked for, named sidecars too.
         jobs: The models.
         rules: The rules, which may name further files.
-        directories: Where all sidecars must fit, if that is asked for.
         candidates: Files beside the models that may be sidecars by their names, each with the
             directory of its models.
 
@@ -51,25 +49,21 @@ def load_sidecars(
             cannot be listed.
         WriteError: Two sidecars would be written to the same place.
     """
-    is_strict = request.sidecars == "require"
     formats = load_sidecar_formats(rules)
-    if is_strict:
-        found = find_possible_sidecars(directories, formats.may_be_sidecar)
-        candidates = tuple(dict.fromkeys((*found, *candidates)))
     distinct: dict[str, Sidecar] = {}
     for path in request.sidecar:
-        detected = formats.detect(path.name, read_sidecar_head(path))
+        detected = detect_format(formats, path.name, read_sidecar_head(path))
         if detected is None:
             raise ModelError(
                 "is not a sidecar of a known format",
                 path=str(path),
-                hint=formats.describe_formats(),
+                hint=describe_formats(formats),
             )
         named = FoundSidecar(path, path.parent, detected, has_known_name=True)
         distinct.setdefault(identify_path(path), _place_sidecar(named, "asked", request, jobs))
     # Those that stay may be anything.
     with suppress(ModelError) if request.sidecars == "off" else nullcontext():
-        for item in detect_sidecars(candidates, formats, strict=is_strict):
+        for item in detect_sidecars(candidates, formats, strict=request.sidecars == "require"):
             sidecar = _place_sidecar(item, _FOUND[request.sidecars], request, jobs)
             distinct.setdefault(identify_path(item.path), sidecar)
     _check_distinct_outputs(distinct.values())

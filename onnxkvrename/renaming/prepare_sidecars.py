@@ -23,7 +23,6 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, SidecarReport
 from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.decisions import Decision, Fact, decide
-from onnxkvrename.sidecars.formats import MODEL_SUFFIX
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
 from onnxkvrename.sidecars.search import FoundSidecar, read_neighbours, read_value_names
@@ -300,10 +299,10 @@ def _rewrite(
         return result, []
     known = {path for job in sidecar.jobs for path in (job.model, job.output)}
     neighbours = read_neighbours(sidecar.directory, known)
-    if not (sidecar_format.is_binding and MODEL_SUFFIX.encode() in data):  # else it says whose
+    if not sidecar_format.names_models(data):
         if neighbours.values:
             names = names._replace(neighbour_names=neighbours.names)
-            models = models.with_neighbours(neighbours.names)
+            models = models._replace(neighbour_names=neighbours.names)
             result = rewrite_sidecar(data, path, sidecar_format, names, models)
         if neighbours.unread:
             result = _drop_unproved_findings(result, path, neighbours.unread[0])
@@ -394,18 +393,15 @@ def _bind_models(
     Also the path, links resolved, of each model that it turns out to name, by its location.
     """
     places: dict[str, str] = {}
-    known: dict[str, OneModel | None] = {
-        identify_path(report.path): _describe_model(report) for report in reports
-    }
+    described = {identify_path(report.path): _describe_model(report) for report in reports}
+    known: dict[str, OneModel | None] = {**described}
     real_directory = resolve_path(directory)
     beside = [
-        known[identify_path(report.path)]
+        described[identify_path(report.path)]
         for report in reports
         if resolve_path(Path(report.path).parent) == real_directory
     ]
-
-    prefix = os.path.join(real_directory, "")
-    near = [known[path] for path in known if path.startswith(prefix)]
+    near = [described[path] for path in described if _is_below(path, real_directory)]
 
     def find(location: str) -> OneModel | None:
         if "\0" in location:
@@ -423,13 +419,7 @@ def _bind_models(
             known[path] = None if names is None else OneModel(graph_values=tuple(names))
         return known[path]
 
-    bound = BoundModels(
-        find,
-        tuple(model for model in beside if model is not None),
-        collect_names,
-        tuple(model for model in near if model is not None),
-    )
-    return bound, places
+    return BoundModels(find, tuple(beside), collect_names, tuple(near)), places
 
 
 def _find_misplaced_model(

@@ -181,11 +181,11 @@ def _find_sidecars(
     except ModelError:
         if request.sidecars != "off":
             raise
-    if not jobs or not (candidates or request.sidecar or request.sidecars == "require"):
+    if not jobs or not (candidates or request.sidecar):
         return ()
     from onnxkvrename.renaming.load_sidecars import load_sidecars  # most models have none
 
-    return load_sidecars(request, jobs, rules, tuple(directories), candidates)
+    return load_sidecars(request, jobs, rules, candidates)
 
 
 def stamp_models(

@@ -99,7 +99,7 @@ def build_buffer_rows(layout: Layout) -> tuple[BufferRow, ...]:
 
 def _describe_buffer(layout: Layout, buffer: KvBuffer) -> tuple[str, str, str, str, str]:
     """Return the kind, dtype, shape, update and bytes of a buffer, which make a row."""
-    kind = buffer.kind + " (a guess)" * buffer.is_kind_guessed
+    kind = buffer.kind + " (a guess)" * buffer.kind_guessed
     shape = _format_buffer_shape(layout, buffer)
     return kind, buffer.dtype, shape, str(buffer.update), _format_bytes_each(layout, buffer)
 

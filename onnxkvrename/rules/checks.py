@@ -10,6 +10,7 @@ from onnxkvrename.findings import (
     Finding,
     build_finding,
     build_names_finding,
+    format_layer_runs,
     format_list,
     quote_word,
 )
@@ -261,13 +262,13 @@ def _check_layers(plan: RenamePlan) -> Iterator[Finding]:
                     "check the export: consumers need all parts of a layer",
                 )
     layers = sorted({pair.layer for pair in plan.pairs})
-    gaps = [(low + 1, high - 1) for low, high in pairwise(layers) if high > low + 1]
+    gaps = [range(low + 1, high) for low, high in pairwise(layers) if high > low + 1]
     if gaps:
-        missing = [f"{low}" if low == high else f"{low} to {high}" for low, high in gaps]
+        first, last, missing = layers[0], layers[-1], format_layer_runs(gaps)
         yield build_finding(
             "KV109",
             "",
-            f"the model has layers {layers[0]} to {layers[-1]}, but not {format_list(missing)}",
+            f"the model has layers from {first} to {last}, but not {missing}",
             "check the export, unless these layers have no cache",
         )
 

@@ -299,16 +299,6 @@ def _may_hold_models(directory: os.DirEntry[str], results: os.stat_result | None
     return results is None or not os.path.samestat(os.lstat(directory.path), results)
 
 
-def list_compile_files(directory: Path, names: Sequence[str]) -> list[str]:
-    """Return the files with some names in the ``qpc-HASH`` directories below a directory.
-
-    Raises:
-        ModelError: A directory cannot be listed.
-    """
-    found = _list_candidates(directory, names.__contains__)
-    return sorted(name for name in found if os.path.dirname(name))
-
-
 def _list_candidates(
     directory: Path, is_candidate: Callable[[str], bool], *, in_compile: bool = False
 ) -> list[str]:

@@ -184,20 +184,32 @@ def get_vllm_kind(kind: BufferKind) -> BufferKind:
 
 def list_kind_words() -> tuple[str, ...]:
     """Return the words by which rules say what kind a buffer is: families, and names of kinds."""
-    families = dict.fromkeys(row.family for row in KINDS.values())
-    return tuple(word for word in dict.fromkeys((*families, *KINDS)) if word != "unknown")
+    families = [row.family for row in KINDS.values()]
+    words = dict.fromkeys((*families, *KINDS))
+    del words["unknown"]
+    return tuple(words)
 
 
 def find_kinds(word: str) -> Kinds:
-    """Return the rows that a word of rules stands for: a kind, or all of a family."""
+    """Return the rows that a word of rules means: a kind, or all of a family."""
     return {name: row for name, row in KINDS.items() if word in (name, row.family)}
+
+
+def find_traits(word: str) -> KindTraits | None:
+    """Return the first row that a word of rules means; ``None`` if no kind has it."""
+    for name, row in KINDS.items():
+        if word in (name, row.family):
+            return row
+    return None
 
 
 def get_family(word: str) -> str:
     """Return the family of a word of rules; the word itself if no kind has it."""
-    return next((row.family for row in find_kinds(word).values()), word)
+    row = find_traits(word)
+    return word if row is None else row.family
 
 
 def is_state(word: str) -> bool:
-    """Return whether a word of rules stands for states: of any rank, and often only one part."""
-    return any(row.is_state for row in find_kinds(word).values())
+    """Return whether a word of rules means states: of any rank, and often only one part."""
+    row = find_traits(word)
+    return row is not None and row.is_state

@@ -2,8 +2,7 @@
 
 Another distribution adds a profile by an entry point in the group
 ``onnxkvrename.profiles`` (:mod:`onnxkvrename.rules.plugins`). Its value leads to the TOML
-text, or to the path of its file (an :class:`os.PathLike` object or a resource of
-:mod:`importlib.resources`).
+text, or to the path of its file (an :class:`os.PathLike` object).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.findings import quote_path, quote_word, suggest_similar
@@ -121,39 +120,22 @@ def _find_plugins() -> dict[str, Plugin]:
 def _load_plugin(plugin: Plugin) -> Rules:
     value = plugin.load(object)
     try:
-        text = plugin.call(lambda: _read_value(value), (_WrongValueError, ModelError))
+        text = plugin.call(lambda: _read_value(value), (RulesError, ModelError))
         return parse_rules(text, plugin.name)
-    except _WrongValueError:
-        value_type = type(value).__name__
-        problem = f"its value must be TOML text or a path to it, not {value_type}"
-        raise plugin.build_error(problem) from None
     except RulesError as error:
         raise plugin.build_error(error.message) from None
     except ModelError as error:
         raise plugin.build_error(str(error)) from None
 
 
-class _WrongValueError(Exception):
-    """The value of a plug-in is neither text nor a path."""
-
-
-def _read_value(value: Any) -> str:
+def _read_value(value: object) -> str:
     """Return the TOML text of a plug-in, whose value may raise any error when it is used."""
     if isinstance(value, str):
         return str(value)
-    if not (isinstance(value, os.PathLike) or hasattr(value, "iterdir")):  # a resource has it
-        raise _WrongValueError
-    return _read_resource(value)
-
-
-def _read_resource(value: Any) -> str:
-    """Read the text of a path or a package's resource, wherever that is kept."""
     if isinstance(value, os.PathLike):
         return read_text_file(Path(value))
-    from importlib.resources import as_file
-
-    with as_file(value) as path:
-        return read_text_file(path)
+    value_type = type(value).__name__
+    raise RulesError(f"its value must be TOML text or a path to it, not {value_type}")
 
 
 def _read_rules_file(path: Path) -> str:

@@ -121,33 +121,33 @@ def _parse_branch(table: ObjectReader) -> BranchRule:
 
 def _parse_kv_rule(table: ObjectReader, update: str) -> KvRule:
     """Parse a table ``[[kv]]``; `update` is for kinds that do not say how they are updated."""
-    _check_keys(table, ("names", "kinds") if "names" in table.values else _PATTERN_KEYS)
+    has_names = "names" in table.values
+    _check_keys(table, ("names", "kinds") if has_names else _PATTERN_KEYS)
+    patterns, templates = _parse_names(table) if has_names else _parse_patterns(table)
+    groups = {group for pattern in patterns.values() for group in pattern.groups}
     description = "a table of roles or parts: write [kv.kinds.NAME] above them"
     tables = table.read_object("kinds", description)
-    kinds = tuple(
-        _parse_kind(tables.read_object(name, description), name, update) for name in tables.values
-    )
+    kinds = []
+    for name in tables.values:
+        prefix = f"{name}." if "kind" in groups else ""
+        kinds.append(_parse_kind(tables.read_object(name, description), name, update, prefix))
     if not kinds:
         raise table.build_error("kinds", f"must be {description}")
-    if "names" in table.values:
-        return KvRule(*_parse_names(table), kinds)
-    is_one_part = sum(len(kind.roles) for kind in kinds) == 1
-    patterns, templates = _parse_patterns(table, is_one_part=is_one_part)
+    for side in SIDES:
+        if "buffer" not in patterns[side].groups and sum(len(kind.roles) for kind in kinds) > 1:
+            raise table.build_error(side, "has no group (?P<buffer>…)")
     defaults = _read_texts(table, "defaults")
-    groups = [group for pattern in patterns.values() for group in pattern.groups]
     _check_words(table, "defaults", defaults, groups)
-    return KvRule(patterns, templates, kinds, defaults)
+    return KvRule(patterns, templates, tuple(kinds), defaults)
 
 
-def _parse_patterns(
-    table: ObjectReader, *, is_one_part: bool
-) -> tuple[dict[str, Pattern], dict[str, str]]:
-    """Return the pattern and the template of each side; one part alone needs no group."""
+def _parse_patterns(table: ObjectReader) -> tuple[dict[str, Pattern], dict[str, str]]:
+    """Return the pattern and the template of each side."""
     patterns: dict[str, Pattern] = {}
     templates: dict[str, str] = {}
     for side in SIDES:
         patterns[side] = pattern = _read_pattern(table, side)
-        for group in ("layer", "token") if is_one_part else ("buffer", "layer", "token"):
+        for group in ("layer", "token"):
             if group not in pattern.groups:
                 raise table.build_error(side, f"has no group (?P<{group}>…)")
         key = f"{side}_name"
@@ -158,8 +158,8 @@ def _parse_patterns(
     return patterns, templates
 
 
-def _parse_kind(table: ObjectReader, name: str, update: str) -> KindRule:
-    """Parse a table ``[kv.kinds.NAME]``.
+def _parse_kind(table: ObjectReader, name: str, update: str, prefix: str) -> KindRule:
+    """Parse a table ``[kv.kinds.NAME]``; the `prefix` is for the names of its parts.
 
     Its other keys name parts as its ``roles`` do, or as its ``parts`` if it has no roles.
     """
@@ -168,9 +168,10 @@ def _parse_kind(table: ObjectReader, name: str, update: str) -> KindRule:
         problem = 'needs either roles, such as { key = "past_key" }, or parts, such as ["a"]'
         raise table.build_error("roles", problem)
     has_roles = "roles" in table.values
-    parts = _read_texts(table, "roles") or {part: part for part in table.read_strings("parts")}
+    own_parts = _read_texts(table, "roles") or {part: part for part in table.read_strings("parts")}
     if has_roles:
-        _check_words(table, "roles", parts, ROLES)
+        _check_words(table, "roles", own_parts, ROLES)
+    parts = {own: f"{prefix}{part}" for own, part in own_parts.items()}
     beside = _read_texts(table, "beside")
     _check_words(table, "beside", [*beside, *beside.values()], parts)
     alone = table.read_strings("alone", default=[])
@@ -189,10 +190,12 @@ def _parse_kind(table: ObjectReader, name: str, update: str) -> KindRule:
 
 def _read_axes(table: ObjectReader, parts: Collection[str]) -> Mapping[str, tuple[str, ...]]:
     """Return words for the axes of each part: one list for all, or a table by part."""
-    if isinstance(table.values.get("axes"), list):
+    if "axes" not in table.values:
+        return {}
+    if isinstance(table.values["axes"], list):
         lists = dict.fromkeys(parts, table.read_strings("axes"))
     else:
-        by_part = table.read_object("axes", "a list of axes, or a table of them by part", {})
+        by_part = table.read_object("axes", "a list of axes, or a table of them by part")
         lists = {part: by_part.read_strings(part) for part in by_part.values}
     _check_words(table, "axes", lists, parts)
     _check_words(table, "axes", (axis for axes in lists.values() for axis in axes), AXES)
@@ -254,7 +257,9 @@ def _read_tables(table: ObjectReader, key: str) -> list[ObjectReader]:
 
 def _read_texts(table: ObjectReader, key: str) -> dict[str, str]:
     """Return a table in which all values are text; empty if the key is not there."""
-    texts = table.read_object(key, "a table of texts", default={})
+    if key not in table.values:
+        return {}
+    texts = table.read_object(key, "a table of texts")
     return {name: texts.read_string(name) for name in texts.values}
 
 

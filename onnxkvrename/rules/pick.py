@@ -11,7 +11,7 @@ from onnxkvrename.findings import format_list
 from onnxkvrename.model.file import open_model, read_model_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.rules.find_models import find_jobs, find_possible_sidecars
+from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles, load_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import ProfileChoice, Rules
@@ -22,20 +22,18 @@ class _Fit(NamedTuple):
 
     Attributes:
         rules: The profile.
-        whole: The buffers that have the sides that they should have.
+        whole: The number of buffers that have the sides that they should have.
         broken: The number of missing sides, duplicates and states that it does not know.
-        sidecars: How many files beside the models have a name that it expects.
     """
 
     rules: Rules
     whole: int
     broken: int
-    sidecars: int
 
     @property
-    def rank(self) -> tuple[bool, int, int, int]:
+    def rank(self) -> tuple[bool, int, int]:
         """A key that sorts better profiles later."""
-        return not self.broken, self.whole, -self.broken, self.sidecars
+        return not self.broken, self.whole, -self.broken
 
 
 def pick_rules(paths: Sequence[Path], profile: str | None, rules_path: Path | None) -> Rules:
@@ -60,8 +58,7 @@ def pick_rules(paths: Sequence[Path], profile: str | None, rules_path: Path | No
         if profile is None and _knows_names(default, signature):
             return default
         signatures.append(signature)
-    directories = tuple(dict.fromkeys(job.model.parent for job in find_jobs(paths)))
-    return choose_rules(signatures, default, directories)
+    return choose_rules(signatures, default)
 
 
 def pick_rules_for_bytes(data: bytes) -> Rules:
@@ -74,20 +71,16 @@ def pick_rules_for_bytes(data: bytes) -> Rules:
     return choose_rules([read_model_signature(ByteSource.from_bytes(data))], load_rules())
 
 
-def choose_rules(
-    signatures: Sequence[Signature], default: Rules, directories: Sequence[Path] = ()
-) -> Rules:
+def choose_rules(signatures: Sequence[Signature], default: Rules) -> Rules:
     """Return the rules of the profile that knows the names of some models best.
 
-    A profile of another distribution that cannot be loaded is skipped.
-
-    The `default` is returned if no profile knows any name. In the directories of the models are the
-    sidecars that a profile may name.
+    A profile of another distribution that cannot be loaded is skipped. The `default` is returned
+    if no profile knows any name.
 
     Raises:
         RulesError: Several profiles know the names equally well.
     """
-    rated = (_rate_profile(name, signatures, directories) for name in list_profiles())
+    rated = (_rate_profile(name, signatures) for name in list_profiles())
     fits = [fit for fit in rated if fit is not None]
     if not fits:
         return default
@@ -120,9 +113,7 @@ def _knows_names(rules: Rules, signature: Signature) -> bool:
     )
 
 
-def _rate_profile(
-    name: str, signatures: Iterable[Signature], directories: Sequence[Path]
-) -> _Fit | None:
+def _rate_profile(name: str, signatures: Iterable[Signature]) -> _Fit | None:
     """Return how well a profile fits; ``None`` if it knows no name, or cannot be used."""
     try:
         rules = load_rules(name)
@@ -134,16 +125,4 @@ def _rate_profile(
     unknown = sum(item.reason == REASON_UNKNOWN for plan in plans for item in plan.unchanged_names)
     duplicates = sum(len(plan.duplicates) for plan in plans)
     broken = len(pairs) - whole + unknown + duplicates
-    return _Fit(rules, whole, broken, _count_sidecars(rules, directories)) if pairs else None
-
-
-def _count_sidecars(rules: Rules, directories: Sequence[Path]) -> int:
-    """Return how many files beside the models the rules name as sidecars."""
-    patterns = [rule.file_pattern for rule in rules.sidecar_rules]
-    if not patterns:
-        return 0
-    return len(
-        find_possible_sidecars(
-            directories, lambda name: any(pattern.matches(name) for pattern in patterns)
-        )
-    )
+    return _Fit(rules, whole, broken) if pairs else None

@@ -66,7 +66,7 @@ class KindRule(NamedTuple):
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts that a layer must have: all but those beside others."""
-        return tuple(part for part in self.roles if part not in self.beside)
+        return tuple([part for part in self.roles if part not in self.beside])
 
 
 class NameMatch(NamedTuple):
@@ -104,8 +104,8 @@ class KvRule(NamedTuple):
     Attributes:
         patterns: For each side the pattern that splits a name.
         templates: For each side the template that writes it.
-        kinds: The kinds that have these names; of two with the same part the first one counts,
-            unless the name says its kind.
+        kinds: The kinds that have these names; of two with the same part the first one counts.
+            Where names say their kind, it is in front of the part, as in ``cross.key``.
         defaults: The values of groups in a name that is converted from another profile.
     """
 
@@ -119,13 +119,17 @@ class KvRule(NamedTuple):
         groups = self.patterns[side].match_groups(name)
         if groups is None:
             return None
-        # A rule without this group has only one part.
-        buffer = groups["buffer"] if "buffer" in groups else next(iter(self.kinds[0].roles))
+        if "buffer" not in groups:  # the rule has only one part
+            buffer = next(iter(self.kinds[0].roles))
+        elif "kind" in groups:
+            buffer = f"{groups['kind']}.{groups['buffer']}"
+        else:
+            buffer = groups["buffer"]
         token, layer = groups.get("token", ""), groups["layer"]
         if (token and find_token_error(token)) or not _is_layer(layer):
             return None
         for kind in self.kinds:
-            if buffer in kind.roles and groups.get("kind", kind.name) == kind.name:
+            if buffer in kind.roles:
                 scope = groups.get("scope", "")
                 return NameMatch(side, self, kind, scope, buffer, int(layer), token, groups)
         return None
@@ -240,7 +244,8 @@ class Rules(NamedTuple):
         """The parts that the rules know, in the order of their kinds; last those beside others."""
         kinds = self.kinds.values()
         own = [part for kind in kinds for part in kind.parts]
-        return tuple(dict.fromkeys([*own, *(part for kind in kinds for part in kind.beside)]))
+        beside = [part for kind in kinds for part in kind.beside]
+        return tuple(dict.fromkeys((*own, *beside)))
 
     def match(self, side: str, name: str) -> NameMatch | None:
         """Split the name of a graph ``input`` or ``output`` by the first rule that matches it.

@@ -130,8 +130,9 @@ def _list_parts(rules: Rules) -> Iterator[PartOfKind]:
 def _write_name(match: NameMatch, token: str, part: PartOfKind) -> str:
     pattern = part.rule.patterns[match.side]
     parts = dict.fromkeys(pattern.groups, "") | dict(part.rule.defaults)
-    parts |= {"kind": part.kind.name, "buffer": part.part, "layer": match.groups["layer"]}
-    parts["token"] = token
+    parts |= {"buffer": part.part, "layer": match.groups["layer"], "token": token}
+    if "kind" in parts:
+        parts["kind"], _, parts["buffer"] = part.part.partition(".")
     if match.scope and "scope" in parts:
         parts["scope"] = match.scope
     if isinstance(pattern, NameTable):

@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.findings import (
     Finding,
     begin_message,
     build_finding,
+    format_count,
     format_layer_runs,
     format_layers,
-    format_list,
     quote_word,
 )
 from onnxkvrename.model.signature import (
@@ -103,7 +102,6 @@ def check_parts(
         if group.stage != MERGED and len(files) > 1:
             yield from _check_coverage(files)
             yield from _check_seams(files, rules.set_rule)
-            yield from _check_shared_inputs(files, rules.set_rule)
             yield from _check_same_export(files, rules.set_rule)
     families: dict[PartGroup | str, list[_PartFile]] = defaultdict(list)
     yield from _check_merged_files(groups, families, rules.set_rule)
@@ -216,23 +214,6 @@ def _check_seams(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tuple[in
             yield right.build_finding("KV305", message, _EXPORT_AGAIN_HINT, into.name)
 
 
-def _check_shared_inputs(
-    files: Sequence[_PartFile], rule: SetRule
-) -> Iterator[tuple[int, Finding]]:
-    """Check that shared inputs have one type; a window may lack those that it does not use."""
-    for name in rule.shared_inputs:
-        inputs = [(file, _find_value(file.part.signature.inputs, name)) for file in files]
-        present = [(file, value) for file, value in inputs if value is not None]
-        for file, value in present:
-            first, usual = present[0]
-            if not is_type_compatible(value, usual):
-                message = (
-                    f"is {format_value_type(value)}, but {format_value_type(usual)} in {first.path}"
-                )
-                yield file.build_finding("KV305", message, _EXPORT_AGAIN_HINT, value.name)
-                break
-
-
 def _find_value(values: Iterable[Value], name: str) -> Value | None:
     """Return the input or output with a name, in any scope."""
     return next((value for value in values if value.name.rpartition("/")[2] == name), None)
@@ -243,10 +224,12 @@ def _check_same_export(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tu
 
     A trait with two values within one file varies by layer, so it is not compared.
     """
-    traits = [_collect_traits(file, rule.exclusive_kinds) for file in files]
+    traits: dict[tuple[str, ...], list[tuple[int, set[str]]]] = {}
+    for index, file in enumerate(files):
+        for key, values in _collect_traits(file, rule).items():
+            traits.setdefault(key, []).append((index, values))
     differences: dict[int, str] = {}
-    for key in dict.fromkeys(key for each in traits for key in each):
-        found = [(index, each[key]) for index, each in enumerate(traits) if key in each]
+    for key, found in traits.items():
         if any(len(values) > 1 for _, values in found):
             continue
         usual = Counter(min(values) for _, values in found).most_common(1)[0][0]
@@ -262,13 +245,12 @@ def _check_same_export(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tu
         )
 
 
-def _collect_traits(
-    file: _PartFile, exclusive_kinds: Collection[str]
-) -> dict[tuple[str, ...], set[str]]:
+def _collect_traits(file: _PartFile, rule: SetRule) -> dict[tuple[str, ...], set[str]]:
     """Return what all files of one export share: properties, each with its values in the file.
 
     Shapes are compared only where their symbols are the same: layers with a sliding window may have
-    a different number of heads. The buffers of merges are compared with those of the windows.
+    a different number of heads. A file may lack a shared input that it does not use. The values of
+    merges are compared with those of the windows.
     """
     export = file.part.export
     assert export is not None  # it is read for every part of a set
@@ -279,9 +261,17 @@ def _collect_traits(
     }
     for domain, version in export.opsets:
         traits.setdefault((f"opset {domain or 'ai.onnx'}",), set()).add(str(version))
-    for pair in file.part.pairs if file.part_name.stage != MERGED else ():
+    if file.part_name.stage == MERGED:
+        return traits
+    for name in rule.shared_inputs:
+        value = _find_value(file.part.signature.inputs, name)
+        if value is not None:
+            shape = value.shape
+            axes = "" if shape is None else f" with {format_count(len(shape), 'axis', 'axes')}"
+            traits[name,] = {f"{value.dtype}{axes}"}
+    for pair in file.part.pairs:
         shape = pair.sides[0].value.shape
-        if pair.kind in exclusive_kinds:
+        if pair.kind in rule.exclusive_kinds:
             traits.setdefault(("buffers of kind",), set()).add(pair.kind)
         if shape is not None:
             symbols = ("" if isinstance(dim, int) else str(dim) for dim in shape)
@@ -294,50 +284,32 @@ def _check_merged_files(
 ) -> Iterator[tuple[int, Finding]]:
     """Compare merges with the windows below them, or with the largest merge if there are none.
 
-    Where windows of several models lie below, a merge belongs to the first
-    that has the same buffers. Fills in the families, files that must carry one token: by
-    their windows, or by their directory where they have none.
+    Above windows of several models, nothing tells which of them were merged. Fills in the
+    families, files that must carry one token: by their windows, or else by their directory.
     """
     windows = {group: files for group, files in groups.items() if group.stage == WINDOW}
-    indexes = {group: _index_buffers(files) for group, files in windows.items()}
     families.update((group, list(files)) for group, files in windows.items())
+    places = {group: os.path.join(os.path.abspath(group.root), "") for group in groups}
     for group, files in groups.items():
         if group.stage == WINDOW:
             continue
-        homes = [
-            home
-            for home in windows
-            if group.model_name in ("", home.model_name) and _is_below(home.root, group.root)
-        ]
-        if group.stage != MERGED:
-            families[homes[0] if len(homes) == 1 else group.root] += files
+        homes = [home for home in windows if places[home].startswith(places[group])]
+        families[homes[0] if len(homes) == 1 else group.root] += files
+        if group.stage != MERGED or len(homes) > 1:
             continue
-        if len(homes) < 2:
-            yield from _check_same_export(files, rule)
-        largest = max(files, key=lambda file: len(file.layers))
-        references = [indexes[home] for home in homes] or [_index_buffers([largest])]
+        yield from _check_same_export(files, rule)
+        compared = windows[homes[0]] if homes else [max(files, key=lambda file: len(file.layers))]
+        layers = compared[0].layers
+        reference = _index_buffers(compared)
         for file in files:
-            layers = file.layers
+            common = file.layers
             if not homes:
-                start, stop = max(layers.start, largest.layers.start), largest.layers.stop
-                layers = range(start, min(layers.stop, stop))
-            buffers = _index_buffers([file])
-            differences = [_find_difference(buffers, each, layers) for each in references]
-            if all(differences):
-                message = f"has {differences[0]}"
-                if len(homes) > 1:
-                    sets = format_list([windows[home][0].path for home in homes])
-                    message = f"matches none of the sets below it ({sets}): it {message}"
+                start, stop = max(common.start, layers.start), min(common.stop, layers.stop)
+                common = range(start, stop)
+            difference = _find_difference(_index_buffers([file]), reference, common)
+            if difference:
                 hint = "give all windows that were merged, or merge them again"
-                yield file.build_finding("KV307", message, hint)
-            agreeing = [home for home, found in zip(homes, differences, strict=False) if not found]
-            own = homes if len(homes) == 1 else agreeing
-            families[own[0] if own else group.root].append(file)
-
-
-def _is_below(directory: str, top: str) -> bool:
-    """Return whether a directory is `top` or below it; both may be empty, for the working one."""
-    return Path(os.path.abspath(directory)).is_relative_to(os.path.abspath(top))
+                yield file.build_finding("KV307", f"has {difference}", hint)
 
 
 def _index_buffers(files: Iterable[_PartFile]) -> _BufferIndex:

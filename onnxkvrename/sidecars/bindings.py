@@ -7,7 +7,6 @@ no name may change that the runtime would make itself.
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from bisect import bisect_left
@@ -26,8 +25,15 @@ from onnxkvrename.limits import (
     shorten_text,
 )
 from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat
-from onnxkvrename.sidecars.model_names import ModelNames, OneModel
-from onnxkvrename.sidecars.tree import MappingNode, Node, ScalarNode, SequenceNode, list_children
+from onnxkvrename.sidecars.model_names import ModelNames, OneModel, check_distinct
+from onnxkvrename.sidecars.tree import (
+    MappingNode,
+    Node,
+    OpaqueNode,
+    ScalarNode,
+    SequenceNode,
+    list_children,
+)
 
 PLACEHOLDER = "%d"
 """Where a template has the number of a layer, as printf writes it."""
@@ -48,20 +54,14 @@ class BoundModels(NamedTuple):
         beside: The models that it refers to where it names none.
         build_names: Collects the names of some models.
         near: All models of the run beside it and below it, whatever it names.
+        neighbour_names: Inputs and outputs of other models beside it.
     """
 
     find: Callable[[str], OneModel | None]
     beside: tuple[OneModel, ...]
     build_names: Callable[[Iterable[OneModel]], ModelNames]
     near: tuple[OneModel, ...] = ()
-
-    def with_neighbours(self, neighbour_names: frozenset[str]) -> BoundModels:
-        """Return the same models beside others with some names."""
-
-        def build_names(models: Iterable[OneModel]) -> ModelNames:
-            return self.build_names(models)._replace(neighbour_names=neighbour_names)
-
-        return self._replace(build_names=build_names)
+    neighbour_names: frozenset[str] = frozenset()
 
 
 class Refusal(NamedTuple):
@@ -95,7 +95,7 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
     Raises:
         UnreadableTextError: It has too many templates, or names too many models.
     """
-    sections = _list_read_sections(tree, sidecar_format)
+    sections = list_sections(tree, sidecar_format.reads_template)
     locations = frozenset[str]().union(*(section.files for section in sections))
     found = {location: models.find(location) for location in sorted(locations)}
     planner = _Planner(sidecar_format)
@@ -112,7 +112,8 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
     if len(groups) > MAX_TEMPLATES:
         raise UnreadableTextError(describe_excess(MAX_TEMPLATES, "groups of models"))
     for own, scalars in groups.values():
-        planner.plan_section(scalars, models.build_names(own), own, is_shared=not locations)
+        names = models.build_names(own)._replace(neighbour_names=models.neighbour_names)
+        planner.plan_section(scalars, names, own, is_shared=not locations)
     governed = [model for model in found.values() if model is not None]
     if not planner.has_other_token:
         planner.check_cover(governed if locations else models.beside)
@@ -120,7 +121,7 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
         rest = [*governed, *models.near] if locations else models.beside
         planner.check_rest(owned, rest)
     if locations:
-        planner.check_shared_nodes()
+        planner.check_shared_nodes(tree)
     return BindingPlan(
         planner.changes,
         frozenset(planner.matched),
@@ -128,12 +129,6 @@ def plan_bindings(tree: Node, sidecar_format: SidecarFormat, models: BoundModels
         tuple(planner.refusals),
         planner.has_other_token,
     )
-
-
-def _list_read_sections(tree: Node, sidecar_format: SidecarFormat) -> tuple[Section, ...]:
-    """Return the sections of a configuration, without the templates that nothing reads."""
-    reads = sidecar_format.reads_template
-    return list_sections(tree if reads is None else drop_unread_templates(tree, reads))
 
 
 class _Planner:
@@ -180,7 +175,7 @@ class _Planner:
                 self.matched.add(text)
                 if new != text:
                     self.changes[scalar] = new
-        _check_distinct(new_texts)
+        check_distinct(new_texts)
         for model in models:
             self.covered.setdefault(id(model), set()).update(covered)
             self.texts.setdefault(id(model), set()).update(new_texts)
@@ -188,47 +183,39 @@ class _Planner:
     def _find_all_names(
         self, scalars: Iterable[ScalarNode], names: ModelNames
     ) -> dict[str, dict[str, str]]:
-        """Return for each text the old and new names that it matches; none if it is not a name.
-
-        Of names with a different token only those count that the file has under no other name;
-        such a name is refused if the run may not replace its token.
-        """
-        found = {text: self._find_names(text, names) for text in {s.value: 0 for s in scalars}}
+        """Return for each text the old and new names that it matches; none if it is not a name."""
+        found: dict[str, dict[str, str]] = {}
+        filled: dict[str, str] = {}
+        for text in dict.fromkeys(scalar.value for scalar in scalars):
+            found[text] = self._find_generated(text, names)
+            if not is_template(text):
+                filled[text] = text
+            elif not found[text]:
+                layer = names.find_layer(fill_template(text, 0))
+                filled |= {} if layer is None else {text: fill_template(text, layer)}
         present = {new for new_by_old in found.values() for new in new_by_old.values()}
-        conflicting: list[str] = []
-        for text in [text for text, new_by_old in found.items() if not new_by_old]:
-            old = self._fill_first_layer(text, names)
-            other = None if old is None else names.find_other_token(old, is_graph_value=True)
-            if old is None or other is None or other.new_name in present:
-                continue
-            found[text] = {old: other.new_name if other.may_change else old}
-            if not other.may_change:
-                conflicting.append(text)
-        if conflicting:
+        new_names, conflicting = names.find_new_names(filled.values(), present)
+        refused = dict.fromkeys(conflicting)
+        for text, old in filled.items():
+            new = old if old in refused else new_names[old]
+            if new is not None:
+                found[text] = {old: new}
+        if refused:
             self.has_other_token = True
-            problem, hint = names.describe_conflict(conflicting)
+            texts = [text for text, old in filled.items() if old in refused]
+            problem, hint = names.describe_conflict(texts)
             self._refuse(f"it has {problem}", hint)
         return found
 
-    def _find_names(self, text: str, names: ModelNames) -> dict[str, str]:
-        """Return the old and new names that a text matches; none if it is not a name."""
-        if is_template(text):
-            self.templates.add(text)
-            if len(self.templates) > MAX_TEMPLATES:
-                raise UnreadableTextError(describe_excess(MAX_TEMPLATES, "templates"))
-            generated = find_generated_names(text, names.graph_values).values()
-            if generated:
-                return {name: names.name_map.get(name, name) for name in generated}
-        old = self._fill_first_layer(text, names)
-        new = None if old is None else names.find_new_name(old, is_graph_value=True)
-        return {} if old is None or new is None else {old: new}
-
-    def _fill_first_layer(self, text: str, names: ModelNames) -> str | None:
-        """Return a text itself, or the first name in a model that matches a template."""
+    def _find_generated(self, text: str, names: ModelNames) -> dict[str, str]:
+        """Return the current and new names that a template generates."""
         if not is_template(text):
-            return text
-        layer = names.find_layer(fill_template(text, 0))
-        return None if layer is None else fill_template(text, layer)
+            return {}
+        self.templates.add(text)
+        if len(self.templates) > MAX_TEMPLATES:
+            raise UnreadableTextError(describe_excess(MAX_TEMPLATES, "templates"))
+        generated = find_generated_names(text, names.graph_values).values()
+        return {name: names.name_map.get(name, name) for name in generated}
 
     def _plan_text(self, text: str, new_by_old: Mapping[str, str], names: ModelNames) -> str | None:
         """Return the new text; the old one if it may not change, ``None`` if it is not a name."""
@@ -304,7 +291,7 @@ class _Planner:
         for section, own in owned if given_up else ():
             for text in dict.fromkeys(s.value for s in section.scalars if s not in self.changes):
                 if text not in stale_by_text:
-                    stale_by_text[text] = self._find_printed(text, given_up)
+                    stale_by_text[text] = find_printed_names(text, given_up)
                 left = set(stale_by_text[text])
                 for model in own if left else ():
                     if id(model) not in kept:
@@ -314,13 +301,6 @@ class _Planner:
                     self._refuse_rest(text, min(left))
                     return
 
-    def _find_printed(self, text: str, sorted_names: Sequence[str]) -> frozenset[str]:
-        """Return those of some names that a text is or makes."""
-        at = bisect_left(sorted_names, text)
-        if at < len(sorted_names) and sorted_names[at] == text:
-            return frozenset((text,))
-        return find_printed_names(text, sorted_names)
-
     def _refuse_rest(self, text: str, name: str) -> None:
         has = "is" if text == name else f"makes {shorten_text(name)},"
         self._refuse(
@@ -329,9 +309,10 @@ class _Planner:
             "set its filename to that model, and write templates with %d",
         )
 
-    def check_shared_nodes(self) -> None:
+    def check_shared_nodes(self, tree: Node) -> None:
         """Refuse a change where an alias takes it to another place of the file."""
-        shared = next((scalar for scalar in self.changes if scalar.is_shared), None)
+        aliases = _find_aliases(tree)
+        shared = next((s for s in self.changes if not aliases.isdisjoint(s.anchors)), None)
         if shared is not None:
             self._refuse(
                 f"{shorten_text(shared.value)} is below a YAML anchor, and its alias may belong to "
@@ -379,46 +360,11 @@ def _list_kept(model: OneModel) -> set[str]:
     return {model.name_map.get(name, name) for name in model.graph_values}
 
 
-def _check_distinct(new_texts: Mapping[str, str | None]) -> None:
-    """Raise if two texts of a section get the same new text: the change could not be undone."""
-    sources: dict[str, str] = {}
-    for old, new in new_texts.items():
-        if new is not None and sources.setdefault(new, old) != old:
-            raise UnreadableTextError(
-                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
-                "which are the same buffer",
-                "keep one of the two",
-            )
-
-
-def list_bound_names(
-    tree: Node,
-    sidecar_format: SidecarFormat,
-    directory: str,
-    locations: frozenset[str],
-    names: ModelNames,
-) -> Iterator[str]:
-    """Yield the names in a configuration that may be of models; a template as its first name.
-
-    The locations are the paths of the models relative to `directory`, the configuration's, with
-    ``/`` between names.
-    """
-    sections = _list_read_sections(tree, sidecar_format)
-    has_files = any(section.files for section in sections)
-    is_beside = any("/" not in location for location in locations)
-    models = {_join(directory, location) for location in locations}
-    for section in sections:
-        files = {_join(directory, location) for location in section.files}
-        if (is_beside and not has_files) or not models.isdisjoint(files):
-            for text in dict.fromkeys(scalar.value for scalar in section.scalars):
-                if not is_template(text):
-                    yield text
-                elif (layer := names.find_layer(fill_template(text, 0))) is not None:
-                    yield fill_template(text, layer)
-
-
-def _join(directory: str, location: str) -> str:
-    return os.path.abspath(os.path.join(directory, location))
+def _find_aliases(node: Node) -> set[str]:
+    """Return the anchors that a tree repeats elsewhere."""
+    if isinstance(node, OpaqueNode):
+        return {node.anchor}
+    return set[str]().union(*map(_find_aliases, list_children(node)))
 
 
 def is_template(text: str) -> bool:
@@ -444,10 +390,10 @@ def find_generated_names(template: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def find_printed_names(text: str, sorted_names: Sequence[str]) -> frozenset[str]:
-    """Return the names that a text makes if a program prints numbers or words into it.
-
-    A text without a place for a number makes nothing.
-    """
+    """Return the names that a text is, or makes if a program prints numbers or words into it."""
+    at = bisect_left(sorted_names, text)
+    if at < len(sorted_names) and sorted_names[at] == text:
+        return frozenset((text,))
     places = list(_PRINTED.finditer(text[: MAX_MATCHED_CHARS + 1]))
     is_short = len(text) <= MAX_MATCHED_CHARS
     if not is_short or not 1 <= len(places) <= _PLACES or places[0].start() == 0:
@@ -506,47 +452,21 @@ class Section(NamedTuple):
     scalars: tuple[ScalarNode, ...]
 
 
-def drop_unread_templates(
-    node: Node, reads: Callable[[tuple[str, ...]], bool], keys: tuple[str, ...] = ()
-) -> Node:
-    """Return a tree without the templates that the reader of a configuration does not read.
-
-    Args:
-        node: The tree, or a part of it.
-        reads: Whether it reads a template, by the keys that lead to it.
-        keys: The keys that lead to the part.
-    """
-    if isinstance(node, SequenceNode):
-        return SequenceNode(
-            tuple(
-                drop_unread_templates(item, reads, keys)
-                for item in node.items
-                if not _is_unread(item, reads, keys)
-            )
-        )
-    if not isinstance(node, MappingNode):
-        return node
-    kept: list[tuple[Node, Node]] = []
-    for key, value in node.entries:
-        below = (*keys, key.value if isinstance(key, ScalarNode) else "")
-        if not _is_unread(value, reads, below):
-            kept.append((key, drop_unread_templates(value, reads, below)))
-    return MappingNode(tuple(kept))
-
-
-def _is_unread(node: Node, reads: Callable[[tuple[str, ...]], bool], keys: tuple[str, ...]) -> bool:
-    return isinstance(node, ScalarNode) and is_template(node.value) and not reads(keys)
-
-
-def list_sections(tree: Node) -> tuple[Section, ...]:
-    """Return the sections of a tree.
+def list_sections(
+    tree: Node, reads_template: Callable[[tuple[str, ...]], bool] | None = None
+) -> tuple[Section, ...]:
+    """Return the sections of a tree, without the templates that its reader does not read.
 
     Raises:
         UnreadableTextError: It names more than `MAX_FILES` models.
     """
     scalars: dict[frozenset[str], list[ScalarNode]] = {}
-    _add_sections(tree, _ALL, _find_files_below(tree, {}), scalars)
-    return tuple(Section(files, tuple(found)) for files, found in scalars.items())
+    found = _find_files_below(tree, {})
+    for files, keys, scalar in _walk_scalars(tree, _ALL, found, ()):
+        is_read = reads_template is None or not is_template(scalar.value) or reads_template(keys)
+        if is_read:
+            scalars.setdefault(files, []).append(scalar)
+    return tuple(Section(files, tuple(texts)) for files, texts in scalars.items())
 
 
 class _Files(NamedTuple):
@@ -579,24 +499,22 @@ def _find_files_below(node: Node, found: _FilesByNode) -> _FilesByNode:
     return found
 
 
-def _add_sections(
-    node: Node,
-    files: frozenset[str],
-    found: _FilesByNode,
-    scalars: dict[frozenset[str], list[ScalarNode]],
-) -> None:
+def _walk_scalars(
+    node: Node, files: frozenset[str], found: _FilesByNode, keys: tuple[str, ...]
+) -> Iterator[tuple[frozenset[str], tuple[str, ...], ScalarNode]]:
+    """Yield each text with the models that it refers to, and the keys that lead to it."""
     if isinstance(node, ScalarNode):
-        scalars.setdefault(files, []).append(node)
-        return
-    if isinstance(node, MappingNode):
+        yield files, keys, node
+    elif isinstance(node, SequenceNode):
+        for item in node.items:
+            yield from _walk_scalars(item, files, found, keys)
+    elif isinstance(node, MappingNode):
         own, below = found[id(node)]
         files = own or below or files
         for key, value in node.entries:
-            _add_sections(key, files, found, scalars)
-            _add_sections(value, _read_location(key) or files, found, scalars)
-        return
-    for child in list_children(node):
-        _add_sections(child, files, found, scalars)
+            name = key.value if isinstance(key, ScalarNode) else ""
+            yield from _walk_scalars(key, files, found, ())
+            yield from _walk_scalars(value, _read_location(key) or files, found, (*keys, name))
 
 
 def _read_location(node: Node) -> frozenset[str]:

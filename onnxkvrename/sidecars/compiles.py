@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from onnxkvrename.documents import UnreadableTextError, parse_json
 from onnxkvrename.errors import ModelError
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.rules.find_models import list_compile_files
+from onnxkvrename.rules.find_models import find_possible_sidecars
 from onnxkvrename.sidecars.custom_io import parse_custom_io_dtypes
 from onnxkvrename.storage.read import read_text_file
 
@@ -49,9 +49,9 @@ def read_compiles(directories: Iterable[Path]) -> Compiles:
         ModelError: A directory cannot be listed.
     """
     files: dict[Path, set[str]] = {}
-    for directory in dict.fromkeys(directories):
-        for name in list_compile_files(directory, (_CUSTOM_IO, _PARAMS, _SIZES)):
-            path = directory / name
+    wanted = (_CUSTOM_IO, _PARAMS, _SIZES)
+    for path, directory in find_possible_sidecars(directories, wanted.__contains__):
+        if path.parent != directory:
             files.setdefault(path.parent, set()).add(path.name)
     dtypes = [_read_dtypes(path, names) for path, names in files.items()]
     sizes = [_read_sizes(path) if _SIZES in names else {} for path, names in files.items()]

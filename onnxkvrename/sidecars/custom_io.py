@@ -20,6 +20,7 @@ from onnxkvrename.sidecars.tree import (
     ScalarNode,
     SequenceNode,
     describe_node,
+    expect,
     parse_yaml_tree,
 )
 
@@ -77,16 +78,13 @@ def find_custom_io_dtypes(tree: Node) -> Iterator[tuple[str, str]]:
 
 
 def _find_entries(tree: Node) -> Iterator[tuple[ScalarNode, MappingNode]]:
-    if not isinstance(tree, SequenceNode):
-        raise UnreadableTextError(f"holds {describe_node(tree)}, but must hold a list of entries")
-    for entry in tree.items:
-        if not isinstance(entry, MappingNode):
-            raise UnreadableTextError(f"has {describe_node(entry)} instead of an entry")
+    for item in expect(SequenceNode, tree, "its content").items:
+        entry = expect(MappingNode, item, "an entry")
         if entry.get("<<") is not None:
             raise UnreadableTextError("has an entry that is merged with another (<<)")
-        name = entry.get("IOName")
-        if not isinstance(name, ScalarNode) or not name.value:
-            raise UnreadableTextError(f"has an entry with {describe_node(name)} as an IOName")
+        name = expect(ScalarNode, entry.get("IOName"), "an IOName")
+        if not name.value:
+            raise UnreadableTextError("has an empty string as an IOName")
         yield name, entry
 
 

@@ -1,7 +1,7 @@
 """What becomes of a sidecar: it follows its models, it refuses the run, or it is left as it is.
 
 One table, for files that the user names and for those that are found: the first row of which all
-facts hold for a sidecar decides. ``docs/sidecars.md`` has the same rows.
+facts hold for a sidecar decides. ``docs/sidecars.md`` says it for users.
 """
 
 from __future__ import annotations
@@ -68,9 +68,6 @@ DECISIONS = (
     Decision(("unwritable", "found"), "refuse", "the error", f"{{hint}}; {LEAVE_HINT}"),
     Decision(("unreadable",), "refuse", "the error"),
     Decision(("unwritable",), "refuse", "the error"),
-    Decision(("off", "refused", "stale"), "leave", "it stays"),
-    Decision(("off", "stale"), "leave", "it stays", "`--sidecar {path}` renames them"),
-    Decision(("off",), "leave", "nothing"),
     Decision(
         ("beside both", "of another token"),
         "leave",
@@ -78,6 +75,9 @@ DECISIONS = (
         "`-d renamed --replace` takes both along",
     ),
     Decision(("beside both", "stale"), "leave", "it stays", "`-d renamed` takes both along"),
+    Decision(("off", "refused", "stale"), "leave", "it stays"),
+    Decision(("off", "stale"), "leave", "it stays", "`--sidecar {path}` renames them"),
+    Decision(("off",), "leave", "nothing"),
     Decision(("found", "shared"), "leave", "it stays", _TOGETHER),
     Decision(
         ("found", "refused", "of a compile"), "follow", "its names", f"{{hint}}; {LEAVE_HINT}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from onnxkvrename.documents import UnreadableTextError
-from onnxkvrename.rules.patterns import Pattern
 from onnxkvrename.rules.profile import Rules, SidecarRule
 from onnxkvrename.sidecars.custom_io import CAPTION as CUSTOM_IO_CAPTION
 from onnxkvrename.sidecars.custom_io import EXPECTED_FORM as CUSTOM_IO_FORM
@@ -19,8 +18,7 @@ from onnxkvrename.sidecars.tree import (
     OpaqueNode,
     ScalarNode,
     SequenceNode,
-    describe_node,
-    find_texts,
+    expect,
     parse_json_tree,
     parse_yaml_tree,
 )
@@ -37,7 +35,7 @@ FindNames = Callable[[Node], Iterator[ScalarNode]]
 class SidecarFormat:
     """A format of text files that repeat the names of a model.
 
-    A file has this format if its name matches `file_name_pattern`; otherwise if its content
+    A file has this format if its name shows it; otherwise if its content
     has one of the `markers`.
 
     Attributes:
@@ -46,17 +44,14 @@ class SidecarFormat:
         parse: Returns the tree of a text, ``None`` for an empty document. It raises
             `UnreadableTextError` for text that it cannot parse.
         find_names: Yields the scalars of a tree that are names of values. It raises
-            `UnreadableTextError` for a tree of another form. ``None`` for a format without
-            such names: its files are recognised, and never change.
-        file_name_pattern: Matches the complete names of files that have this format.
+            `UnreadableTextError` for a tree of another form. ``None`` for a configuration by which
+            a runtime binds inputs and outputs: any text in it may be a name or, with ``%d``, a
+            template (:mod:`.bindings`).
+        has_file_name: Returns a true value for the complete name of a file of this format.
         markers: Bytes that only files of this format contain.
-        search_pattern: Matches the complete names of files beside a model whose content
-            is worth a look. By default `file_name_pattern`.
         only_graph_values: True if every name is an input or output of the graph.
         requires_pairs: True if both sides of each buffer must be named.
         effect: What happens with names from before a rename, for messages.
-        is_binding: True for a configuration by which a runtime binds inputs and outputs: any
-            text in it may be a name or, with ``%d``, a template (:mod:`.bindings`).
         is_package: True if the runtime loads the whole folder that the file is in.
         reader: What reads the file, for messages.
         default_names: Keys that may be left out, each with the object that has it, such as
@@ -69,142 +64,56 @@ class SidecarFormat:
     caption: str
     expected_form: str
     parse: Callable[[str], Node | None]
-    find_names: FindNames | None
-    file_name_pattern: re.Pattern[str] | Pattern | None = None
+    find_names: FindNames | None = None
+    has_file_name: Callable[[str], object] = lambda name: False
     markers: tuple[bytes, ...] = ()
-    search_pattern: re.Pattern[str] | None = None
     only_graph_values: bool = False
     requires_pairs: bool = False
     effect: str = "a compile ignores these entries"
-    is_binding: bool = False
     is_package: bool = False
     reader: str = "its reader"
     default_names: tuple[tuple[str, str, str], ...] = ()
     reads_template: Callable[[tuple[str, ...]], bool] | None = None
     max_name_bytes: int | None = None
 
-    def matches_file_name(self, file_name: str) -> bool:
-        """Return whether a file of this name has this format, for any content."""
-        return _matches(self.file_name_pattern, file_name)
+    @property
+    def is_binding(self) -> bool:
+        """Whether any text may be a name of the models that its section refers to."""
+        return self.find_names is None
 
-    def may_have_format(self, file_name: str) -> bool:
-        """Return whether the content of a file beside a model is worth a look."""
-        pattern = self.search_pattern or self.file_name_pattern
-        return self.find_names is not None and _matches(pattern, file_name)
-
-    def has_marker(self, data: bytes) -> bool:
-        """Return whether the content of a file shows this format."""
-        return any(marker in data for marker in self.markers)
-
-
-@dataclass(frozen=True, slots=True)
-class SidecarFormats:
-    """All known formats, in the order in which they are tried."""
-
-    formats: tuple[SidecarFormat, ...]
-
-    def detect(self, file_name: str, data: bytes) -> SidecarFormat | None:
-        """Return the format of a file.
-
-        Args:
-            file_name: The name of the file, without its directory.
-            data: The content, or the beginning of it.
-
-        Returns:
-            The first format that the name shows, or else the first that the content shows;
-            ``None`` for a file that is not a sidecar.
-        """
-        by_name = (each for each in self.formats if each.matches_file_name(file_name))
-        by_content = (each for each in self.formats if each.has_marker(data))
-        return next(by_name, None) or next(by_content, None)
-
-    def may_be_sidecar(self, file_name: str) -> bool:
-        """Return whether the content of a file beside a model is worth a look."""
-        return any(each.may_have_format(file_name) for each in self.formats)
-
-    def describe_formats(self) -> str:
-        """Return the captions of all formats that have names, for a message."""
-        return "known formats: " + ", ".join(f.caption for f in self.formats if f.find_names)
-
-
-def _matches(pattern: re.Pattern[str] | Pattern | None, file_name: str) -> bool:
-    if isinstance(pattern, re.Pattern):
-        return pattern.fullmatch(file_name) is not None
-    return pattern is not None and pattern.matches(file_name)
+    def names_models(self, data: bytes) -> bool:
+        """Return whether a file says itself of which models it is."""
+        return self.is_binding and MODEL_SUFFIX.encode() in data
 
 
 def _find_compile_params_names(tree: Node) -> Iterator[ScalarNode]:
-    """Yield the keys of ``custom_io``.
-
-    Raises:
-        UnreadableTextError: The tree has another form.
-    """
-    if not isinstance(tree, MappingNode):
-        raise UnreadableTextError(f"holds {describe_node(tree)}, but must hold an object")
-    buffers = tree.get("custom_io")
-    if buffers is None or isinstance(buffers, OpaqueNode):
-        return
-    if not isinstance(buffers, MappingNode):
-        raise UnreadableTextError(
-            f"has {describe_node(buffers)} as custom_io, which must be an object"
-        )
-    for name, _ in buffers.entries:
-        if isinstance(name, ScalarNode):
-            yield name
+    """Yield the keys of ``custom_io``."""
+    buffers = expect(MappingNode, tree, "its content").get("custom_io")
+    if buffers is not None and not isinstance(buffers, OpaqueNode):
+        for name, _ in expect(MappingNode, buffers, "custom_io").entries:
+            yield expect(ScalarNode, name, "a key")
 
 
 def _find_batch_io_names(tree: Node) -> Iterator[ScalarNode]:
-    """Yield the ``map-to`` of every entry that has one.
-
-    Raises:
-        UnreadableTextError: The tree has another form.
-    """
-    batches = tree.get("IO-files") if isinstance(tree, MappingNode) else None
-    if not isinstance(batches, SequenceNode):
-        raise UnreadableTextError("has no list of IO-files")
-    for batch in batches.items:
+    """Yield the ``map-to`` of every entry that has one."""
+    batches = expect(MappingNode, tree, "its content").get("IO-files")
+    for batch in expect(SequenceNode, batches, "IO-files").items:
         for entry in batch.items if isinstance(batch, SequenceNode) else (batch,):
-            if not isinstance(entry, MappingNode):
-                raise UnreadableTextError(
-                    f"lists {describe_node(entry)} in IO-files, which must hold entries"
-                )
-            name = entry.get("map-to")
-            if isinstance(name, ScalarNode):
-                yield name
-            elif name is not None:
-                raise UnreadableTextError(
-                    f"has {describe_node(name)} for a map-to, which must be a name"
-                )
+            name = expect(MappingNode, entry, "an entry of IO-files").get("map-to")
+            if name is not None:
+                yield expect(ScalarNode, name, "a map-to")
 
 
 def _find_node_precision_names(tree: Node) -> Iterator[ScalarNode]:
-    """Yield every name in the lists.
-
-    Raises:
-        UnreadableTextError: The tree has another form.
-    """
-    if not isinstance(tree, MappingNode):
-        raise UnreadableTextError(
-            f"holds {describe_node(tree)}, but must hold lists with their names"
-        )
-    if tree.get("<<") is not None:
+    """Yield every name in the lists."""
+    lists = expect(MappingNode, tree, "its content")
+    if lists.get("<<") is not None:
         raise UnreadableTextError("is merged with another mapping (<<)")
-    for key, names in tree.entries:
-        if isinstance(key, ScalarNode) and _LIST_KEY.fullmatch(key.value):
-            yield from _find_listed_names(key.value, names)
-
-
-def _find_listed_names(key: str, names: Node) -> Iterator[ScalarNode]:
-    if isinstance(names, ScalarNode) and names.value in ("", "null", "~"):
-        return
-    if not isinstance(names, SequenceNode):
-        raise UnreadableTextError(f"has {describe_node(names)} as {key}, which must be a list")
-    for name in names.items:
-        if not isinstance(name, ScalarNode):
-            raise UnreadableTextError(
-                f"lists {describe_node(name)} in {key}, which must hold names"
-            )
-        yield name
+    for key, names in lists.entries:
+        is_empty = isinstance(names, ScalarNode) and names.value in ("", "null", "~")
+        if isinstance(key, ScalarNode) and _LIST_KEY.fullmatch(key.value) and not is_empty:
+            for name in expect(SequenceNode, names, key.value).items:
+                yield expect(ScalarNode, name, f"a name in {key.value}")
 
 
 def _reads_template(keys: tuple[str, ...]) -> bool:
@@ -227,9 +136,8 @@ BUILT_IN = (
         expected_form=CUSTOM_IO_FORM,
         parse=parse_yaml_tree,
         find_names=find_custom_io_names,
-        file_name_pattern=re.compile(r"custom_io.*\.ya?ml"),
+        has_file_name=re.compile(r"custom_io.*\.ya?ml").fullmatch,
         markers=(b"IOName",),
-        search_pattern=re.compile(r"[^.].*\.ya?ml"),
         only_graph_values=True,
         requires_pairs=True,
     ),
@@ -244,7 +152,7 @@ BUILT_IN = (
         expected_form="an object with custom_io, as QEfficient writes it",
         parse=parse_json_tree,
         find_names=_find_compile_params_names,
-        file_name_pattern=re.compile(r"hashed_compile_params\.json"),
+        has_file_name=re.compile(r"hashed_compile_params\.json").fullmatch,
         only_graph_values=True,
         requires_pairs=True,
     ),
@@ -261,7 +169,7 @@ BUILT_IN = (
         expected_form="IO-files, and in it lists of entries with map-to",
         parse=parse_json_tree,
         find_names=_find_batch_io_names,
-        file_name_pattern=re.compile(r"aic_batch_io.*\.json"),
+        has_file_name=re.compile(r"aic_batch_io.*\.json").fullmatch,
         markers=(b'"IO-files"',),
         only_graph_values=True,
     ),
@@ -280,18 +188,6 @@ BUILT_IN = (
         parse=parse_yaml_tree,
         find_names=_find_node_precision_names,
         markers=(b"NodeInstanceNames",),
-        search_pattern=re.compile(r"[^.].*\.ya?ml"),
-    ),
-    # Partitions, settings and specializations: known files without names of inputs or outputs.
-    #
-    # They name nodes and symbols, which a rename keeps, so these files never change.
-    SidecarFormat(
-        caption="partitions, settings and symbols",
-        expected_form="names of nodes and symbols",
-        parse=parse_json_tree,
-        find_names=None,
-        file_name_pattern=re.compile(r"qconfig\.json|specializations\.json|mdp_.*\.json"),
-        markers=(b'"nodeList"', b'"partitions"'),
     ),
     # ``genai_config.json``: how onnxruntime-genai binds the inputs and outputs of its models.
     #
@@ -303,10 +199,8 @@ BUILT_IN = (
         caption="a configuration of onnxruntime-genai",
         expected_form="model, and in it decoder with inputs and outputs",
         parse=parse_json_tree,
-        find_names=find_texts,
-        file_name_pattern=re.compile(r"genai_config\.json"),
+        has_file_name=re.compile(r"genai_config\.json").fullmatch,
         effect="onnxruntime-genai fails at the first token",
-        is_binding=True,
         is_package=True,
         reader="onnxruntime-genai",
         default_names=(
@@ -334,10 +228,8 @@ BUILT_IN = (
         caption="inference metadata",
         expected_form="model, and in it io with the names of inputs and outputs",
         parse=parse_yaml_tree,
-        find_names=find_texts,
-        file_name_pattern=re.compile(r"inference_metadata\.ya?ml"),
+        has_file_name=re.compile(r"inference_metadata\.ya?ml").fullmatch,
         effect="onnx-genai does not find these inputs and outputs",
-        is_binding=True,
         is_package=True,
         reader="onnx-genai",
     ),
@@ -349,24 +241,40 @@ BUILT_IN = (
         caption="bundle metadata",
         expected_form="model_files, and in it inputs and outputs by name",
         parse=parse_json_tree,
-        find_names=find_texts,
         markers=(b'"model_files"',),
-        search_pattern=re.compile(r"metadata\.json"),
         effect="a program that reads the bundle does not find these inputs and outputs",
-        is_binding=True,
         reader="a program that runs the bundle",
     ),
 )
 """The built-in formats, in the order in which they are tried."""
 
 
-def load_sidecar_formats(rules: Rules | None = None) -> SidecarFormats:
+def load_sidecar_formats(rules: Rules) -> tuple[SidecarFormat, ...]:
     """Return all formats, in the order in which they are tried.
 
     Rules may name further files; these are tried after the built-in formats.
     """
-    of_rules = map(_build_rule_format, rules.sidecar_rules if rules is not None else ())
-    return SidecarFormats((*BUILT_IN, *of_rules))
+    return (*BUILT_IN, *map(_build_rule_format, rules.sidecar_rules))
+
+
+def detect_format(
+    formats: Sequence[SidecarFormat], file_name: str, data: bytes = b""
+) -> SidecarFormat | None:
+    """Return the format of a file: that of its name, or else that of its content, if any.
+
+    Args:
+        formats: The known formats.
+        file_name: The name of the file, without its directory.
+        data: The content, or the beginning of it.
+    """
+    by_name = (each for each in formats if each.has_file_name(file_name))
+    by_content = (each for each in formats if any(marker in data for marker in each.markers))
+    return next(by_name, None) or next(by_content, None)
+
+
+def describe_formats(formats: Sequence[SidecarFormat]) -> str:
+    """Return the captions of all formats, for a message."""
+    return "known formats: " + ", ".join(dict.fromkeys(each.caption for each in formats))
 
 
 def _build_rule_format(rule: SidecarRule) -> SidecarFormat:
@@ -374,10 +282,8 @@ def _build_rule_format(rule: SidecarRule) -> SidecarFormat:
         caption="a file that the rules name",
         expected_form="JSON or YAML with names of inputs and outputs, or templates with %d",
         parse=_parse_json_or_yaml,
-        find_names=find_texts,
-        file_name_pattern=rule.file_pattern,
+        has_file_name=rule.file_pattern.matches,
         effect=f"{rule.reader} does not find these inputs and outputs",
-        is_binding=True,
         reader=rule.reader,
     )
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.rewrite import rewrite_name
 
 _NO_NAMES: Mapping[str, str] = {}
+
+
+class SameBufferError(UnreadableTextError):
+    """Two names in a text become one, so the change could not be undone."""
 
 
 class OneModel(NamedTuple):
@@ -24,15 +29,16 @@ class OneModel(NamedTuple):
     name_map: Mapping[str, str] = _NO_NAMES
 
 
-class OtherToken(NamedTuple):
-    """A name in a sidecar that has a different token than the buffer has.
+class _Match(NamedTuple):
+    """What a name in a sidecar becomes.
 
-    The new name is the one that the buffer gets; the run may be allowed to replace the token, or
-    not.
+    If it is not one that the models have or had, it has a different token, which the run may be
+    allowed to replace, or not.
     """
 
     new_name: str
-    may_change: bool
+    is_own: bool = True
+    may_change: bool = True
 
 
 class ModelNames(NamedTuple):
@@ -93,53 +99,76 @@ class ModelNames(NamedTuple):
             rules,
         )
 
-    def find_new_name(self, name: str, *, is_graph_value: bool) -> str | None:
-        """Return the new name of a name in a sidecar; ``None`` if it matches nothing.
+    def find_new_names(
+        self, names: Iterable[str], present: Iterable[str] = (), *, is_graph_value: bool = True
+    ) -> tuple[dict[str, str | None], list[str]]:
+        """Return what names in a sidecar become, and those with a token that may not be replaced.
+
+        Of names with a different token only those count whose buffer has no other name in the
+        file: a file may serve several models.
+
+        Args:
+            names: The names in the sidecar.
+            present: Further new names that will be in it.
+            is_graph_value: Whether they are inputs and outputs of the graph, whose suffix may be
+                normalised, too.
+
+        Returns:
+            The new name of each, ``None`` for one that matches nothing; and the names that are
+            refused.
+        """
+        matches = {name: self._find_match(name, is_graph_value) for name in names}
+        new_names = {
+            name: match.new_name if match and match.is_own else None
+            for name, match in matches.items()
+        }
+        present = {*present, *(new for new in new_names.values() if new is not None)}
+        refused = []
+        for name, match in matches.items():
+            if match is None or match.is_own or match.new_name in present:
+                continue
+            if match.may_change:
+                new_names[name] = match.new_name
+            else:
+                refused.append(name)
+        return new_names, refused
+
+    def _find_match(self, name: str, is_graph_value: bool) -> _Match | None:
+        """Return what a name becomes; ``None`` if it matches nothing.
 
         The sidecar of a model that was renamed before may still contain the old names; their
-        new names follow from the rules.
-
-        The suffix of an input or output of the graph (`is_graph_value`) may be normalised, too.
+        new names follow from the rules. A name that only has a different token than the buffers
+        have is from before a rename, too, unless another model beside the sidecar has it.
         """
         if _has_surrogate(name):
             return None
-        if name in self.name_map:
-            return self.name_map[name]
-        if name in self.graph_values:
-            return name
+        if name in self.name_map or name in self.graph_values:
+            return _Match(self.name_map.get(name, name))
+        found = list(self._rewrite_name(name, is_graph_value))
         own_tokens = {"", self.token_change.final_token, *self.tokens}
-        for token, new_name in self._rewrite_name(name, is_graph_value=is_graph_value):
+        for token, new_name in found:
             if token in own_tokens and self.token_change.can_replace(token):
-                return new_name
-        return None
-
-    def find_other_token(self, name: str, *, is_graph_value: bool) -> OtherToken | None:
-        """Return what a name becomes that only has a different token than the buffers have.
-
-        Such a name is from before a rename, unless another model beside the sidecar has it.
-
-        The name is one that `find_new_name` does not know.
-        """
-        if name in self.neighbour_names or _has_surrogate(name):
+                return _Match(new_name)
+        is_current = self.token_change.keeps_tokens and self.name_map
+        if not found or is_current or name in self.neighbour_names:
             return None
-        if self.token_change.keeps_tokens and self.name_map:
-            return None
-        for token, new_name in self._rewrite_name(name, is_graph_value=is_graph_value):
-            return OtherToken(new_name, self.token_change.can_replace(token))
-        return None
+        token, new_name = found[0]
+        return _Match(new_name, is_own=False, may_change=self.token_change.can_replace(token))
 
     def may_be_current(self, text: str) -> bool:
         """Return whether the models may have a name now; a template: names that match it."""
-        is_known = self.find_new_name(text, is_graph_value=True) is not None
-        return is_known or self.find_other_token(text, is_graph_value=True) is None
+        match = self._find_match(text, is_graph_value=True)
+        return match is None or match.is_own
 
-    def _rewrite_name(self, name: str, *, is_graph_value: bool) -> Iterator[tuple[str, str]]:
+    def _rewrite_name(self, name: str, is_graph_value: bool) -> Iterator[tuple[str, str]]:
         """Yield the token of a name, and the name that a buffer of the models has instead."""
-        normalize = self.token_change.normalize and is_graph_value
+        token = self.token_change.final_token
+        suffixes = (True, False) if self.token_change.normalize and is_graph_value else (False,)
         for side in ("input", "output"):
             match = self.rules.match(side, name)
-            if match is not None:
-                token = self.token_change.final_token
+            if match is None:
+                continue
+            for normalize in suffixes:
                 new_name = rewrite_name(self.rules, match, token, normalize=normalize)
                 if new_name in self.kv_names:
                     yield match.token, new_name
@@ -164,6 +193,18 @@ class ModelNames(NamedTuple):
             if match is not None and (match.scope, match.buffer) in self.first_layers:
                 return self.first_layers[match.scope, match.buffer]
         return None
+
+
+def check_distinct(new_names: Mapping[str, str | None]) -> None:
+    """Raise :class:`SameBufferError` if two texts become the same; ``None`` is not a name."""
+    sources: dict[str, str] = {}
+    for old, new in new_names.items():
+        if new is not None and sources.setdefault(new, old) != old:
+            raise SameBufferError(
+                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
+                "which are the same buffer",
+                "keep one of the two",
+            )
 
 
 def _has_surrogate(name: str) -> bool:

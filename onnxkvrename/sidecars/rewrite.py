@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.sidecars.bindings import (
-    BindingPlan,
-    BoundModels,
-    list_bound_names,
-    plan_bindings,
-)
+from onnxkvrename.sidecars.bindings import BindingPlan, BoundModels, plan_bindings
 from onnxkvrename.sidecars.formats import SidecarFormat
-from onnxkvrename.sidecars.model_names import ModelNames
-from onnxkvrename.sidecars.text_edit import splice_values
-from onnxkvrename.sidecars.tree import Node, ScalarNode, flatten_tree
+from onnxkvrename.sidecars.model_names import ModelNames, check_distinct
+from onnxkvrename.sidecars.tree import Node, ScalarNode, read_content, splice_values
 
 STALE_CODE = "KV406"
 """The code of a sidecar with names from before a rename, or that cannot get the new ones."""
@@ -70,25 +63,31 @@ def rewrite_sidecar(
         ModelError: The content cannot be read in this format, or a name in it cannot be
             replaced.
     """
-    if sidecar_format.find_names is None:
-        return RewrittenSidecar(data)
     try:
         text = _decode_text(data)
-        tree, scalars = _parse_names(text, sidecar_format)
-        if sidecar_format.is_binding and models is not None and tree is not None:
+        tree = sidecar_format.parse(text)
+        if tree is None:
+            return RewrittenSidecar(data)
+        if sidecar_format.find_names is None:
+            assert models is not None
             plan = plan_bindings(tree, sidecar_format, models)
             encoded = _splice_names(text, tree, plan.changes, sidecar_format, data)
             renamed = tuple(dict.fromkeys((s.value, new) for s, new in plan.changes.items()))
             problem, findings = _check_binding(path, plan)
             matched, shared = plan.matched_names, plan.shared_names
             return RewrittenSidecar(encoded, renamed, findings, matched, shared, problem)
-        new_names, conflicting = _find_new_names(scalars, names, sidecar_format)
+        scalars = tuple(sidecar_format.find_names(tree))
+        new_names, conflicting = names.find_new_names(
+            (scalar.value for scalar in scalars), is_graph_value=sidecar_format.only_graph_values
+        )
+        check_distinct(new_names)
         changes = {old: new for old, new in new_names.items() if new is not None and new != old}
-        _check_distinct(new_names)
         scalar_changes = {s: changes[s.value] for s in scalars if s.value in changes}
         encoded = _splice_names(text, tree, scalar_changes, sidecar_format, data)
     except UnreadableTextError as error:
-        raise _build_form_error(error, path, sidecar_format) from None
+        hint = error.hint or f"expected: {sidecar_format.expected_form}"
+        message = f"cannot be read as {sidecar_format.caption}: it {error}"
+        raise ModelError(message, path=path, hint=hint) from error
     if conflicting:
         tokens, hint = names.describe_conflict(conflicting)
         message = f"has {tokens}; {sidecar_format.effect}"
@@ -98,76 +97,6 @@ def rewrite_sidecar(
     matched = frozenset(old for old, new in new_names.items() if new is not None)
     return RewrittenSidecar(
         encoded, tuple(changes.items()), findings, matched, frozenset(changes), problem
-    )
-
-
-def _find_new_names(
-    scalars: Iterable[ScalarNode], names: ModelNames, sidecar_format: SidecarFormat
-) -> tuple[_NewNames, list[str]]:
-    """Return the new names, and the names with a different token that the run may not replace.
-
-    Of names with a different token only those count whose buffer has no other name in the file:
-    a file may serve several models.
-    """
-    is_graph_value = sidecar_format.only_graph_values
-    new_names = {
-        scalar.value: names.find_new_name(scalar.value, is_graph_value=is_graph_value)
-        for scalar in scalars
-    }
-    present = {new for new in new_names.values() if new is not None}
-    conflicting = []
-    for name in [old for old, new in new_names.items() if new is None]:
-        other = names.find_other_token(name, is_graph_value=is_graph_value)
-        if other is None or other.new_name in present:
-            continue
-        if other.may_change:
-            new_names[name] = other.new_name
-        else:
-            conflicting.append(name)
-    return new_names, conflicting
-
-
-def list_names(
-    data: bytes,
-    path: str,
-    sidecar_format: SidecarFormat,
-    locations: frozenset[str],
-    names: ModelNames,
-) -> tuple[str, ...]:
-    """Return the names in a sidecar that may be of some models, each once, as in the file.
-
-    The locations are the paths of the models relative to the sidecar's directory.
-
-    Raises:
-        ModelError: The content cannot be read in this format.
-    """
-    try:
-        tree, scalars = _parse_names(_decode_text(data), sidecar_format)
-        if sidecar_format.is_binding and tree is not None:
-            directory = os.path.dirname(path)
-            bound = list_bound_names(tree, sidecar_format, directory, locations, names)
-            return tuple(dict.fromkeys(bound))
-    except UnreadableTextError as error:
-        raise _build_form_error(error, path, sidecar_format) from None
-    return tuple(dict.fromkeys(scalar.value for scalar in scalars))
-
-
-def _parse_names(
-    text: str, sidecar_format: SidecarFormat
-) -> tuple[Node | None, tuple[ScalarNode, ...]]:
-    """Return the tree of a text, and the names in it; raises `UnreadableTextError`."""
-    tree = sidecar_format.parse(text)
-    if tree is None or sidecar_format.find_names is None:
-        return tree, ()
-    return tree, tuple(sidecar_format.find_names(tree))
-
-
-def _build_form_error(
-    error: UnreadableTextError, path: str, sidecar_format: SidecarFormat
-) -> ModelError:
-    hint = error.hint or f"expected: {sidecar_format.expected_form}"
-    return ModelError(
-        f"cannot be read as {sidecar_format.caption}: it {error}", path=path, hint=hint
     )
 
 
@@ -187,18 +116,6 @@ def _encode_text(text: str) -> bytes:
         ) from None
 
 
-def _check_distinct(new_names: _NewNames) -> None:
-    """Raise if two names get the same new name, because the change could not be undone."""
-    sources: dict[str, str] = {}
-    for old, new in new_names.items():
-        if new is not None and sources.setdefault(new, old) != old:
-            raise UnreadableTextError(
-                f"names both {shorten_text(sources[new])} and {shorten_text(old)}, "
-                "which are the same buffer",
-                "keep one of the two",
-            )
-
-
 def _splice_names(
     text: str,
     tree: Node | None,
@@ -212,7 +129,7 @@ def _splice_names(
     result = splice_values(text, changes)
     try:
         result_tree = sidecar_format.parse(result)
-        is_proved = list(flatten_tree(result_tree, {})) == list(flatten_tree(tree, changes))
+        is_proved = read_content(result_tree, {}) == read_content(tree, changes)
     except UnreadableTextError:
         is_proved = False
     if not is_proved:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from onnxkvrename.limits import MAX_FILES, MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.find_models import find_possible_sidecars
 from onnxkvrename.sidecars.decisions import LEAVE_HINT
-from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat, SidecarFormats
+from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat, detect_format
 from onnxkvrename.storage.read import open_file, read_status, resolve_path
 
 _YAML_COST = 8
@@ -32,7 +32,10 @@ class FoundSidecar(NamedTuple):
 
 
 def detect_sidecars(
-    candidates: Iterable[tuple[Path, Path]], formats: SidecarFormats, *, strict: bool = False
+    candidates: Iterable[tuple[Path, Path]],
+    formats: Sequence[SidecarFormat],
+    *,
+    strict: bool = False,
 ) -> Iterator[FoundSidecar]:
     """Yield the candidates that are sidecars with names.
 
@@ -48,16 +51,16 @@ def detect_sidecars(
     """
     total_size = 0
     for path, directory in candidates:
-        detected = formats.detect(path.name, b"")
+        detected = detect_format(formats, path.name)
         has_known_name = detected is not None
         if detected is None:
             try:
                 limit = MAX_TEXT_BYTES if strict else MAX_TEXT_BYTES // _YAML_COST
-                detected = formats.detect(path.name, _read_candidate(path, limit))
+                detected = detect_format(formats, path.name, _read_candidate(path, limit))
             except ModelError:
                 if strict:
                     raise
-        if detected is not None and detected.find_names is not None:
+        if detected is not None:
             status = None if strict else read_status(path)
             cost = _YAML_COST if path.suffix in (".yaml", ".yml") else 1
             total_size += cost * status.st_size if status is not None else 0

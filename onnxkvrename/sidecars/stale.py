@@ -14,10 +14,14 @@ from onnxkvrename.rules.find_models import find_candidates
 from onnxkvrename.rules.load import format_rules_option
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.rewrite import rewrite_name
-from onnxkvrename.sidecars.formats import MODEL_SUFFIX, load_sidecar_formats
-from onnxkvrename.sidecars.model_names import ModelNames, OneModel
-from onnxkvrename.sidecars.rewrite import STALE_CODE, list_names
+from onnxkvrename.sidecars.bindings import BoundModels
+from onnxkvrename.sidecars.formats import load_sidecar_formats
+from onnxkvrename.sidecars.model_names import ModelNames, OneModel, SameBufferError
+from onnxkvrename.sidecars.rewrite import (
+    STALE_CODE,
+    RewrittenSidecar,
+    rewrite_sidecar,
+)
 from onnxkvrename.sidecars.search import (
     FoundSidecar,
     Neighbours,
@@ -60,31 +64,68 @@ def find_stale_sidecars(
     if not candidates:
         return
     neighbours: Neighbours | None = None
-    own_names = ModelNames.from_models([OneModel(tuple(pairs))], TokenChange(None), rules)
+    paths = {os.path.abspath(path) for path in (model, *others)}
     for found in _detect_sidecars(candidates, rules, replaced_paths):
         path = str(found.path)
-        locations = _locate_from(found.path.parent, (model, *others))
         try:
             data = read_sidecar_head(found.path)
-            names = list_names(data, path, found.format, locations, own_names)
+            result, change = _bring_up_to_date(data, found, pairs, paths, rules)
         except ModelError as error:
-            if found.has_known_name:
+            if found.has_known_name and not isinstance(error.__cause__, SameBufferError):
                 yield _build_unreadable_finding(path, error)
             continue
-        stale = _find_stale_names(names, pairs, rules)
-        names_model = found.format.is_binding and MODEL_SUFFIX.encode() in data
-        if stale and not names_model:
+        stale, old_names = result.renamed, result.shared_names
+        if stale and not found.format.names_models(data):
             neighbours = neighbours or read_neighbours(model.parent, [model])
-            stale = [(old, new) for old, new in stale if old not in neighbours.names]
+            stale = tuple(pair for pair in stale if pair[0] not in neighbours.names)
             if stale and neighbours.unread:
                 yield build_unknown_finding(path, neighbours.unread[0])
                 continue
+            if old_names <= neighbours.names:
+                continue
         if stale:
-            command = _format_command(model, pairs, stale, rules, path if is_left else None)
+            command = _format_command(model, change, rules, path if is_left else None)
             finding = _build_stale_finding(path, stale, found.format.effect, command)
             is_beside = found.directory == found.path.parent
             severity = "error" if is_error and is_beside else finding.severity
             yield finding._replace(severity=severity)
+
+
+def _bring_up_to_date(
+    data: bytes,
+    found: FoundSidecar,
+    pairs: Sequence[KvPair],
+    paths: Collection[str],
+    rules: Rules,
+    *,
+    replace: bool = False,
+) -> tuple[RewrittenSidecar, TokenChange]:
+    """Return a sidecar with the names that models have now, and the change that gives it these.
+
+    The buffers are those of the models at some absolute paths.
+    """
+    sides = [side for pair in pairs for side in pair.sides]
+    tokens = {side.token for side in sides}
+    model = OneModel(tuple(pairs), tuple(side.old_name for side in sides))
+    directory = os.path.abspath(found.path.parent)
+    is_beside = any(os.path.dirname(path) == directory for path in paths)
+
+    def find(location: str) -> OneModel | None:
+        is_one = os.path.abspath(os.path.join(directory, location)) in paths
+        return model if is_one else None
+
+    token = max(tokens)
+    change = TokenChange(token or None, strip=not token, replace=replace, normalize=True)
+
+    def collect_names(models: Iterable[OneModel]) -> ModelNames:
+        return ModelNames.from_models(models, change, rules)
+
+    bound = BoundModels(find, (model,) if is_beside else (), collect_names)
+    names = collect_names([model])
+    result = rewrite_sidecar(data, str(found.path), found.format, names, bound)
+    if result.problem == "of another token" and not replace:
+        return _bring_up_to_date(data, found, pairs, paths, rules, replace=True)
+    return result, change._replace(replace=replace or not tokens <= {"", token})
 
 
 def _detect_sidecars(
@@ -96,39 +137,6 @@ def _detect_sidecars(
             if os.path.abspath(found.path) not in replaced_paths:
                 sidecars.append(found)
     return sidecars
-
-
-def _locate_from(directory: Path, models: Iterable[Path]) -> frozenset[str]:
-    """Return the paths of models relative to a directory, with ``/`` between names."""
-    start = os.path.abspath(directory)
-    paths = (os.path.relpath(os.path.abspath(model), start) for model in models)
-    return frozenset(Path(path).as_posix() for path in paths)
-
-
-def _find_stale_names(
-    names: Iterable[str], pairs: Sequence[KvPair], rules: Rules
-) -> list[tuple[str, str]]:
-    """Return the names that a buffer had with another token or suffix, each with its own now."""
-    sides = [side for pair in pairs for side in pair.sides]
-    current = {side.old_name for side in sides}
-    tokens = sorted({side.token for side in sides} | {""})
-    stale = []
-    names = tuple(names)
-    for name in names:
-        for side in () if name in current else ("input", "output"):
-            match = rules.match(side, name)
-            if match is None:
-                continue
-            possible = (
-                rewrite_name(rules, match, token, normalize=normalize)
-                for token in tokens
-                for normalize in (False, True)
-            )
-            new_name = next((new for new in possible if new in current), None)
-            if new_name is not None and new_name not in names:
-                stale.append((name, new_name))
-                break
-    return stale
 
 
 def _build_stale_finding(
@@ -144,25 +152,15 @@ def _build_stale_finding(
     )
 
 
-def _format_command(
-    model: Path,
-    pairs: Sequence[KvPair],
-    stale: Sequence[tuple[str, str]],
-    rules: Rules,
-    sidecar: str | None,
-) -> str:
+def _format_command(model: Path, change: TokenChange, rules: Rules, sidecar: str | None) -> str:
     """Return the command that renames in the sidecars of a model, or in one by its path."""
-    tokens = {side.token for pair in pairs for side in pair.sides}
-    token = max(tokens)
-    change = ["--prefix", token] if token else ["--strip"]
-    matches = [rules.match(side, old) for old, _ in stale for side in ("input", "output")]
-    olds = {match.token for match in matches if match} | tokens
-    if token and not olds <= {"", token}:
-        change.append("--replace")
+    words = ["--prefix", change.token] if change.token else ["--strip"]
+    if change.token and change.replace:
+        words.append("--replace")
     if sidecar is not None:
-        change += ["--sidecar", sidecar]
-    words = " ".join(map(quote_word, change))
-    return f"`onnxkvrename {quote_path(str(model))} {words}{format_rules_option(rules)}`"
+        words += ["--sidecar", sidecar]
+    options = " ".join(map(quote_word, words))
+    return f"`onnxkvrename {quote_path(str(model))} {options}{format_rules_option(rules)}`"
 
 
 def build_unknown_finding(path: str, model: Path) -> Finding:

@@ -9,7 +9,7 @@ from onnxkvrename.findings import Finding, build_names_finding
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import format_shape
-from onnxkvrename.rules.kinds import find_kinds
+from onnxkvrename.rules.kinds import find_traits
 from onnxkvrename.rules.load import list_profiles, load_rules
 from onnxkvrename.rules.plan import KvPair, RenamePlan
 from onnxkvrename.rules.profile import NameMatch, Rules
@@ -141,8 +141,8 @@ def _list_reasons(
         missing = "input" if pair.input is None else "output"
         clause = f"without an {missing}"
         yield _Reason(clause, clause, "have both sides")
-    usual = next((row.axes for row in find_kinds(kind.cache).values()), ())
-    axes = kind.axes.get(counterpart.part, usual)
+    traits = find_traits(kind.cache)
+    axes = kind.axes.get(counterpart.part, () if traits is None else traits.axes)
     shape = next((side.value.shape for side in pair.sides if side.value.shape), ())
     if axes and shape and not _are_axes(pair.axes or ("",) * len(shape), axes):
         words = ", ".join(word or "?" for word in pair.axes)

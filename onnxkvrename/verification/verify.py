@@ -302,7 +302,7 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
         *proofs,
         *_check_token(model, rules, request.token),
         *(_check_selection(model.signature, model.plan, select) if select is not None else ()),
-        *_check_stamp(model),
+        *check_stamp(model),
         *find_stale_sidecars(path, model.pairs, rules, is_error=True),
         *(found for check in request.checks for found in check(job, rules, model.plan)),
     )
@@ -347,13 +347,6 @@ def count_proved_flows(
     """Return how many buffers are shown to be updated as the rules say: nothing is found there."""
     faults = (check_buffer_flows((flow,), updates_by_kind) for flow in flows)
     return sum(not any(True for _ in found) for found in faults)
-
-
-def _check_stamp(model: KvModel) -> Iterator[Finding]:
-    """Yield KV621 unless the stamp is that of the graph; a window does not know its set's."""
-    finding = None if model.is_window else check_stamp(model, model.stamp)
-    if finding is not None:
-        yield finding
 
 
 def _check_token(model: KvModel, rules: Rules, token: str | None) -> Iterator[Finding]:

@@ -12,9 +12,7 @@ from typing import Literal, NamedTuple
 from onnxkvrename.layout.layout import format_size_option
 from onnxkvrename.vllm.packed_groups import build_packed_groups, build_uniform_groups
 from onnxkvrename.vllm.specs import (
-    MLA_KINDS,
-    STATE_KINDS,
-    WINDOWED_KINDS,
+    VERSION_TRAITS,
     Condition,
     KvCacheGroup,
     KvCacheSpec,
@@ -37,9 +35,6 @@ GroupingMethod = Literal[
     "full_allocation",
 ]
 """The way in which vLLM forms groups, named after its functions."""
-
-_UNPADDABLE_KINDS = {"0.24": STATE_KINDS, "0.33": MLA_KINDS - WINDOWED_KINDS}
-"""The kinds whose pages vLLM refuses to pad, by its version."""
 
 
 class Grouping(NamedTuple):
@@ -154,9 +149,17 @@ def _unify_page_sizes(
     """
     largest = max(spec.page_size for spec in specs)
     padded = [spec for spec in specs if spec.page_size < largest and _needs_padding(spec, largest)]
-    refused = [spec for spec in padded if spec.kind in _UNPADDABLE_KINDS[vllm_version]]
+    refused = [
+        spec for spec in padded if spec.kind in VERSION_TRAITS[vllm_version].unpaddable_kinds
+    ]
     if refused:
-        raise _build_unification_error(refused, largest, vllm_version)
+        page_sizes = " and ".join(map(str, sorted({spec.page_size for spec in refused})))
+        obstacle, hint = VERSION_TRAITS[vllm_version].padding_refusal
+        raise RefusalError(
+            [spec.layer for spec in refused],
+            f"pages of {page_sizes} bytes beside {largest}: {obstacle}",
+            hint,
+        )
     unified = tuple(_enlarge_page(spec, largest) for spec in specs)
     if vllm_version == "0.33" or not padded:
         return unified, ()
@@ -176,22 +179,6 @@ def _enlarge_page(spec: KvCacheSpec, page_size: int) -> KvCacheSpec:
         return spec._replace(page_size_padded=page_size)
     assert spec.block_size is not None
     return spec._replace(block_size=spec.block_size * (page_size // spec.page_size))
-
-
-def _build_unification_error(
-    specs: Sequence[KvCacheSpec], largest: int, vllm_version: str
-) -> RefusalError:
-    page_sizes = " and ".join(map(str, sorted({spec.page_size for spec in specs})))
-    if vllm_version == "0.24":
-        obstacle, hint = "states cannot be padded", "vLLM 0.33 pads them"
-    else:
-        obstacle = "pages of MLA cannot be padded"
-        hint = "choose a block size that makes pages divide, or a block-outermost layout"
-    return RefusalError(
-        [spec.layer for spec in specs],
-        f"pages of {page_sizes} bytes beside {largest}: {obstacle}",
-        hint,
-    )
 
 
 def _build_full_allocation_group(specs: Sequence[KvCacheSpec]) -> KvCacheGroup | None:

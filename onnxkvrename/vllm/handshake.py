@@ -25,13 +25,15 @@ from onnxkvrename.vllm.projection import (
     find_nixl_allocation,
     project_layout,
 )
-from onnxkvrename.vllm.specs import FULL_KINDS, MLA_KINDS, KvCacheGroup, ProjectionRequest
+from onnxkvrename.vllm.specs import (
+    FULL_KINDS,
+    MLA_KINDS,
+    VERSION_TRAITS,
+    KvCacheGroup,
+    ProjectionRequest,
+)
 
 _KERNEL_HINT = "or --kernel-block-size N, if the attention backends divide blocks"
-_MAX_BLOCK_SPLIT = 128
-"""The most pieces into which 0.33 splits a block, for MLA beside states."""
-_HEAD_LAYOUTS = {"0.24": "HND", "0.33": "LBHNC or BLHNC"}
-"""The layouts that store the heads of a block apart, so that ranks can share a block."""
 
 
 class Handshake(NamedTuple):
@@ -242,10 +244,11 @@ def _reads_several_slices(prefill: _Side, decode: _Side, heads: int | None) -> b
 
 def _can_split_blocks(prefill: _Side, decode: _Side, version: str) -> bool:
     """Return whether vLLM splits blocks that do not divide (``_split_remote_blocks``)."""
-    if version == "0.24" or not (decode.has_states and decode.uses_mla):
+    if not (decode.has_states and decode.uses_mla):
         return False
     unit = math.gcd(prefill.block_size, decode.block_size)
-    return max(prefill.block_size, decode.block_size) // unit <= _MAX_BLOCK_SPLIT
+    pieces = max(prefill.block_size, decode.block_size) // unit
+    return pieces <= VERSION_TRAITS[version].max_block_split
 
 
 def _list_notes(prefill: _Side, decode: _Side, heads: int | None, version: str) -> Iterator[str]:
@@ -269,4 +272,5 @@ def _list_notes(prefill: _Side, decode: _Side, heads: int | None, version: str) 
     if heads is None:
         yield f"{start}: not known for layers that differ in their KV heads"
     elif prefill.ranks <= heads:
-        yield f"{start}: both sides need a layout with the heads apart: {_HEAD_LAYOUTS[version]}"
+        layouts = VERSION_TRAITS[version].head_layouts
+        yield f"{start}: both sides need a layout with the heads apart: {layouts}"

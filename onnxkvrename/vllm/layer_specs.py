@@ -24,6 +24,7 @@ from onnxkvrename.vllm.specs import (
     MLA_KINDS,
     STATE_ITEMSIZES,
     STATE_KINDS,
+    VERSION_TRAITS,
     WINDOWED_KINDS,
     Condition,
     KvCacheSpec,
@@ -37,8 +38,6 @@ from onnxkvrename.vllm.specs import (
 _SINGLE_HEAD_SIZE_KINDS = ENCODER_KINDS | CHUNKED_KINDS
 """Kinds whose spec has no ``head_size_v``."""
 _NO_KEY_VALUE_KINDS = MLA_KINDS | STATE_KINDS | {"unknown"}
-_MIN_MLA_BLOCK_SIZE = 128
-"""The smallest block of MLA in a hybrid in 0.33, in tokens."""
 
 
 class ModelSpecs(NamedTuple):
@@ -107,8 +106,8 @@ def align_blocks(
     token_bytes = _resolve_token_bytes(own or attention)
     state_bytes = max(spec.unpadded_page_size for spec in states)
     alignment = request.block_size
-    if request.vllm_version == "0.33" and any(spec.kind in MLA_KINDS for spec in attention):
-        alignment = max(alignment, _MIN_MLA_BLOCK_SIZE)
+    if any(spec.kind in MLA_KINDS for spec in attention):
+        alignment = max(alignment, VERSION_TRAITS[request.vllm_version].min_mla_block_size)
     units = -(-state_bytes // (alignment * token_bytes))
     block_size = max(request.block_size, units * alignment)
     page_size = block_size * token_bytes

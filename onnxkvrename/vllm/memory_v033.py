@@ -38,8 +38,6 @@ KV_CACHE_LAYOUTS = ("LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC")
 
 vLLM uses the first one unless an attention backend, a connector or the user selects another.
 """
-NIXL_LAYOUT = "LBHNC"
-"""The layout that NIXL's connector selects, unless the model is MLA."""
 
 _REMOVED_ALLOCATIONS = ("canonical", "packed")
 _REMOVAL_REASON = "vLLM 0.33 has none: in a layout with B outermost one block holds all layers"

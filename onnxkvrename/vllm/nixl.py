@@ -18,6 +18,7 @@ from onnxkvrename.vllm.specs import (
     CHUNKED_KINDS,
     ENCODER_KINDS,
     SLIDING_KINDS,
+    VERSION_TRAITS,
     KvCacheGroup,
     KvCacheSpec,
     RefusalError,
@@ -244,18 +245,20 @@ def split_states(groups: Iterable[KvCacheGroup], vllm_version: str) -> StateTran
     if spec is None:
         return None
     shapes = spec.state_shapes
-    projections = _count_projections(shapes, vllm_version)
+    takes_mamba_1 = VERSION_TRAITS[vllm_version].takes_mamba_1
+    projections = _count_projections(shapes, takes_mamba_1=takes_mamba_1)
     if projections is None:
-        kinds = "of Mamba 2 and GDN" if vllm_version == "0.24" else "of Mamba and GDN"
+        kinds = "Mamba and GDN" if takes_mamba_1 else "Mamba 2 and GDN"
+        found = " and ".join(str(list(shape)) for shape in shapes)
         raise RefusalError(
             [spec.layer],
-            f"NIXL's connector takes only states {kinds}, but these are {_format_shapes(shapes)}",
+            f"NIXL's connector takes only states of {kinds}, but these are {found}",
             "choose another connector",
         )
     return StateTransfer(projections + 1, spec.unpadded_page_size)
 
 
-def _count_projections(shapes: Sequence[tuple[int, ...]], vllm_version: str) -> int | None:
+def _count_projections(shapes: Sequence[tuple[int, ...]], *, takes_mamba_1: bool) -> int | None:
     """Return the number of projections in a convolution's state; ``None`` if vLLM finds none.
 
     vLLM treats a recurrent state of three axes as Mamba 2's or GDN's, whose convolution has three
@@ -267,8 +270,4 @@ def _count_projections(shapes: Sequence[tuple[int, ...]], vllm_version: str) -> 
     if len(recurrent) == 3:
         return 3
     is_mamba_1 = len(recurrent) == 2 and recurrent[0] == convolution[0]
-    return 1 if is_mamba_1 and vllm_version != "0.24" else None
-
-
-def _format_shapes(shapes: Iterable[tuple[int, ...]]) -> str:
-    return " and ".join(str(list(shape)) for shape in shapes)
+    return 1 if is_mamba_1 and takes_mamba_1 else None

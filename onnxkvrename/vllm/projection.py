@@ -16,10 +16,11 @@ from onnxkvrename.vllm.groups import Grouping, group_layers
 from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignment_conditions
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.memory_v024 import build_allocations_v024
-from onnxkvrename.vllm.memory_v033 import NIXL_LAYOUT, build_allocations_v033
+from onnxkvrename.vllm.memory_v033 import build_allocations_v033
 from onnxkvrename.vllm.nixl import build_transfers
 from onnxkvrename.vllm.specs import (
     MLA_KINDS,
+    VERSION_TRAITS,
     Condition,
     KvCacheSpec,
     ProjectionRequest,
@@ -136,10 +137,9 @@ def find_nixl_allocation(projection: Projection) -> Allocation | None:
     It is the one that the connector selects, else vLLM's default. ``None`` without groups.
     """
     is_mla = any(spec.kind in MLA_KINDS for spec in projection.specs)
-    if projection.request.vllm_version == "0.24" or is_mla:
-        chosen = (each for each in projection.allocations if each.is_default)
-    else:
-        chosen = (each for each in projection.allocations if each.name == NIXL_LAYOUT)
+    layout = "" if is_mla else VERSION_TRAITS[projection.request.vllm_version].nixl_layout
+    allocations = projection.allocations
+    chosen = (each for each in allocations if (each.name == layout if layout else each.is_default))
     return next(chosen, None)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
@@ -16,9 +17,6 @@ from onnxkvrename.model.signature import Dim
 from onnxkvrename.rules.kinds import KINDS, BufferKind, get_kind_traits
 
 VllmVersion = Literal["0.24", "0.33"]
-VLLM_VERSIONS: tuple[VllmVersion, ...] = ("0.24", "0.33")
-"""The versions of vLLM whose planning is known here."""
-
 VLLM_KINDS = frozenset(row.vllm_kind for row in KINDS.values() if row.vllm_kind)
 """The kinds for which vLLM has a spec, by its ``KVCacheSpecKind``."""
 MLA_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_mla)
@@ -51,6 +49,79 @@ DS_MLA_HEAD_SIZE = 576
 """Elements of the latent and the rope that such a row holds."""
 
 FULL_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).grows_with == "context")
+
+
+class VersionTraits(NamedTuple):
+    """What differs between versions of vLLM, where it is no more than data.
+
+    Attributes:
+        unpaddable_kinds: The kinds whose pages it refuses to pad to the size of others.
+        padding_refusal: Why it refuses, and what would help.
+        merges_mla_sizes: Whether it merges specs of MLA whatever their sizes.
+        merges_value_sizes: Whether it merges specs of full attention whatever a value's head size.
+        splits_states_by_size: Whether states with pages of several sizes are several types.
+        min_mla_block_size: The smallest block of MLA beside states, in tokens.
+        takes_mamba_1: Whether NIXL's connector takes states of Mamba 1.
+        max_block_split: The most pieces into which NIXL's connector splits a block, for MLA beside
+            states.
+        head_layouts: The layouts that store the heads of a block apart, so that ranks can share it.
+        nixl_layout: The layout that NIXL's connector selects, unless the model is MLA; empty for
+            the default.
+        unknown_stage_transfers: Why transfers of pipeline stages are not known
+            (``nixl/base_worker.py``).
+    """
+
+    unpaddable_kinds: frozenset[BufferKind]
+    padding_refusal: tuple[str, str]
+    merges_mla_sizes: bool
+    merges_value_sizes: bool
+    splits_states_by_size: bool
+    min_mla_block_size: int
+    takes_mamba_1: bool
+    max_block_split: int
+    head_layouts: str
+    nixl_layout: str
+    unknown_stage_transfers: str
+
+
+VERSION_TRAITS: Mapping[str, VersionTraits] = MappingProxyType(
+    {
+        "0.24": VersionTraits(
+            unpaddable_kinds=STATE_KINDS,
+            padding_refusal=("states cannot be padded", "vLLM 0.33 pads them"),
+            merges_mla_sizes=True,
+            merges_value_sizes=True,
+            splits_states_by_size=False,
+            min_mla_block_size=1,
+            takes_mamba_1=False,
+            max_block_split=1,
+            head_layouts="HND",
+            nixl_layout="",
+            unknown_stage_transfers="vLLM 0.24 pairs tensor parallel ranks only",
+        ),
+        "0.33": VersionTraits(
+            unpaddable_kinds=MLA_KINDS - WINDOWED_KINDS,
+            padding_refusal=(
+                "pages of MLA cannot be padded",
+                "choose a block size that makes pages divide, or a block-outermost layout",
+            ),
+            merges_mla_sizes=False,
+            merges_value_sizes=False,
+            splits_states_by_size=True,
+            min_mla_block_size=128,
+            takes_mamba_1=True,
+            max_block_split=128,
+            head_layouts="LBHNC or BLHNC",
+            nixl_layout="LBHNC",
+            unknown_stage_transfers=(
+                "vLLM 0.33 supports them for prefill only, without states, and several groups "
+                "only by NixlPushConnector"
+            ),
+        ),
+    }
+)
+"""The versions of vLLM whose planning is known here. Where code differs, it names the version."""
+VLLM_VERSIONS: tuple[VllmVersion, ...] = ("0.24", "0.33")
 
 
 class ProjectionRequest(NamedTuple):
@@ -313,14 +384,14 @@ def build_merge_key(spec: KvCacheSpec, vllm_version: str) -> KvCacheSpec:
     compare every size: 0.24 ignores the value's head of full attention and all sizes of MLA; both
     versions ignore all sizes of windowed MLA.
     """
-    ignores_sizes = spec.kind == "sliding_window_mla" or (
-        spec.kind == "mla_attention" and vllm_version == "0.24"
-    )
-    if ignores_sizes:
+    traits = VERSION_TRAITS[vllm_version]
+    if spec.kind == "sliding_window_mla" or (
+        spec.kind == "mla_attention" and traits.merges_mla_sizes
+    ):
         return KvCacheSpec(0, spec.kind, None, 0, 0, 0, spec.window, (), ())
     if spec.kind == "full_attention":
         # merge_window_sizes keeps the one window that full attention may have.
-        compared_size_v = 0 if vllm_version == "0.24" else spec.head_size_v
+        compared_size_v = 0 if traits.merges_value_sizes else spec.head_size_v
         spec = spec._replace(head_size_v=compared_size_v, window=None)
     return spec.without_layer
 
@@ -339,7 +410,7 @@ def is_uniform_type(specs: Sequence[KvCacheSpec], vllm_version: str) -> bool:
     if first.kind in WINDOWED_KINDS:
         allowed = SLIDING_KINDS if first.kind == "sliding_window" else {first.kind}
         return kinds <= allowed and len({spec.window for spec in specs}) == 1
-    if first.is_state and vllm_version == "0.33":
+    if first.is_state and VERSION_TRAITS[vllm_version].splits_states_by_size:
         return len(kinds) == 1 and len({spec.page_size for spec in specs}) == 1
     return len(kinds) == 1
 

@@ -17,21 +17,13 @@ from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.nixl import NixlTransfer
 from onnxkvrename.vllm.specs import (
     SLIDING_KINDS,
+    VERSION_TRAITS,
     KvCacheGroup,
     KvCacheSpec,
     ProjectionRequest,
     RefusalError,
     decide_condition,
 )
-
-_UNKNOWN_TRANSFERS = {
-    "0.24": "NIXL transfers of pipeline stages: vLLM 0.24 pairs tensor parallel ranks only",
-    "0.33": (
-        "NIXL transfers of pipeline stages: vLLM 0.33 supports them for prefill only, without "
-        "states, and several groups only by NixlPushConnector"
-    ),
-}
-"""Why transfers of pipeline stages are not known, from ``nixl/base_worker.py`` of each version."""
 
 
 class PipelineStage(NamedTuple):
@@ -85,6 +77,8 @@ def apply_stages(
 
     The groupings and allocations are those of the whole model.
     """
+    why = VERSION_TRAITS[request.vllm_version].unknown_stage_transfers
+    unknown = f"NIXL transfers of pipeline stages: {why}"
     for index, allocation in enumerate(allocations):
         block_bytes = [stage.bytes_per_block[index] for stage in stages]
         most = max((size for size in block_bytes if size is not None), default=None)
@@ -99,15 +93,8 @@ def apply_stages(
                 canonical=None,
                 registration=None,
                 transfers=tuple(
-                    NixlTransfer(
-                        transfer.tokens,
-                        transfer.blocks,
-                        None,
-                        None,
-                        None,
-                        unknown=_UNKNOWN_TRANSFERS[request.vllm_version],
-                    )
-                    for transfer in allocation.transfers
+                    NixlTransfer(each.tokens, each.blocks, None, None, None, unknown=unknown)
+                    for each in allocation.transfers
                 ),
             )
         groups = groupings[allocation.grouping_index].groups

@@ -16,9 +16,9 @@ import onnxkvrename
 from onnxkvrename.findings import CheckError
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.rules.name_tokens import split_token
 from onnxkvrename.rules.plan import REASON_UNKNOWN, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.suggestion.tokens import split_token
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
 from onnxkvrename.verification.pairs.infer_rules import (

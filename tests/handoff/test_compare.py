@@ -748,7 +748,7 @@ def cross_layout(length: int | str, **sizes: int) -> Layout:
         *describe_attention(0), *describe_attention(1, shape=f"2,{length},4"), **sizes
     )
     buffers = (
-        one._replace(kind="cross_attention", is_kind_guessed=False) if one.layer == 1 else one
+        one._replace(kind="cross_attention", kind_guessed=False) if one.layer == 1 else one
         for one in layout.buffers
     )
     return layout._replace(buffers=tuple(buffers))

@@ -8,12 +8,7 @@ import pytest
 from hugging_face import build_decoder, save_decoder
 
 from onnxkvrename.handoff.consumer_checks import check_consumer
-from onnxkvrename.handoff.consumers.openvino_npuw import (
-    CONSUMER,
-    derive_input_name,
-    selects_input,
-    selects_output,
-)
+from onnxkvrename.handoff.consumers.openvino_npuw import CONSUMER
 from onnxkvrename.handoff.selection import select_values
 
 
@@ -28,14 +23,14 @@ from onnxkvrename.handoff.selection import select_values
     ],
 )
 def test_an_output_is_named_like_its_input_with_present(past: str, present: str) -> None:
-    assert selects_input(past)
-    assert selects_output(present)
-    assert derive_input_name(present) == past
+    assert CONSUMER.selects_input(past)
+    assert CONSUMER.selects_output(present)
+    assert CONSUMER.input_name_of(present) == past
 
 
 @pytest.mark.parametrize("name", ["past_key.0", "past.0.conv", "cache_params.past.conv", "x"])
 def test_other_names_are_not_selected(name: str) -> None:
-    assert not selects_input(name)
+    assert not CONSUMER.selects_input(name)
 
 
 def test_a_decoder_is_taken_with_a_token_and_without(tmp_path: Path) -> None:

@@ -8,12 +8,7 @@ import pytest
 from hugging_face import build_decoder, save_decoder
 
 from onnxkvrename.handoff.consumer_checks import check_consumer
-from onnxkvrename.handoff.consumers.transformers_js import (
-    CONSUMER,
-    derive_input_name,
-    selects_input,
-    selects_output,
-)
+from onnxkvrename.handoff.consumers.transformers_js import CONSUMER
 
 
 @pytest.mark.parametrize(
@@ -27,14 +22,14 @@ from onnxkvrename.handoff.consumers.transformers_js import (
     ],
 )
 def test_an_output_becomes_the_input_of_the_next_step(past: str, present: str) -> None:
-    assert selects_input(past)
-    assert selects_output(present)
-    assert derive_input_name(present) == past
+    assert CONSUMER.selects_input(past)
+    assert CONSUMER.selects_output(present)
+    assert CONSUMER.input_name_of(present) == past
 
 
 @pytest.mark.parametrize("name", ["past_key_values.0.key_VLLM", "past_key.0", "past.0.conv"])
 def test_no_other_name_is_computed(name: str) -> None:
-    assert not selects_input(name)
+    assert not CONSUMER.selects_input(name)
 
 
 def test_a_plain_export_is_taken(tmp_path: Path) -> None:

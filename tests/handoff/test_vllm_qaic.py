@@ -439,7 +439,7 @@ def test_keys_and_values_of_an_encoder_are_cut_whatever_their_axis_is_called() -
         shape: tuple[Dim, ...] = ("batch_size", 2, length, 4)
         layout = model(decoder(1, shape))
         buffers = tuple(
-            one._replace(kind="cross_attention", is_kind_guessed=False) for one in layout.buffers
+            one._replace(kind="cross_attention", kind_guessed=False) for one in layout.buffers
         )
         one = only(layout._replace(buffers=buffers), "KV605")
         assert "not the context (the encoder's output)" in one.message

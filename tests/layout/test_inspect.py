@@ -85,7 +85,7 @@ def test_a_buffer_is_told_with_kind_dtype_and_shape(inspected) -> None:
         "shape": ("batch_size", 8, "sliding_window", 64),
         "input": "past_key.0",
         "output": "past_key.0_RetainedState",
-        "is_kind_guessed": False,
+        "kind_guessed": False,
         "update": BufferUpdate("untraced"),
     }
 

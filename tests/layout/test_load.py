@@ -16,7 +16,7 @@ from models import saved
 from onnxkvrename import KvRenameError, ModelError, load_rules, rename
 from onnxkvrename.findings import build_finding
 from onnxkvrename.layout.layout import compute_layout_digest
-from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout
+from onnxkvrename.layout.load import UNKNOWN_COMPILE, CompileInfo, LoadedLayout, load_layout
 from onnxkvrename.layout.manifest import DOCUMENT, describe_layout
 from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.rules.find_models import build_job
@@ -28,7 +28,7 @@ REAL = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPOR
 
 
 def gather(
-    *paths: Path, compile_info: CompileInfo | None = None, strict: bool = False
+    *paths: Path, compile_info: CompileInfo = UNKNOWN_COMPILE, strict: bool = False
 ) -> LoadedLayout:
     return load_layout(paths, RULES, compile_info, strict=strict)
 
@@ -314,7 +314,7 @@ def test_dtypes_come_from_custom_io(decoder: Path) -> None:
             "output elsewhere",
         ),
         ("- IOName: past_key.0\n", "with nothing"),
-        ("a: b\n", "holds a mapping"),
+        ("a: b\n", "a mapping"),
         ("\x00", "read as custom"),
     ],
 )

@@ -90,14 +90,6 @@ def test_yaml_for_the_compiler_follows_whatever_its_name(
     assert read(here / name) == (VLLM if changes else PLAIN)
 
 
-@pytest.mark.parametrize(("look", "code"), [("--check", 1), ("--diff", 1), ("-n", 0)])
-def test_a_look_ahead_shows_it(look: str, code: int, here: Path, run, snapshot) -> None:
-    before = snapshot(here)
-    outcome = run(*RENAME, look)
-    assert (outcome.code, f"{SIDECAR}: 8 names would change" in outcome.err) == (code, True)
-    assert snapshot(here) == before
-
-
 def test_no_sidecars_leaves_it_and_warns(here: Path, renamed: bytes, run) -> None:
     outcome = run(*RENAME, "--sidecars", "off")
     assert outcome.code == 0
@@ -202,14 +194,6 @@ def test_no_sidecars_leaves_it_where_it_is(here: Path, renamed: bytes, run) -> N
     outcome = run(*RENAME, "-d", "out", "--sidecars", "off")
     assert (outcome.code, "KV4" in outcome.err) == (0, False)
     assert read_directory(here / "out") == {MODEL: renamed}
-
-
-def test_beside_both_models_it_stays_with_the_old_one(here: Path, run) -> None:
-    outcome = run(*RENAME, "-o", "new.onnx")
-    assert outcome.code == 0
-    assert f"warning KV406: {SIDECAR}" in outcome.err
-    assert f"because {MODEL} keeps them" in outcome.err
-    assert read(here / SIDECAR) == PLAIN
 
 
 def test_another_file_in_its_place_stays_unless_forced(here: Path, run) -> None:

@@ -8,11 +8,9 @@ import shutil
 import stat
 from pathlib import Path
 
-import models
 import pytest
 from conftest import Sample
 from kill_commands import count_until_false, needs_fork, read_directory, run_and_kill
-from models import saved
 from tiers import full
 
 from onnxkvrename import rename
@@ -64,14 +62,6 @@ def test_a_sidecar_that_is_named_follows_in_place(here: Path, renamed: bytes, ru
     assert f"{MODEL}: 8 names" in outcome.err
     assert f"{SIDECAR}: 8 names" in outcome.err
     assert read_directory(here) == {MODEL: renamed, SIDECAR: VLLM.encode()}
-
-
-def test_sidecars_beside_a_model_are_found(here: Path, renamed: bytes, run) -> None:
-    (here / "custom_io_fp16.yml").write_text(PLAIN)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
-    now = read_directory(here)
-    assert (now.pop("custom_io_fp16.yml"), now.pop(SIDECAR)) == (VLLM.encode(),) * 2
-    assert now == {MODEL: renamed}
 
 
 def test_the_way_back_gives_the_same_bytes(here: Path, run) -> None:
@@ -166,36 +156,6 @@ def test_a_sidecar_of_windows_may_name_the_buffers_of_all(tmp_path: Path, run) -
 # Elsewhere.
 
 
-@pytest.mark.parametrize("how", [("-d", "out"), ("-o", "out/new.onnx")])
-def test_with_a_result_elsewhere_the_sidecar_goes_beside_it(
-    how: tuple[str, str], here: Path, run, snapshot
-) -> None:
-    (here / "out").mkdir()
-    before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require", *how)
-    assert outcome.code == 0
-    assert f"{SIDECAR}: 8 names changed -> out/{SIDECAR}" in outcome.err
-    assert (here / "out" / SIDECAR).read_text() == VLLM
-    assert {name: now for name, now in snapshot(here).items() if name in before} == before
-    again = snapshot(here)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require", *how).code == 0
-    assert snapshot(here) == again
-
-
-def test_a_new_directory_appears_with_model_and_sidecar(here: Path, renamed: bytes, run) -> None:
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require", "-d", "out").code == 0
-    assert read_directory(here / "out") == {MODEL: renamed, SIDECAR: VLLM.encode()}
-
-
-def test_one_sidecar_cannot_follow_a_model_and_stay_with_another_beside_it(
-    here: Path, run, snapshot
-) -> None:
-    before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "-o", "new.onnx", "--sidecars", "require")
-    assert refused(outcome, f"{SIDECAR}: is beside both")
-    assert snapshot(here) == before
-
-
 def test_another_file_in_the_place_of_a_sidecar_stays_unless_forced(here: Path, run) -> None:
     (here / "out").mkdir()
     there = here / "out" / SIDECAR
@@ -223,15 +183,6 @@ def test_two_sidecars_cannot_go_to_one_place(here: Path, run, snapshot) -> None:
 # What is wrong with them.
 
 
-def test_a_sidecar_of_another_model_is_refused(here: Path, run, snapshot) -> None:
-    (here / SIDECAR).write_text(custom_io(buffers=("compressed_kv", "k_pe")))
-    before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require")
-    assert outcome.code == 1
-    assert "error KV404: custom_io.yaml belongs" in outcome.err
-    assert snapshot(here) == before
-
-
 def test_a_name_that_matches_nothing_is_a_warning(here: Path, run, snapshot) -> None:
     strange = " - IOName: past_key.7\n   Precision: mxint8\n"
     (here / SIDECAR).write_text(PLAIN + strange)
@@ -252,21 +203,6 @@ def test_half_a_pair_is_a_warning(here: Path, run) -> None:
     outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require")
     assert outcome.code == 0
     assert f"warning KV405: {SIDECAR} names past_key.0_RetainedState without" in outcome.err
-
-
-def test_a_whole_sidecar_has_no_warning(here: Path, run) -> None:
-    assert "KV4" not in run(MODEL, "--prefix", "VLLM", "--sidecars", "require").err
-
-
-def test_a_finding_in_the_model_leaves_the_sidecar_as_it_was(here: Path, run, snapshot) -> None:
-    broken = models.decoder()
-    broken.graph.output.pop()
-    saved(broken, here / MODEL)
-    before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require")
-    assert outcome.code == 1
-    assert f"{MODEL}: error KV102" in outcome.err
-    assert snapshot(here) == before
 
 
 @pytest.mark.parametrize(
@@ -303,13 +239,6 @@ def test_what_cannot_be_followed_ends_the_job_in_one_line(
     assert snapshot(here) == before
 
 
-def test_a_sidecar_that_cannot_be_read_is_not_passed_over_when_found(here: Path, spawn) -> None:
-    (here / SIDECAR).chmod(0)
-    process = spawn(MODEL, "--prefix", "VLLM", "--sidecars", "require")
-    assert process.returncode == 2
-    assert f"error: {SIDECAR}: cannot be read" in process.stderr
-
-
 def linked(path: Path) -> None:
     shutil.move(path, path.parent / "io")
     path.symlink_to("io")
@@ -338,15 +267,6 @@ def test_what_others_may_share_or_have_protected_is_left_unless_forced(
 
 
 # Stale ones, and looks ahead.
-
-
-def test_a_sidecar_of_a_model_that_was_renamed_earlier_is_mended(here: Path, run) -> None:
-    rename(MODEL, "VLLM", sidecars="off")
-    before = (here / MODEL).read_bytes()
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require")
-    assert (outcome.code, outcome.out) == (0, "")
-    assert f"{SIDECAR}: 8 names changed" in outcome.err
-    assert read_directory(here) == {MODEL: before, SIDECAR: VLLM.encode()}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from onnxkvrename.sidecars.decisions import DECISIONS, Decision, Fact, decide
 
 MODEL, SIDECAR, CONFIG = "decoder.onnx", "custom_io.yaml", "genai_config.json"
 COMPILED = f"qpc-0123456789abcdef/{SIDECAR}"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "sidecars.md"
 NAMES = [f"past_{part}.{layer}" for layer in (0, 1) for part in ("key", "value")]
 
 
@@ -66,11 +65,11 @@ CASES = [
     Case(("unwritable", "found"), PLAIN, "", 2, there=link),
     Case(("unreadable",), TORN, f"--sidecar {SIDECAR}", 2),
     Case(("unwritable",), PLAIN, "--sidecars require", 2, there=link),
+    Case(("beside both", "of another token"), OTHER, "-o new.onnx", 0, WARNED),
+    Case(("beside both", "stale"), PLAIN, "-o new.onnx --sidecars off", 0, WARNED),
     Case(("off", "refused", "stale"), config(NAMES[0]), "--sidecars off", 0, WARNED, CONFIG),
     Case(("off", "stale"), PLAIN, "--sidecars off", 0, WARNED),
     Case(("off",), FOREIGN, "--sidecars off"),
-    Case(("beside both", "of another token"), OTHER, "-o new.onnx", 0, WARNED),
-    Case(("beside both", "stale"), PLAIN, "-o new.onnx", 0, WARNED),
     Case(("found", "shared"), PLAIN, "", 0, WARNED, there=lambda: shutil.copy(MODEL, "other.onnx")),
     Case(("found", "refused", "of a compile"), OTHER, "", 0, WARNED, COMPILED),
     Case(("found", "refused"), OTHER, "", 1, REFUSED),
@@ -119,11 +118,3 @@ def test_a_row_decides(
     if row.verdict == "refuse":
         assert Path(MODEL).read_bytes() == before
         assert not any(Path(new).exists() for new in ("new", "new.onnx"))
-
-
-def test_the_page_has_the_same_table() -> None:
-    """Row by row, by the words of the facts and the verdict."""
-    _, _, table = PAGE.read_text().partition("| what holds | then |")
-    rows = re.findall(r"^\| (.*?) \| (follow|refuse|leave)", table, re.M)
-    said = [(tuple(re.findall(r"\*(.+?)\*", facts)), verdict) for facts, verdict in rows]
-    assert said == [(row.facts, row.verdict) for row in DECISIONS]

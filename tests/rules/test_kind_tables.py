@@ -11,8 +11,10 @@ from models import saved
 
 from onnxkvrename import load_layout
 from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
+from onnxkvrename.rules.rewrite import convert_name
 
 RULES = r"""
 update = "append"
@@ -41,7 +43,7 @@ def test_a_role_says_what_is_in_a_buffer_and_kind_what_vllm_calls_it(tmp_path: P
     model = save_caches(tmp_path, *list_caches(NAMES, [0], "kv"))
     rules = write_rules(tmp_path, 'kind = "sliding_window"')
     buffers = load_layout(model, rules=rules).layout.buffers
-    assert [(b.part, b.buffer, b.kind, b.is_kind_guessed) for b in buffers] == [
+    assert [(b.part, b.buffer, b.kind, b.kind_guessed) for b in buffers] == [
         ("key", "k", "sliding_window", False),
         ("value", "v", "sliding_window", False),
     ]
@@ -96,11 +98,11 @@ def test_a_name_may_say_its_kind_in_the_middle(tmp_path: Path, run) -> None:
     before = model.read_bytes()
     assert run("verify", model, "--rules", rules).code == 0
     found = load_layout(model, rules=rules).layout.buffers
-    assert [(b.layer, b.part, b.kind) for b in found if b.layer == 0] == [
-        (0, "key", "full_attention"),
-        (0, "key_cross", "cross_attention"),
-        (0, "value", "full_attention"),
-        (0, "value_cross", "cross_attention"),
+    assert [(b.buffer, b.part, b.kind) for b in found if b.layer == 0] == [
+        ("self.k", "key", "full_attention"),
+        ("self.v", "value", "full_attention"),
+        ("cross.k", "key_cross", "cross_attention"),
+        ("cross.v", "value_cross", "cross_attention"),
     ]
     outcome = run(model, "--rules", rules, "--prefix", "X", "--verify")
     assert (outcome.code, "KV" in outcome.err) == (0, False)
@@ -110,6 +112,20 @@ def test_a_name_may_say_its_kind_in_the_middle(tmp_path: Path, run) -> None:
     (missing,) = [b for b in caches if b.input == "in_1_cross_v"]
     model = save_caches(tmp_path, *(cache for cache in caches if cache is not missing))
     assert "KV108: in_1_cross_k" in run("verify", model, "--rules", rules).err
+
+
+@pytest.mark.parametrize(
+    ("name", "converted"),
+    [("in_3_self_k", "past_key_self_3_X"), ("in_3_cross_v", "past_value_cross_3_X")],
+)
+def test_a_name_that_says_its_kind_has_names_in_other_profiles(name: str, converted: str) -> None:
+    own, other = parse_rules(NAMED_KINDS, "r"), load_rules("ort-encdec")
+    match = own.match("input", name)
+    assert match is not None
+    assert convert_name(match, "X", own, other) == converted
+    back = other.match("input", converted)
+    assert back is not None
+    assert convert_name(back, "", other, own) == name
 
 
 def test_a_name_with_a_kind_that_has_no_such_part_is_none() -> None:
@@ -187,11 +203,3 @@ def test_axes_say_where_the_context_is(tmp_path: Path, run) -> None:
     assert (key.sequence_axis, key.batch_axis) == (3, 1)
     assert (key.token_shape, key.sequence_shape) == ((HEADS, HEAD), (HEADS, HEAD, 16))
     assert (value.sequence_axis, value.batch_axis) == (None, 0)
-
-
-def test_a_rule_about_one_part_needs_no_group_for_it() -> None:
-    text = RULES.replace("(?P<buffer>k|v|ks)", "kv").replace("{buffer}", "kv")
-    text = text.replace('key = "k", value = "v"', 'key_value = "kv"')
-    match = parse_rules(text, "r").match("input", "in_kv3_X")
-    assert match is not None
-    assert (match.buffer, match.layer, match.token) == ("kv", 3, "X")

@@ -69,7 +69,7 @@ KINDS = f"[kv.kinds.own]\n{ROLES}"
         ("'.*_out'", "true", "retained: must be text"),
         ("(?P<buffer>k", "(?P<buffer>(k", "kv[0].input: is not a regular expression"),
         ("input =", "inputs =", "kv[0].inputs: is not a known key; did you mean input?"),
-        ("(?P<buffer>k|v|ks)", "(k|v|ks)", "kv[0].input: has no group (?P<buffer>"),
+        ("(?P<buffer>k|v|ks)", "(k|v|ks)", "kv[0].input_name: {buffer} is not"),
         ("(?P<layer>[0-9]+)", "[0-9]+", "kv[0].input: has no group (?P<layer>"),
         ("(?:_(?P<token>[A-Za-z0-9]+))?'", "'", "kv[0].input: has no group (?P<token>"),
         ('"in_{buffer}{layer}[_{token}]"', '"in_{layer}"', "kv[0].input_name: must contain"),
@@ -139,6 +139,15 @@ def test_a_mistake_shows_what_is_expected(old: str, new: str, hint: str) -> None
     with pytest.raises(RulesError) as caught:
         parse_rules(RULES.replace(old, new, 1), "mine.toml")
     assert hint in str(caught.value.hint)
+
+
+def test_only_a_rule_about_one_part_needs_no_group_for_it() -> None:
+    text = RULES.replace("(?P<buffer>k|v|ks)", "k").replace("{buffer}", "k")
+    with pytest.raises(RulesError, match=r"input: has no group \(\?P<buffer>"):
+        parse_rules(text, "r")
+    match = parse_rules(text.replace(', value = "v"', ""), "r").match("input", "in_k3_X")
+    assert match is not None
+    assert (match.buffer, match.layer, match.token) == ("k", 3, "X")
 
 
 def test_parts_of_one_kind_in_two_rules_add_up_and_the_rest_must_be_equal() -> None:

@@ -122,21 +122,6 @@ def test_two_that_know_the_names_equally_well_are_an_error(
     assert run(model, "--prefix", "VLLM", "--profile", "twin").code == 0
 
 
-def test_a_file_beside_the_model_decides_between_two(
-    model: Path, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "profiles"
-    shutil.copytree(load.PROFILES_DIRECTORY, folder)
-    sidecar = "\n[[sidecar]]\nfile = 'serving[.]json'\nreader = 'a server'\n"
-    (folder / "served.toml").write_text((folder / "huggingface.toml").read_text() + sidecar)
-    monkeypatch.setattr(load, "PROFILES_DIRECTORY", folder)
-    assert run(model, "--prefix", "VLLM", "--check").code == 2
-    (model.parent / "serving.json").write_text("{}")
-    outcome = run(model, "--prefix", "VLLM", "--check")
-    expected = "profile served knows these names; --profile huggingface also knows some\n"
-    assert outcome.err.startswith(expected)
-
-
 def test_the_one_that_knows_more_is_picked_and_the_other_is_named(
     tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -453,12 +453,6 @@ def test_a_stale_one_is_found_and_repaired_by_the_same_command(genai: Path, go, 
     assert "KV406" not in run("verify", "genai/model.onnx", "--rules", "rules.toml").err
 
 
-def test_a_result_beside_the_model_warns(genai: Path, go) -> None:
-    outcome = go("genai/model.onnx", "-o", "genai/renamed.onnx", "--prefix", "VLLM")
-    assert (outcome.code, "because genai/model.onnx keeps them" in outcome.err) == (0, True)
-    assert (genai / CONFIG).read_text() == render_config()
-
-
 def test_one_of_another_model_that_is_named_is_refused(here: Path, genai: Path, go) -> None:
     saved(build_decoder(), here / "model.onnx")
     (here / "genai_config.json").write_text(render_config({"filename": "far.onnx"}))

@@ -135,7 +135,7 @@ def test_only_the_name_must_be_written_out() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("IOName: a", "holds a mapping"),
+        ("IOName: a", "has a mapping"),
         ("- a", "has a string"),
         ("- - IOName: a", "has a list"),
         ("- Precision: a", "nothing as an"),

@@ -30,7 +30,7 @@ ARROWS = SidecarFormat(
     expected_form="INPUT -> OUTPUT",
     parse=parse,
     find_names=lambda tree: iter(tree.items),
-    file_name_pattern=re.compile(r"kv_.*\.txt"),
+    has_file_name=re.compile(r"kv_.*\.txt").fullmatch,
     only_graph_values=True,
     requires_pairs=True,
 )

@@ -17,15 +17,14 @@ from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.find_models import may_be_sidecar
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
-from onnxkvrename.sidecars.formats import SidecarFormat, load_sidecar_formats
+from onnxkvrename.sidecars.formats import BUILT_IN, SidecarFormat, detect_format
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar, rewrite_sidecar
 
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 QEFF = load_rules()
 VLLM, STRIP = TokenChange("VLLM"), TokenChange(None, strip=True)
-FORMATS = load_sidecar_formats()
-CUSTOM, COMPILE, BATCH, PRECISION, STILL = FORMATS.formats[:5]
+CUSTOM, COMPILE, BATCH, PRECISION = BUILT_IN[:4]
 BUFFERS = "past_key.0 past_value.0 past_key.1 past_value.1"
 ENTRIES = """\
 # past_key.0 comes first
@@ -402,11 +401,6 @@ def test_another_form_is_refused_with_the_form_it_should_have(
     assert got.value.hint == f"expected: {kind.expected_form}"
 
 
-def test_files_of_nodes_and_symbols_never_change() -> None:
-    for data in (b'{"partitions": [{"nodeList": ["past_key.0"]}]}', b"no JSON at all"):
-        assert rewrite_sidecar(data, "", STILL, names()) == RewrittenSidecar(data, (), ())
-
-
 # What is refused
 
 
@@ -470,10 +464,7 @@ def test_an_escape_is_no_byte_of_a_name() -> None:
         ("decode.json", b'{"IO-files": []}', BATCH),
         ("npi.yaml", b"FP32NodeInstanceNames: []", PRECISION),
         ("fp16.yaml", b"FP16NodeInstanceNames: []", PRECISION),
-        ("mdp_ts_2.json", b"{}", STILL),
-        ("dump.json", b'{"partitions": [{"nodeList": []}]}', STILL),
-        ("qconfig.json", b"{}", STILL),
-        ("specializations.json", b"{}", STILL),
+        ("specializations.json", b"{}", None),
         ("config.json", b'{"model_type": "llama"}', None),
         ("my_custom_io.yaml", b"a: b", None),
         ("hashed_export_params.json", b"{}", None),
@@ -482,7 +473,7 @@ def test_an_escape_is_no_byte_of_a_name() -> None:
 def test_a_sidecar_is_told_by_its_name_or_by_what_is_in_it(
     file_name: str, data: bytes, kind: SidecarFormat | None
 ) -> None:
-    assert FORMATS.detect(file_name, data) == kind
+    assert detect_format(BUILT_IN, file_name, data) == kind
 
 
 def test_among_the_files_beside_a_model_few_may_be_sidecars() -> None:
@@ -491,16 +482,14 @@ def test_among_the_files_beside_a_model_few_may_be_sidecars() -> None:
     there += ["genai_config.json", "generation_config.json", "inference_metadata.yaml"]
     few = ["npi.yaml", "custom_io_int8.yml", "aic_batch_io_1.json", "hashed_compile_params.json"]
     few += ["genai_config.json", "inference_metadata.yaml"]
-    assert [name for name in there if FORMATS.may_be_sidecar(name)] == few
-    # A plain rename asks a shorter question, with the same answer, and loads no format for it.
     assert [name for name in there if may_be_sidecar(name)] == few
 
 
 def test_no_yaml_is_loaded_before_there_is_some_to_read() -> None:
     script = (
-        "import sys; from onnxkvrename.sidecars.formats import load_sidecar_formats;"
-        "formats = load_sidecar_formats(); loaded = 'ruamel.yaml' in sys.modules;"
-        "formats.formats[0].parse('a'); print(loaded, 'ruamel.yaml' in sys.modules)"
+        "import sys; from onnxkvrename.sidecars.formats import BUILT_IN;"
+        "loaded = 'ruamel.yaml' in sys.modules;"
+        "BUILT_IN[0].parse('a'); print(loaded, 'ruamel.yaml' in sys.modules)"
     )
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert process.stdout == "False True\n"

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxkvrename.documents import UnreadableTextError
-from onnxkvrename.sidecars.text_edit import splice_values
-from onnxkvrename.sidecars.tree import ScalarNode
+from onnxkvrename.sidecars.tree import ScalarNode, splice_values
 
 TOKEN = {"past_key.0": "past_key.0_VLLM"}
 

@@ -52,15 +52,15 @@ def test_what_is_more_than_a_word_can_only_be_read(text: str) -> None:
 
 
 def test_an_alias_is_not_put_in_place() -> None:
-    shared = ScalarNode("x", 5, 6, "", is_shared=True)
+    shared = ScalarNode("x", 5, 6, "", anchors=frozenset("a"))
     assert parse_yaml_tree("[&a [x], *a]") == SequenceNode(
-        (SequenceNode((shared,)), OpaqueNode("an alias"))
+        (SequenceNode((shared,)), OpaqueNode("an alias", "a"))
     )
 
 
-def test_what_stands_below_an_anchor_with_an_alias_is_shared() -> None:
+def test_a_scalar_has_the_anchors_around_it() -> None:
     found = scalars(parse_yaml_tree("[&a [x, [y]], &b [z], {k: &c {l: m}}, n, *a, *c]"))
-    assert {scalar.value for scalar in found if scalar.is_shared} == {"x", "y", "l", "m"}
+    assert ["".join(scalar.anchors) for scalar in found] == ["a", "a", "b", "", "c", "c", ""]
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n", "\ufeff"])

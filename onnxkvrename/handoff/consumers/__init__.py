@@ -14,7 +14,6 @@ is a complete ``pigeon_post.py``, for a consumer that receives whole buffers wit
         selects_output=lambda name: name.endswith("_pigeon_RetainedState"),
         input_name_of=lambda name: name.removesuffix("_RetainedState"),
         sort_key=lambda name: (int(name.partition(".")[2].partition("_")[0]), name),
-        transferred_shape=lambda shape, tokens: shape,
         itemsize_of={"FLOAT16": 2, "FLOAT": 4}.get,
     )
 """

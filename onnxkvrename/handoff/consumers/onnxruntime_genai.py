@@ -24,7 +24,7 @@ from onnxkvrename.findings import (
     quote_word,
     report_names,
 )
-from onnxkvrename.handoff.consumer import Consumer, compute_itemsize, keep_whole_shape
+from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import ConsumerView
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.storage.read import read_status, read_text_file
@@ -293,9 +293,6 @@ CONSUMER = Consumer(
     selects_input=lambda name: False,
     selects_output=lambda name: False,
     input_name_of=lambda name: name,
-    sort_key=None,
-    transferred_shape=keep_whole_shape,
-    itemsize_of=compute_itemsize,
     needs_in_place=False,
     memory="none",
     configure=configure,

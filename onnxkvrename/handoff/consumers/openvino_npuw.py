@@ -14,28 +14,19 @@ import re
 from collections.abc import Iterator
 
 from onnxkvrename.findings import Finding, begin_message, build_finding, report_names
-from onnxkvrename.handoff.consumer import Consumer, compute_itemsize, keep_whole_shape
+from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import ConsumerView
 
 _PAST, _PRESENT = "past_key_values", "present"
-_LINEAR_PAST = re.compile(r"cache_params\.past\.(?:conv|ssm)\.[0-9]+")
-_LINEAR_PRESENT = re.compile(r"cache_params\.present\.(?:conv|ssm)\.[0-9]+")
+_INPUT = re.compile(rf"{_PAST}|cache_params\.past\.(?:conv|ssm)\.[0-9]+")
+_LINEAR_PRESENT = r"cache_params\.present\.(?:conv|ssm)\.[0-9]+"
+_OUTPUT = re.compile(rf"{_PRESENT}|{_LINEAR_PRESENT}")
 _RANK = 4
-
-
-def selects_input(name: str) -> bool:
-    """Return whether an input begins with ``past_key_values`` or has the name of a linear state."""
-    return name.startswith(_PAST) or _LINEAR_PAST.match(name) is not None
-
-
-def selects_output(name: str) -> bool:
-    """Return whether an output begins with ``present`` or has the name of a linear state."""
-    return name.startswith(_PRESENT) or _LINEAR_PRESENT.match(name) is not None
 
 
 def derive_input_name(name: str) -> str:
     """Return the name of the input that an output belongs to."""
-    if _LINEAR_PRESENT.match(name):
+    if re.match(_LINEAR_PRESENT, name):
         return name.replace(_PRESENT, "past")
     return name.replace(_PRESENT, _PAST)
 
@@ -76,12 +67,9 @@ CONSUMER = Consumer(
     name="openvino-npuw",
     token="",
     source="openvinotoolkit/openvino at 002caac",
-    selects_input=selects_input,
-    selects_output=selects_output,
+    selects_input=_INPUT.match,
+    selects_output=_OUTPUT.match,
     input_name_of=derive_input_name,
-    sort_key=None,
-    transferred_shape=keep_whole_shape,
-    itemsize_of=compute_itemsize,
     needs_in_place=False,
     selected_inputs=f"{_PAST}* or cache_params.past.*",
     selected_outputs=f"{_PRESENT}* or cache_params.present.*",

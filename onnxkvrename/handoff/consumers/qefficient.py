@@ -15,11 +15,9 @@ from onnxkvrename.findings import Finding, format_count, report_names
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumers import vllm_qaic
 from onnxkvrename.handoff.selection import ConsumerView
-from onnxkvrename.layout.layout import Shape
 
 _PREFIXES = ("past_", "conv_state.", "recurrent_state.", "compressed_", "k_pe")
 _LINEAR_PREFIXES = ("conv_state.", "recurrent_state.")
-_SUFFIX = "_RetainedState"
 _NAMES = "past_*, conv_state.*, recurrent_state.*, compressed_* or k_pe*"
 _NO_OPTION_HINT = "no option of QEfficient changes this"
 _ITEMSIZES = {
@@ -28,26 +26,6 @@ _ITEMSIZES = {
     **dict.fromkeys(("FLOAT", "INT32"), 4),
     "INT64": 8,
 }
-
-
-def selects_input(name: str) -> bool:
-    """Return whether an input begins with a known prefix; a scope (``NAME/``) is not skipped."""
-    return name.startswith(_PREFIXES)
-
-
-def selects_output(name: str) -> bool:
-    """Return whether an output begins with a known prefix and ends in ``_RetainedState``."""
-    return name.startswith(_PREFIXES) and name.endswith(_SUFFIX)
-
-
-def derive_input_name(name: str) -> str:
-    """Return an output's name without ``_RetainedState``."""
-    return name.replace(_SUFFIX, "")
-
-
-def compute_transferred_shape(shape: Shape, tokens: int | None) -> Shape:
-    """Return one sequence of a shape, whatever the prompt's length."""
-    return (1, *shape[1:])
 
 
 def check_slice_ranks(view: ConsumerView) -> Iterator[Finding]:
@@ -105,16 +83,15 @@ CONSUMER = Consumer(
     name="qefficient",
     token="",
     source="quic/efficient-transformers at ebf55e8",
-    selects_input=selects_input,
-    selects_output=selects_output,
-    input_name_of=derive_input_name,
+    selects_input=lambda name: name.startswith(_PREFIXES),  # a scope (NAME/) is not skipped
+    selects_output=lambda name: name.startswith(_PREFIXES) and name.endswith(vllm_qaic.SUFFIX),
+    input_name_of=vllm_qaic.derive_input_name,
     sort_key=vllm_qaic.parse_sort_key,
-    transferred_shape=compute_transferred_shape,
     itemsize_of=_ITEMSIZES.get,
     needs_in_place=True,
     selected_inputs=_NAMES,
-    selected_outputs=f"{_NAMES}, with {_SUFFIX} at the end",
-    output_suffix=_SUFFIX,
+    selected_outputs=f"{_NAMES}, with {vllm_qaic.SUFFIX} at the end",
+    output_suffix=vllm_qaic.SUFFIX,
     unselected_hint="the prefixes are fixed in QEfficient: export the buffer with such a name",
     memory="separate",
     checks=(check_non_kv_selected, check_uniform_states, check_slice_ranks),

@@ -11,23 +11,13 @@ from __future__ import annotations
 
 import re
 
-from onnxkvrename.handoff.consumer import Consumer, compute_itemsize, keep_whole_shape
+from onnxkvrename.handoff.consumer import Consumer
 
 _STATES = ("conv", "ssm", "recurrent")
 _STATE = rf"(?:{'|'.join(_STATES)})\.[0-9]+"
 _PART = r"[0-9]+\.(?:(?:decoder|encoder)\.)?(?:key|value)"
 _INPUT = re.compile(rf"past_key_values\.{_PART}|past_{_STATE}")
 _OUTPUT = re.compile(rf"present\.{_PART}|present_{_STATE}")
-
-
-def selects_input(name: str) -> bool:
-    """Return whether transformers.js can compute the name of an input."""
-    return _INPUT.fullmatch(name) is not None
-
-
-def selects_output(name: str) -> bool:
-    """Return whether transformers.js can derive an input from the name of an output."""
-    return _OUTPUT.fullmatch(name) is not None
 
 
 def derive_input_name(name: str) -> str:
@@ -41,12 +31,9 @@ CONSUMER = Consumer(
     name="transformers-js",
     token="",
     source="huggingface/transformers.js",
-    selects_input=selects_input,
-    selects_output=selects_output,
+    selects_input=_INPUT.fullmatch,
+    selects_output=_OUTPUT.fullmatch,
     input_name_of=derive_input_name,
-    sort_key=None,
-    transferred_shape=keep_whole_shape,
-    itemsize_of=compute_itemsize,
     needs_in_place=False,
     selected_inputs="past_key_values.N.key, past_key_values.N.value or past_conv.N",
     selected_outputs="present.N.key, present.N.value or present_conv.N",

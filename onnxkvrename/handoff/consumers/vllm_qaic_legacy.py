@@ -11,23 +11,11 @@ from __future__ import annotations
 from onnxkvrename.handoff.consumers import vllm_qaic
 
 _PREFIXES = ("past_key", "past_value")
-
-
-def selects_input(name: str) -> bool:
-    """Return whether an input begins with ``past_key`` or ``past_value``."""
-    return name.startswith(_PREFIXES)
-
-
-def selects_output(name: str) -> bool:
-    """Return whether an output begins like that and has a retained suffix, also an internal one."""
-    return name.startswith(_PREFIXES) and name.endswith("RetainedState")
-
-
 CONSUMER = vllm_qaic.CONSUMER._replace(
     name="vllm-qaic-legacy",
     token="",
-    selects_input=selects_input,
-    selects_output=selects_output,
+    selects_input=lambda name: name.startswith(_PREFIXES),
+    selects_output=lambda name: name.startswith(_PREFIXES) and name.endswith("RetainedState"),
     selected_inputs="past_key* or past_value*",
     selected_outputs="past_key*RetainedState or past_value*RetainedState",
     setting="VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1",

@@ -11,13 +11,10 @@ from onnxkvrename.layout.inspect import (
     ExternalFile,
     InspectedBuffer,
     ModelSummary,
-    NameStatus,
     StampStatus,
 )
-from onnxkvrename.layout.updates import UpdateKind
-from onnxkvrename.model.signature import Dim, ExportInfo
+from onnxkvrename.model.signature import ExportInfo
 from onnxkvrename.records import Document, fill_record
-from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.profile import ProfileChoice
 
@@ -52,39 +49,6 @@ class TokenCount(NamedTuple):
     names: int
 
 
-class Buffer(NamedTuple):
-    """A KV buffer.
-
-    Attributes:
-        layer: The number of the layer.
-        buffer: The part of the name that says what is in the buffer, such as past_key.
-        scope: The part of the name before the last slash, as in layerwise exports; usually empty.
-        kind: vLLM's own strings; mamba for every state without a context axis.
-        kind_guessed: Whether only its shape or its name suggests the kind.
-        update: How the retained output is made from its input.
-        update_axis: For append and delta the axis with another size, `None` if it is not known.
-        state: half: a token on one side only; broken: an error of its own; missing: its layer
-            should have it.
-        dtype: The element type, in ONNX's words; empty for a missing buffer.
-        shape: Sizes and symbols, `None` for what the file does not say.
-        input: The graph input of the pair; `None` if it is missing.
-        output: The retained output of the pair; `None` if it is missing.
-    """
-
-    layer: int
-    buffer: str
-    scope: str
-    kind: BufferKind
-    kind_guessed: bool
-    update: UpdateKind
-    update_axis: int | None
-    state: NameStatus
-    dtype: str
-    shape: tuple[Dim, ...] | None
-    input: str | None
-    output: str | None
-
-
 class Model(NamedTuple):
     """What is in one model. If it cannot be read, only `path` and `error` have a value.
 
@@ -115,7 +79,7 @@ class Model(NamedTuple):
     tokens: tuple[TokenCount, ...]
     names: int
     stamp: StampStatus | None
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[InspectedBuffer, ...]
     kept: tuple[UnchangedName, ...]
     findings: tuple[Finding, ...]
     error: KvRenameError | None
@@ -157,15 +121,4 @@ def _describe_model(summary: ModelSummary) -> Model:
         ),
         tokens=tuple(TokenCount(*each) for each in summary.token_counts),
         names=summary.name_count,
-        buffers=tuple(map(_describe_buffer, summary.buffers)),
-    )
-
-
-def _describe_buffer(buffer: InspectedBuffer) -> Buffer:
-    return fill_record(
-        Buffer,
-        buffer,
-        kind_guessed=buffer.is_kind_guessed,
-        update=buffer.update.kind,
-        update_axis=buffer.update.axis,
     )

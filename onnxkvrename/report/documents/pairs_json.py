@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.layout.updates import UpdateKind, compare_dims
+from onnxkvrename.layout.updates import ShownUpdate, are_same_sizes, compare_dims
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.records import Document
 from onnxkvrename.verification.pairs.hidden_states import StatePair
@@ -24,7 +24,6 @@ class Pair(NamedTuple):
         input_shape: Sizes, symbols, and `None` for what is not known; `None` without a rank.
         output_shape: The shape of the output, likewise.
         update: How the output is made from the input.
-        update_axis: For append and delta the axis with another size, if it is known.
         feeds_back: Whether the output is all of the next state in every step.
     """
 
@@ -33,8 +32,7 @@ class Pair(NamedTuple):
     dtype: str
     input_shape: tuple[Dim, ...] | None
     output_shape: tuple[Dim, ...] | None
-    update: UpdateKind
-    update_axis: int | None
+    update: ShownUpdate
     feeds_back: bool
 
 
@@ -83,8 +81,7 @@ def _describe_pair(pair: StatePair) -> Pair:
         pair.input.dtype,
         pair.input.shape,
         pair.output.shape,
-        pair.update.kind,
-        pair.update.axis,
+        pair.update,
         pair.feeds_back,
     )
 
@@ -123,12 +120,8 @@ def _name_next_input(pair: StatePair) -> str:
 
 def _has_same_size(pair: StatePair) -> bool:
     """Return whether input and output are shown to have one size, so that buffers can be reused."""
-    changes = compare_dims(pair.input.shape, pair.output.shape)
-    return (
-        pair.update.kind in ("inplace", "shift", "once")
-        and changes is not None
-        and all(change == "same" for change in changes)
-    )
+    has_one_size = pair.update.kind in ("inplace", "shift", "once")
+    return has_one_size and are_same_sizes(compare_dims(pair.input.shape, pair.output.shape))
 
 
 def render_value(value: Any) -> str:

@@ -156,7 +156,7 @@ def _list_buffer_facts(summary: ModelSummary) -> Iterator[Fact]:
     previous_kind = ""
     groups = group_buffers(summary.buffers)
     for group in groups[:_MAX_GROUPS]:
-        kind = get_kind_traits(group.kind).label + " (a guess)" * group.is_kind_guessed
+        kind = get_kind_traits(group.kind).label + " (a guess)" * group.kind_guessed
         shape = "of unknown rank" if group.shape is None else format_shape(group.shape)
         buffers = f"{_format_names(group.buffers, _SOME)} of {_format_layers(group.layers)}"
         update = f", {group.update.label}" if group.update.label else ""

@@ -247,7 +247,7 @@ def _describe_cell(name: str, cell: Cell, column: MapColumn) -> Iterator[Element
         caption = NO_BUFFER_CAPTION if column.has_buffers else NO_LAYER_CAPTION
         yield build("span", caption)
         return
-    guess = " (a guess)" if cell.is_kind_guessed else ""
+    guess = " (a guess)" if cell.kind_guessed else ""
     label = get_kind_traits(cell.kind).label
     yield build("span", f"{label}{guess}, {STATUS_CAPTIONS[cell.state]}. ")
     if cell.state == "missing":

@@ -12,11 +12,7 @@ from onnxkvrename.findings import format_list, quote_path
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.rules.load import DATAFLOW_RULES
-from onnxkvrename.rules.parse import parse_rules
-from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
-from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.suggestion.rules_text import StateNames, write_rules
-from onnxkvrename.rules.suggestion.tokens import (
+from onnxkvrename.rules.name_tokens import (
     NamedModel,
     NamedPair,
     find_tokens,
@@ -24,6 +20,10 @@ from onnxkvrename.rules.suggestion.tokens import (
     select_for_token,
     split_token,
 )
+from onnxkvrename.rules.parse import parse_rules
+from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.rules_text import StateNames, write_rules
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs

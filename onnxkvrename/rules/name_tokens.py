@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,8 +11,6 @@ from onnxkvrename.errors import RulesError
 from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.profile import find_token_error
 
-_WORDS = 4
-"""Words at the end of a name that may be a token or a part of it."""
 _DIGITS = re.compile("[0-9]+")
 _WORD_CHARACTER = re.compile("[0-9A-Za-z]")
 
@@ -39,9 +38,9 @@ class NamedModel(NamedTuple):
 def find_tokens(models: Sequence[NamedModel], requested: str = "") -> tuple[str, ...]:
     """Return the tokens that pairs of some models carry, each on both sides of a pair.
 
-    A token has a capital letter, as those of all known consumers have; or some pairs carry it,
-    and others with alike names do not. A word without which two names would be one is a part of
-    the names: ``past_0_K`` and ``past_0_V`` carry no token. So is one that counts layers.
+    A token has a capital letter, as those of all known consumers have. A word without which two
+    names would be one is a part of the names: ``past_0_K`` and ``past_0_V`` carry no token. So is
+    one that counts layers.
 
     Args:
         models: The models.
@@ -58,16 +57,16 @@ def find_tokens(models: Sequence[NamedModel], requested: str = "") -> tuple[str,
     tokens: dict[str, None] = {requested: None} if requested else {}
     parts: dict[str, str] = {}
     for model in models:
-        carriers = _list_carriers(model)
-        own_parts = _find_parts_of_names(model)
+        carriers = _list_carriers(model.pairs)
+        own_parts = _find_parts_of_names(carriers, model.names)
+        if requested:  # a part of a name may be before it
+            plain = [_remove_tokens(pair, (requested,)) for pair in model.pairs]
+            names = {name for pair in plain for name in (pair.input, pair.output)}
+            own_parts |= _find_parts_of_names(_list_carriers(plain), names.union(model.names))
         parts.update(own_parts)
         tokens.update(
             dict.fromkeys(
-                token
-                for token, members in carriers.items()
-                if token not in own_parts
-                and not _is_layer(token, carriers)
-                and (token != token.lower() or _is_partial(model.pairs, members, token))
+                word for word in carriers if word not in own_parts and word != word.lower()
             )
         )
     for token in tokens:
@@ -140,10 +139,10 @@ def select_for_token(pairs: Sequence[NamedPair], tokens: Collection[str]) -> lis
     ]
 
 
-def _list_carriers(model: NamedModel) -> dict[str, list[NamedPair]]:
+def _list_carriers(pairs: Sequence[NamedPair]) -> dict[str, list[NamedPair]]:
     """Return what may be tokens, with the pairs that have it at the end on both sides."""
     carriers: dict[str, list[NamedPair]] = {}
-    for pair in model.pairs:
+    for pair in pairs:
         token = _find_last_word(pair)
         if token:
             carriers.setdefault(token, []).append(pair)
@@ -165,54 +164,38 @@ def _carries(pair: NamedPair, token: str) -> bool:
 
 def has_token(pair: NamedPair, tokens: Collection[str]) -> bool:
     """Return whether a name of a pair carries one of some tokens, on either side."""
+    return _remove_tokens(pair, tokens) != pair
+
+
+def _remove_tokens(pair: NamedPair, tokens: Collection[str]) -> NamedPair:
     core, output, suffix = split_token(pair.input, pair.output, tokens)
-    return (core, f"{output}{suffix}") != (pair.input, pair.output)
+    return pair._replace(input=core, output=f"{output}{suffix}")
 
 
-def _find_parts_of_names(model: NamedModel) -> dict[str, str]:
-    """Return what only looks like a token, with a name that has it.
+def _find_parts_of_names(
+    carriers: Mapping[str, Sequence[NamedPair]], names: Collection[str]
+) -> dict[str, str]:
+    """Return the words that only look like tokens, each with a name that has it.
 
-    Names that differ in such words only would be one without them, also if a token follows.
+    Names that differ in such words only would be one without them; or the words count layers, in
+    names without another number: ``k_L0``, ``k_L1``.
     """
     parts: dict[str, str] = {}
-    owners: dict[tuple[str, str], tuple[str, list[str]]] = {}
-    for pair in model.pairs:
-        rest = pair
-        words: list[str] = []
-        for _ in range(_WORDS):
-            word = _find_last_word(rest)
-            if not word:
-                break
-            words = [*words, word]
-            core, output, suffix = split_token(rest.input, rest.output, (word,))
-            for side, name, plain in (
-                ("input", rest.input, core),
-                ("output", rest.output, f"{output}{suffix}"),
-            ):
-                other, other_words = owners.setdefault((side, plain), (name, words))
-                if plain in model.names and word not in parts:
+    owners: dict[tuple[str, str], tuple[str, str]] = {}
+    forms = Counter(_DIGITS.sub("0", word) for word in carriers)
+    for word, pairs in carriers.items():
+        for pair in pairs:
+            plain = _remove_tokens(pair, (word,))
+            for side in (("input", plain.input), ("output", plain.output)):
+                other = owners.setdefault(side, (word, pair.input))
+                if other[0] != word:
+                    parts.update([other, (word, pair.input)])
+                elif side[1] in names:
                     parts[word] = pair.input
-                if other != name:  # a word around the other one is not another choice
-                    own = {word: pair.input} if word not in other_words[:-1] else {}
-                    theirs = {other_words[-1]: other} if other_words[-1] not in words[:-1] else {}
-                    parts.update({**own, **theirs})
-            rest = rest._replace(input=core, output=f"{output}{suffix}")
+        is_counting = forms[_DIGITS.sub("0", word)] > 1
+        if is_counting and not any(_DIGITS.search(pair.input.removesuffix(word)) for pair in pairs):
+            parts[word] = pairs[0].input
     return parts
-
-
-def _is_layer(token: str, carriers: Mapping[str, Sequence[NamedPair]]) -> bool:
-    """Return whether a word counts along, in names without another number: ``k_L0``, ``k_L1``."""
-    shape = _DIGITS.sub("0", token)
-    return sum(_DIGITS.sub("0", other) == shape for other in carriers) > 1 and not any(
-        _DIGITS.search(pair.input.removesuffix(token)) for pair in carriers[token]
-    )
-
-
-def _is_partial(pairs: Sequence[NamedPair], members: Sequence[NamedPair], token: str) -> bool:
-    """Return whether some pairs carry a token, and others with alike names do not."""
-    tokens = (token,)
-    forms = {_find_form(pair, tokens) for pair in members}
-    return any(_find_form(pair, tokens) in forms and not has_token(pair, tokens) for pair in pairs)
 
 
 def _find_form(pair: NamedPair, tokens: Collection[str]) -> tuple[object, ...]:
@@ -237,9 +220,9 @@ def _check_places(model: NamedModel, tokens: Collection[str], requested: str) ->
     for pair in model.pairs:
         if any(_carries(pair, token) for token in known):
             continue
-        core, output, suffix = split_token(pair.input, pair.output, {*tokens, *known})
-        for name, plain in ((pair.input, core), (pair.output, f"{output}{suffix}")):
-            found = words.search(plain)
+        plain = _remove_tokens(pair, {*tokens, *known})
+        for name, rest in ((pair.input, plain.input), (pair.output, plain.output)):
+            found = words.search(rest)
             if found is not None:
                 raise RulesError(
                     f"{name} already has {found[0]}, but not where --pairs puts a token",

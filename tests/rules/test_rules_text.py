@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from onnxkvrename.errors import RulesError
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.report.inert import escape_text
+from onnxkvrename.rules.name_tokens import split_token
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.rewrite import rewrite_name
-from onnxkvrename.rules.suggestion.rules_text import StateNames, write_rules
-from onnxkvrename.rules.suggestion.tokens import split_token
+from onnxkvrename.rules.rules_text import StateNames, write_rules
 
 
 def write(*pairs: str) -> str:
@@ -86,13 +86,15 @@ def test_parts_of_other_layers_or_updates_are_other_kinds() -> None:
         StateNames("v.2", "n.v.2", "", "attention", "append"),
         StateNames("w.1", "n.w.1", "", "attention", "append"),
         StateNames("x.0", "n.x.0", "", "cross", "once"),
+        StateNames("k.3", "n.k.3", "", "attention", "delta"),
         StateNames("s.0", "n.s.0", "", "linear", "unknown"),
     ]
     text = write_rules(states, "m.onnx")
     tables = re.findall(r"\[kv\.kinds\.(\w+)\]\n((?:\w.*\n)+)", text)
     assert [(kind, lines.splitlines()) for kind, lines in tables] == [
         ("attention", ['parts = ["k", "v"]', 'update = "append"']),
-        ("attention_2", ['parts = ["w"]', 'kind = "attention"', 'update = "append"']),
+        ("attention_2", ['parts = ["k_2"]', 'kind = "attention"', 'update = "delta"']),
+        ("attention_3", ['parts = ["w"]', 'kind = "attention"', 'update = "append"']),
         ("cross", ['parts = ["x"]', 'update = "once"']),
         ("linear", ['parts = ["s"]']),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -15,7 +16,6 @@ from onnxkvrename.rules.profile import UPDATES
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _NO_BRANCHES: Mapping[str, bool] = MappingProxyType({})
 _NUMBER = re.compile("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])")
-_SPECIAL = re.compile(r"[\\.^$*+?{}\[\]|()]")
 
 
 class StateNames(NamedTuple):
@@ -74,7 +74,7 @@ def write_rules(
         *_write_kinds(placed),
     ]
     for reason in dict.fromkeys(kept_names.values()):
-        names = [_escape(name) for name, why in kept_names.items() if why == reason]
+        names = [re.escape(name) for name, why in kept_names.items() if why == reason]
         lines += [
             "",
             "[[keep]]",
@@ -102,6 +102,7 @@ def _write_row(state: _PlacedState) -> str:
 def _place_states(states: Iterable[StateNames]) -> Iterator[_PlacedState]:
     """Yield states with their layers and parts: the number that varies most, and what is left."""
     known: set[tuple[str, int]] = set()
+    natures: dict[str, tuple[str, str]] = {}
     groups: dict[str, list[StateNames]] = {}
     for state in states:
         groups.setdefault(_NUMBER.sub("0", state.input), []).append(state)
@@ -113,9 +114,9 @@ def _place_states(states: Iterable[StateNames]) -> Iterator[_PlacedState]:
             layer = 0 if layer_at is None else int(parts[layer_at])
             words = [text for at, text in enumerate(parts) if at != layer_at]
             part = _make_part_name(words)
-            count = 1
-            unique = part
-            while (unique, layer) in known:
+            unique, count = part, 1
+            nature = state.kind, state.update  # one for each part
+            while (unique, layer) in known or natures.setdefault(unique, nature) != nature:
                 count += 1
                 unique = f"{part}_{count}"
             known.add((unique, layer))
@@ -127,56 +128,36 @@ def _make_part_name(words: Sequence[str]) -> str:
     return re.sub("[^0-9A-Za-z]+", "_", "_".join(words)).strip("_") or "state"
 
 
-def _name_kinds(states: Iterable[_PlacedState]) -> dict[str, str]:
-    """Return the kind of each part: those in the same layers with the same update are one kind."""
+def _write_kinds(states: Iterable[_PlacedState]) -> Iterator[str]:
+    """Yield a table for each kind: parts in the same layers, with the same update."""
     layers: dict[str, set[int]] = {}
-    natures: dict[str, set[tuple[str, str]]] = {}
-    for state in states:
-        layers.setdefault(state.part, set()).add(state.layer)
-        natures.setdefault(state.part, set()).add((state.names.kind, state.names.update))
-    names: dict[tuple[object, ...], str] = {}
-    counts: dict[str, int] = {}
-    kinds = {}
-    for part, own in natures.items():
-        kind, update = next(iter(own)) if len(own) == 1 else (min(own)[0], "")
-        key = kind, update, frozenset(layers[part])
-        if key not in names:
-            counts[kind] = counts.get(kind, 0) + 1
-            names[key] = kind if counts[kind] == 1 else f"{kind}_{counts[kind]}"
-        kinds[part] = names[key]
-    return kinds
-
-
-def _write_kinds(states: Sequence[_PlacedState]) -> Iterator[str]:
-    """Yield the kinds of parts, and how they are updated."""
-    kinds = _name_kinds(states)
-    states_by_kind: dict[str, list[_PlacedState]] = {}
-    for state in states:
-        states_by_kind.setdefault(kinds[state.part], []).append(state)
-    for kind, members in states_by_kind.items():
-        parts = tuple(dict.fromkeys(state.part for state in members))
-        updates = {state.names.update for state in members}
-        yield f"[kv.kinds.{kind}]"
+    natures: dict[str, tuple[str, str]] = {}
+    quantized: set[str] = set()
+    for names, part, layer in states:
+        layers.setdefault(part, set()).add(layer)
+        natures[part] = names.kind, names.update
+        if names.is_quantized:
+            quantized.add(part)
+    kinds: dict[tuple[str, str, frozenset[int]], list[str]] = {}
+    for part, nature in natures.items():
+        kinds.setdefault((*nature, frozenset(layers[part])), []).append(part)
+    counts: Counter[str] = Counter()
+    for (kind, update, _), parts in kinds.items():
+        counts[kind] += 1
+        yield f"[kv.kinds.{kind}]" if counts[kind] == 1 else f"[kv.kinds.{kind}_{counts[kind]}]"
         yield f"parts = [{', '.join(map(_quote, parts))}]"
-        base = members[0].names.kind
-        if kind != base:
-            yield f'kind = "{base}"'
-        if len(updates) == 1 and updates <= {*UPDATES}:
-            yield f'update = "{min(updates)}"'
-        quantized = tuple(dict.fromkeys(s.part for s in members if s.names.is_quantized))
+        if counts[kind] > 1:
+            yield f'kind = "{kind}"'
+        if update in UPDATES:
+            yield f'update = "{update}"'
         scales = [
             f"{_quote(part)} = {_quote(main)}"
             for part in parts
-            for main in quantized
-            if part not in quantized and part.startswith(main)
+            for main in parts
+            if main in quantized and part not in quantized and part.startswith(main)
         ]
         if scales:
             yield f"beside = {{ {', '.join(scales)} }}"
-
-
-def _escape(text: str) -> str:
-    """Return a pattern that matches a text."""
-    return _SPECIAL.sub(r"\\\g<0>", text)
 
 
 def _quote(text: str) -> str:

@@ -1,1 +1,0 @@
-"""Rules that recognise pairs which are known already, such as those of the dataflow."""
