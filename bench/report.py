@@ -85,7 +85,7 @@ def _times(entries: dict[str, Any], name: str) -> str:
         return {"failed": "fails", "wrong": "**wrong**"}[entry["verdict"]]
     wall, cpu = entry["median"]["wall"], entry["median"]["cpu"]
     if name == BASIS:
-        return f"{wall:.3f} s, {cpu:.3f} s"
+        return f"{wall:.3f}, {cpu:.3f} s"
     changed = "\\*" if entry["verdict"] == "changed" else ""
     return f"{_figure(wall / base['wall'])}, {_figure(cpu / base['cpu'])}{changed}"
 

@@ -1,7 +1,7 @@
 """The passages of docs/findings.md; run as a script, this file writes what is made in them.
 
 A passage has the heading, severity and meaning of a code, what follows from it, the finding as
-the example in `finding_examples.py` prints it, and a *Fix*.
+the example in `finding_examples.py` prints it, without the hint, and a *Fix*.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ WIDTH = 78
 
 _PASSAGE = re.compile(r"^### (KV\d{3})\n\n.*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _HEAD = re.compile(r"\*\*\w+: .+\*\*")
+_HINT = re.compile(r" \((?:[^()]|\([^()]*\))*\)$")
 _OUTPUT = re.compile(r"(?<=```text\n).*?(?=```)", re.DOTALL)
 
 
@@ -39,8 +40,9 @@ def render_head(code: str) -> str:
 
 
 def render_finding(code: str, printed: str) -> str:
-    """Return the first finding with a code in what commands print, wrapped."""
+    """Return the first finding with a code in what commands print, without its hint, wrapped."""
     line = next(line for line in printed.splitlines() if re.search(rf": \w+ {code}: ", line))
+    line = _HINT.sub("", line)
     lines = textwrap.wrap(
         line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )

@@ -6,10 +6,14 @@ from html.parser import HTMLParser
 
 from handoff_sides import build_side_layout, describe_attention, predict_handoff
 
+from onnxkvrename import load_rules
+from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.compare import Handoff
+from onnxkvrename.report.documents.compare_json import describe_handoff
+from onnxkvrename.report.pages.compare import render_compare_page
 
 SIZED = {"ctx_len": 4096, "sliding_window": 128}
-VOID = {"meta", "input"}
+VOID = {"meta", "input", "wbr"}
 
 
 class Reader(HTMLParser):
@@ -38,11 +42,14 @@ class Reader(HTMLParser):
         self.elements.append((tag, attributes))
         if tag not in VOID:
             self.open.append((tag, attributes))
-        if tag == "tr" and any(tag == "tbody" for tag, _ in self.open):
+        if tag == "tr" and any(each.get("id") == "rows" for _, each in self.open):
             self.rows.append([])
-            self.kinds.append(find_class(attributes)[0])
+            self.kinds += find_class(attributes)[:1]
         elif tag in ("td", "th") and self.rows:
             self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop()[0] == tag
@@ -61,7 +68,23 @@ class Reader(HTMLParser):
                 self.texts[key] = self.texts.get(key, "") + data
 
 
-def compare_window(prefill_window: bool = False, **sizes: int) -> Handoff:
+def render(handoff: Handoff, *requested: int, findings: tuple[Finding, ...] = ()) -> str:
+    """Return the page of a hand-off, as the command writes it.
+
+    Args:
+        handoff: The hand-off.
+        requested: The prompt lengths of ``--tokens``.
+        findings: Findings of prefill itself.
+    """
+    content = describe_handoff(handoff, ((), ()), load_rules().profile_choice)
+    assert content.prefill is not None
+    prefill = content.prefill._replace(findings=findings)
+    return render_compare_page(content._replace(prefill=prefill), requested)
+
+
+def compare_window(
+    prefill_window: bool = False, tokens: tuple[int, ...] = (), **sizes: int
+) -> Handoff:
     """Compare three layers, of which one side keeps a window in the middle one."""
     window = (
         *describe_attention(0),
@@ -72,7 +95,7 @@ def compare_window(prefill_window: bool = False, **sizes: int) -> Handoff:
         build_side_layout(*describe_attention(0, 1, 2), **sizes),
         build_side_layout(*window, **sizes),
     ]
-    return predict_handoff(*(reversed(sides) if prefill_window else sides))
+    return predict_handoff(*(reversed(sides) if prefill_window else sides), tokens=tokens)
 
 
 def find_class(attributes: dict[str, str | None]) -> list[str]:

@@ -57,6 +57,7 @@ CALLS_ON_FIXTURES = sorted(
     for page, text in TEXTS.items()
     for call in list_commands(text)
     if " fixtures/" in call and "$" not in call
+    if not any(f"$ {call}\n" in shown.text for shown in SHOWN)  # which are run as well
 )
 
 

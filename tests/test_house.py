@@ -34,7 +34,7 @@ APART = {"vllm", "verification", "handoff"}
 """Packages that do not know each other."""
 HEAVY = {
     *("onnx", "onnx_graphsurgeon", "onnxruntime", "numpy", "rich", "google.protobuf", "ruamel"),
-    "msgspec",
+    *("jinja2", "markupsafe", "msgspec"),
 }
 UNUSED = ("layout", "vllm", "verification", "handoff", "sidecars")
 """Packages that a plain rename has no use for."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -60,7 +60,7 @@ from onnxkvrename.report.compare_text import (
     render_handoff_table,
     render_prompt_lines,
 )
-from onnxkvrename.report.documents.compare_json import describe_handoff
+from onnxkvrename.report.documents.compare_json import CompareContent, describe_handoff
 from onnxkvrename.report.formats import (
     Answer,
     Line,
@@ -73,7 +73,7 @@ from onnxkvrename.report.formats import (
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_lines
 from onnxkvrename.report.tables import build_table, render_lines
 from onnxkvrename.report.wrapping import wrap_sentences
-from onnxkvrename.rules.profile import ProfileChoice, Rules
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
@@ -192,9 +192,12 @@ def command(arguments: CompareArguments) -> int:
         fact = f"the code of vLLM {requests[0].vllm_version}'s NIXL connector"
         basis = handoff.basis._replace(facts=(*handoff.basis.facts, fact))
         handoff = handoff._replace(basis=basis)
+    content = cache(
+        partial(describe_handoff, handoff, (prefill.reports, decode.reports), rules.profile_choice)
+    )
     if arguments.html is not None:
-        _write_page(arguments.html, handoff, (prefill, decode), arguments)
-    answer = _build_answer(handoff, prefill, decode, arguments, rules.profile_choice)
+        _write_page(arguments.html, content, (prefill, decode), arguments)
+    answer = _build_answer(handoff, prefill, decode, arguments, content)
     return print_answer(answer, arguments.output_format)
 
 
@@ -278,7 +281,7 @@ def _apply_compile(
 
 def _write_page(
     path: Path,
-    handoff: Handoff,
+    build_content: Callable[[], CompareContent],
     sides: tuple[LoadedLayout, LoadedLayout],
     arguments: CompareArguments,
 ) -> None:
@@ -288,7 +291,7 @@ def _write_page(
         WriteError: The page would replace a file that the run reads or that is not an earlier
             page, or it cannot be written. Nothing is written then.
     """
-    from onnxkvrename.report.pages.compare_page import render_handoff_page  # only for a page
+    from onnxkvrename.report.pages.compare import render_compare_page  # jinja2, only for a page
 
     compile_files = chain.from_iterable((*arguments.specializations, *arguments.custom_io))
     reports = (report for side in sides for report in side.reports)
@@ -305,7 +308,7 @@ def _write_page(
         )
     )
     check_page(path, "compare", files, force=arguments.force)
-    page = render_handoff_page(handoff, _list_failed_models(*sides))
+    page = render_compare_page(build_content(), arguments.tokens)
     write_page(path, page, files.list_inputs())
 
 
@@ -314,7 +317,7 @@ def _build_answer(
     prefill: LoadedLayout,
     decode: LoadedLayout,
     arguments: CompareArguments,
-    profile: ProfileChoice,
+    build_content: Callable[[], CompareContent],
 ) -> Answer:
     code = decide_exit_code(failed=handoff.failed or prefill.failed or decode.failed)
     failed_models = _list_failed_models(prefill, decode)
@@ -323,9 +326,7 @@ def _build_answer(
     return Answer(
         "compare",
         code,
-        build_content=partial(
-            describe_handoff, handoff, (prefill.reports, decode.reports), profile
-        ),
+        build_content=build_content,
         render_text=partial(_render_text, handoff, failed_models, arguments),
         files=tuple(map(build_file_result, (*failed_models, report))),
         notes=() if arguments.quiet else (verdict,),

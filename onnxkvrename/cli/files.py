@@ -37,7 +37,7 @@ def check_page(path: Path, command: str, files: RunFiles, *, force: bool) -> Non
         WriteError: It cannot.
         ModelError: It cannot be determined what is at the path.
     """
-    from onnxkvrename.report.pages.frame import build_start_pattern  # only for a page
+    from onnxkvrename.report.pages.page import build_start_pattern  # jinja2, only for a page
 
     check_not_cached(path)
     files.check_output(files.add_output(path, "the page of --html"))

@@ -116,13 +116,14 @@ def _write_page(summaries: Sequence[ModelSummary], arguments: InspectArguments) 
     """
     if arguments.html is None:
         return []
-    from onnxkvrename.report.pages.inspect_page import render_html  # only for a page
+    from onnxkvrename.report.pages.inspect import render_inspect_page  # jinja2, only for a page
 
     files = collect_inputs(_list_inputs(summaries, arguments))
     check_page(arguments.html, "inspect", files, force=arguments.force)
     if any(summary.error is not None for summary in summaries):
         return []
-    write_page(arguments.html, render_html(fold_windows(summaries)), files.list_inputs())
+    page = render_inspect_page(fold_windows(summaries))
+    write_page(arguments.html, page, files.list_inputs())
     return [f"{arguments.html}: page written"]
 
 

@@ -32,7 +32,7 @@ from onnxkvrename.handoff.side_checks import (
     check_unmatched_non_kv,
     list_update_notes,
 )
-from onnxkvrename.handoff.simulate import is_in_ranges, merge_ranges
+from onnxkvrename.handoff.simulate import find_full_lengths, is_in_ranges
 from onnxkvrename.handoff.slots import MemorySlot
 from onnxkvrename.handoff.tensor_parallel import (
     TensorParallelSizes,
@@ -40,6 +40,7 @@ from onnxkvrename.handoff.tensor_parallel import (
     list_sharding_notes,
 )
 from onnxkvrename.handoff.verdict import (
+    Evidence,
     HandoffVerdict,
     PairResult,
     RootCause,
@@ -56,6 +57,9 @@ from onnxkvrename.handoff.worker import (
     find_shared_symbols,
     list_order_notes,
 )
+
+_UNLIMITED_SAMPLE = 4096
+"""A prompt of at least so many tokens is simulated where the graphs do not limit the context."""
 
 
 class SimulatedPrompt(NamedTuple):
@@ -158,6 +162,7 @@ def compare_sides(
     findings += more_findings
     notes += more_notes
     model_finding = (prefill.model_finding or decode.model_finding) if comparison.pairs else None
+    evidence = Evidence(comparison, root_causes, tuple(findings), model_finding)
     return Handoff(
         consumer_name=consumer.name,
         memory=consumer.memory,
@@ -166,16 +171,11 @@ def compare_sides(
         ranks=ranks,
         prefill=prefill,
         decode=decode,
-        pair_results=judge_pairs(
-            comparison,
-            root_causes,
-            model_finding,
-            {finding.code for finding in findings},
-        ),
+        pair_results=judge_pairs(evidence),
         simulated_prompts=_simulate_prompts(prefill, decode, comparison, tokens),
-        findings=tuple(findings),
+        findings=evidence.findings,
         notes=tuple(notes),
-        verdict=build_verdict(findings, root_causes, comparison, model_finding),
+        verdict=build_verdict(evidence),
         comparison=comparison,
         requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
@@ -258,8 +258,10 @@ def _choose_lengths(
 ) -> tuple[int, ...]:
     """Return the prompt lengths to simulate, in ascending order.
 
-    These are 1, each window and one more, the contexts, those at which a result changes, and
-    `tokens`. With a window of unknown size, only the result for 1 token is certain.
+    These are 1, each window and one more, the contexts, those at which a result changes or a
+    buffer becomes full, so that all sizes between two of them are on a straight line, and
+    `tokens`. Where nothing limits the context, the last is a sample. With a window of unknown
+    size, only the result for 1 token is certain.
     """
     if comparison.window_placeholder or comparison.simulation is None:
         return (1,)
@@ -270,9 +272,11 @@ def _choose_lengths(
             if isinstance(window, int):
                 lengths |= {window, window + 1}
         lengths.add(find_longest_prompt(layout))
-    wrong_ranges = comparison.simulation.wrong_ranges.values()
-    wrong_at_all = merge_ranges(*wrong_ranges, comparison.simulation.refused_ranges)
-    for ranges in (*wrong_ranges, wrong_at_all):
+    simulation = comparison.simulation
+    for ranges in (*simulation.wrong_ranges.values(), simulation.refused_ranges):
         lengths |= {length for first, last in ranges for length in (first, last + 1)}
+    lengths |= find_full_lengths(comparison.setup)
+    known = [length for length in lengths if length < UNLIMITED_LENGTH]
+    lengths.add(max(_UNLIMITED_SAMPLE, 2 * max(known)))
     limit = min(comparison.setup.longest_prompt, UNLIMITED_LENGTH - 1)
     return tuple(sorted(length for length in lengths if 1 <= length <= limit))

@@ -203,18 +203,23 @@ def find_linear_segments(setup: TransferSetup) -> Iterator[tuple[int, int]]:
 
     The setup must have a size for every axis.
     """
+    sizes = {1, *find_full_lengths(setup)}
+    bends = {length for size in sizes for length in (size, size + 1)}
+    starts = sorted({1, *(bend for bend in bends if 1 < bend <= setup.longest_prompt)})
+    ends = [*(start - 1 for start in starts[1:]), setup.longest_prompt]
+    yield from zip(starts, ends, strict=True)
+
+
+def find_full_lengths(setup: TransferSetup) -> set[int]:
+    """Return the prompt lengths with which a buffer becomes full, as far as they are known."""
     sides = ((setup.prefill_inputs, setup.prefill), (setup.decode_inputs, setup.decode))
-    sizes = {
+    return {
         dim
         for values, layout in sides
         for each in values
         for axis, dim in enumerate(layout.resolve_shape(each.value.shape or ()))
         if isinstance(dim, int) and axis in _find_prompt_axes(each, setup)
     }
-    bends = {length for size in {1, *sizes} for length in (size, size + 1)}
-    starts = sorted({1, *(bend for bend in bends if 1 < bend <= setup.longest_prompt)})
-    ends = [*(start - 1 for start in starts[1:]), setup.longest_prompt]
-    yield from zip(starts, ends, strict=True)
 
 
 def _find_prompt_axes(selected: SelectedValue, setup: TransferSetup) -> frozenset[int | None]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, format_layers
+from onnxkvrename.findings import (
+    Finding,
+    build_finding,
+    format_count,
+    format_layers,
+    report_names,
+)
 from onnxkvrename.layout.layout import KvBuffer, Layout
 
 
@@ -91,13 +97,14 @@ def _check_divisible(side: str, layout: Layout, ranks: int) -> Iterator[Finding]
             groups.setdefault((axis.unit, axis.size), []).append(buffer)
     for (unit, size), buffers in groups.items():
         layers = format_layers(sorted({buffer.layer for buffer in buffers}))
-        names = [buffer.names[0] for buffer in buffers]
-        yield build_finding(
+        yield from report_names(
             "KV619",
-            names[0],
-            f"{begin_message(names, 'has', 'have', 'buffers')} {format_count(size, unit)}, which "
-            f"cannot be divided among {format_count(ranks, 'rank')} of {side} ({layers})",
+            [buffer.names[0] for buffer in buffers],
+            ("has", "have"),
+            f"{format_count(size, unit)}, which cannot be divided among "
+            f"{format_count(ranks, 'rank')} of {side} ({layers})",
             f"choose a number of ranks that divides {size}",
+            "buffers",
         )
 
 

@@ -7,7 +7,7 @@ buffer that is only shifted by another one is not a root cause.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -61,12 +61,17 @@ ALWAYS_CORRUPTING = (DIFFERENT_MODELS, "KV626")
 """Findings that make every prompt wrong, whatever sizes are not known."""
 _CORRUPTING_CODES = ("KV609", "KV615", "KV617", DIFFERENT_MODELS)
 """Findings after which decode reads wrong values, even if a simulated prompt does not show it."""
-_MISPLACING_CODES = ("KV608", "KV609", "KV617")
-"""Findings that make the positions on the two sides differ, whatever the prompt."""
 _UNDECIDED_CODES = ("KV602", "KV627")
 """Findings after which the hand-off may work."""
 _TOKEN_CODE = "KV616"
 """The finding of names without the token; the verdict assumes that they are renamed."""
+_FALLBACK_RANKS = {
+    DIFFERENT_MODELS: 0,
+    **dict.fromkeys(("KV608", "KV609", "KV617"), 1),  # positions on the two sides differ
+    _TOKEN_CODE: 2,
+    "KV618": 3,
+}
+"""Findings that explain a prompt which no root cause explains, the likeliest first."""
 
 REFUSALS: Mapping[MemoryKind, str] = MappingProxyType(
     {
@@ -126,6 +131,23 @@ class RootCause(NamedTuple):
     def is_undecided(self) -> bool:
         """True if it is a difference only for some sizes that are not known."""
         return self.difference is not None and self.difference.is_undecided
+
+
+class Evidence(NamedTuple):
+    """What the verdict follows from: facts, and findings with causes before consequences.
+
+    An error of a model itself, if there is one, is the `model_finding`: it comes before all others.
+    """
+
+    comparison: Comparison
+    root_causes: tuple[RootCause, ...]
+    findings: tuple[Finding, ...]
+    model_finding: Finding | None
+
+    @property
+    def codes(self) -> frozenset[str]:
+        """The codes of the findings, without that of the model."""
+        return frozenset(finding.code for finding in self.findings)
 
 
 class PairResult(NamedTuple):
@@ -441,18 +463,10 @@ def _format_later_count(count: int) -> str:
     return "1 later buffer shifts too" if count == 1 else f"{count:,} later buffers shift too"
 
 
-def judge_pairs(
-    comparison: Comparison,
-    root_causes: Sequence[RootCause],
-    model_finding: Finding | None,
-    reported: Collection[str],
-) -> tuple[PairResult, ...]:
-    """Return the result for each pair.
-
-    An error of a model itself, if there is one, is the `model_finding`; the codes of all findings
-    are `reported`.
-    """
-    all_wrong = DIFFERENT_MODELS if DIFFERENT_MODELS in reported else None
+def judge_pairs(evidence: Evidence) -> tuple[PairResult, ...]:
+    """Return the result for each pair."""
+    comparison, root_causes = evidence.comparison, evidence.root_causes
+    all_wrong = DIFFERENT_MODELS if DIFFERENT_MODELS in evidence.codes else None
     setup, simulation = comparison.setup, comparison.simulation
     wrong_ranges = simulation.wrong_ranges if simulation is not None else {}
     codes = {
@@ -460,9 +474,9 @@ def judge_pairs(
         for root in reversed(root_causes)
         for buffer_id in root.buffer_ids
     }
-    lost_code = "KV624" if "KV624" in reported else "KV616"
-    if model_finding is not None:
-        lost_code = model_finding.code
+    lost_code = "KV624" if "KV624" in evidence.codes else _TOKEN_CODE
+    if evidence.model_finding is not None:
+        lost_code = evidence.model_finding.code
     undecided = {each for root in root_causes if root.is_undecided for each in root.buffer_ids}
     positions = [each.buffer_id for each in setup.decode_inputs]
     first = next((i for i, each in enumerate(positions) if each in undecided), len(positions))
@@ -485,108 +499,81 @@ def _is_resized(pair: BufferPair) -> bool:
     return any(side is not None and side.update.is_resized for side in (pair.prefill, pair.decode))
 
 
-def build_verdict(
-    findings: Sequence[Finding],
-    root_causes: Sequence[RootCause],
-    comparison: Comparison,
-    model_finding: Finding | None,
-) -> HandoffVerdict:
-    """Return the verdict.
-
-    The findings have causes before consequences. An error of a model itself, if there is one, is
-    the `model_finding`, which is reported before all others.
-    """
-    refused, corrupt = _find_wrong_ranges(findings, comparison)
+def build_verdict(evidence: Evidence) -> HandoffVerdict:
+    """Return the verdict."""
+    comparison = evidence.comparison
+    refused, corrupt = _find_wrong_ranges(evidence)
     placeholder, longest = comparison.window_placeholder, comparison.setup.longest_prompt
     symbols = (
         root.difference.needed_symbols[0]
-        for root in root_causes
+        for root in evidence.root_causes
         if root.difference is not None and root.difference.needed_symbols
     )
     return HandoffVerdict(
-        outcome=_decide_outcome(findings, root_causes, comparison, model_finding),
+        outcome=_decide_outcome(evidence, refused, corrupt),
         corrupt_ranges=corrupt,
         refused_ranges=refused,
         longest_prompt=None if longest == UNLIMITED_LENGTH else longest,
         window_symbol=next(symbols, None) if placeholder else None,
         window_placeholder=placeholder,
-        first_cause=_find_first_cause(findings, root_causes, model_finding),
+        first_cause=_find_first_cause(evidence),
         affected_ranges=(
-            *_group_by_cause(corrupt, False, findings, root_causes, comparison, model_finding),
-            *_group_by_cause(refused, True, findings, root_causes, comparison, model_finding),
+            *_group_by_cause(evidence, corrupt, is_refused=False),
+            *_group_by_cause(evidence, refused, is_refused=True),
         ),
     )
 
 
-def _find_wrong_ranges(
-    findings: Sequence[Finding], comparison: Comparison
-) -> tuple[PromptRanges, PromptRanges]:
+def _find_wrong_ranges(evidence: Evidence) -> tuple[PromptRanges, PromptRanges]:
     """Return the lengths that decode refuses, and those at which it reads wrong bytes."""
-    simulation = comparison.simulation
+    simulation = evidence.comparison.simulation
     if simulation is None:
         return (), ()
-    is_all_wrong = any(finding.code in ("KV609", DIFFERENT_MODELS) for finding in findings)
-    all_lengths = ((1, comparison.setup.longest_prompt),) if is_all_wrong else ()
+    is_all_wrong = not evidence.codes.isdisjoint(("KV609", DIFFERENT_MODELS))
+    all_lengths = ((1, evidence.comparison.setup.longest_prompt),) if is_all_wrong else ()
     wrong = merge_ranges(*simulation.wrong_ranges.values(), all_lengths)
     return simulation.refused_ranges, subtract_ranges(wrong, simulation.refused_ranges)
 
 
-def _decide_outcome(
-    findings: Sequence[Finding],
-    root_causes: Sequence[RootCause],
-    comparison: Comparison,
-    model_finding: Finding | None,
-) -> Outcome:
-    codes = {finding.code for finding in findings} - {_TOKEN_CODE}
-    refused, corrupt = _find_wrong_ranges(findings, comparison)
-    is_simulated = comparison.simulation is not None
-    differs_for_certain = any(
-        root.difference is not None and root.difference.is_certain for root in root_causes
-    )
+def _decide_outcome(evidence: Evidence, refused: PromptRanges, corrupt: PromptRanges) -> Outcome:
+    codes = evidence.codes - {_TOKEN_CODE}
     if not codes.isdisjoint(STARTUP_FAILURE_CODES):
         return "fails"
     if refused and not corrupt:
         return "fails"  # a prompt that is refused is not read wrongly, whatever else is wrong
     if corrupt or not codes.isdisjoint(_CORRUPTING_CODES):
         return "corrupts"
-    if not is_simulated:
-        return "corrupts" if differs_for_certain else "unknown"
+    if evidence.comparison.simulation is None:
+        differences = [root.difference for root in evidence.root_causes]
+        is_certain = any(each is not None and each.is_certain for each in differences)
+        return "corrupts" if is_certain else "unknown"
     if codes.difference(_UNDECIDED_CODES):
         return "loses"
-    return "unknown" if codes or model_finding is not None else "works"
+    return "unknown" if codes or evidence.model_finding is not None else "works"
 
 
-def _find_first_cause(
-    findings: Sequence[Finding],
-    root_causes: Sequence[RootCause],
-    model_finding: Finding | None,
-) -> RootCause | None:
+def _find_first_cause(evidence: Evidence) -> RootCause | None:
     """Return the error of a model, else what stops a side, else the first finding but KV616."""
-    if model_finding is not None:
-        return RootCause(model_finding)
-    candidates = [finding for finding in findings if finding.code != _TOKEN_CODE]
+    if evidence.model_finding is not None:
+        return RootCause(evidence.model_finding)
+    candidates = [finding for finding in evidence.findings if finding.code != _TOKEN_CODE]
     stopping = [finding for finding in candidates if finding.code in STARTUP_FAILURE_CODES]
     first = next(iter((*stopping, *candidates)), None)
     if first is None:
         return None
-    return next((root for root in root_causes if root.finding == first), RootCause(first))
+    return next((root for root in evidence.root_causes if root.finding == first), RootCause(first))
 
 
 def _group_by_cause(
-    ranges: PromptRanges,
-    is_refused: bool,
-    findings: Sequence[Finding],
-    root_causes: Sequence[RootCause],
-    comparison: Comparison,
-    model_finding: Finding | None,
+    evidence: Evidence, ranges: PromptRanges, *, is_refused: bool
 ) -> Iterator[AffectedRange]:
     """Yield the lengths that go wrong for the same causes."""
-    simulation = comparison.simulation
+    setup, simulation = evidence.comparison.setup, evidence.comparison.simulation
     if simulation is None:
         return
-    blamed = [root for root in root_causes if _can_affect_others(root, comparison.setup)]
-    foreign = [RootCause(finding) for finding in findings if finding.code == DIFFERENT_MODELS]
-    fallback = _find_fallback_cause(findings, model_finding)
+    blamed = [root for root in evidence.root_causes if _can_affect_others(root, setup)]
+    foreign = [RootCause(each) for each in evidence.findings if each.code == DIFFERENT_MODELS]
+    fallback = _find_fallback_cause(evidence)
     groups: dict[tuple[RootCause, ...], list[tuple[int, int]]] = {}
     for prompt_range in ranges:
         causes: list[RootCause] = []
@@ -625,14 +612,15 @@ def _find_blamed_ranges(
     return merge_ranges(*(ranges.get(each, ()) for each in root.buffer_ids)) or (prompt_range,)
 
 
-def _find_fallback_cause(
-    findings: Sequence[Finding], model_finding: Finding | None
-) -> RootCause | None:
+def _find_fallback_cause(evidence: Evidence) -> RootCause | None:
     """Return the cause of lengths without a root cause, such as a broken model; or `None`."""
-    foreign = (finding for finding in findings if finding.code == DIFFERENT_MODELS)
-    misplacing = (finding for finding in findings if finding.code in _MISPLACING_CODES)
-    partial_token = (finding for finding in findings if finding.code == "KV616" and finding.name)
-    shifted = (finding for finding in findings if finding.code == "KV618")
-    model = (model_finding,) if model_finding is not None else ()
-    first = next(iter((*model, *foreign, *misplacing, *partial_token, *shifted)), None)
+    if evidence.model_finding is not None:
+        return RootCause(evidence.model_finding)
+    candidates = [
+        finding
+        for finding in evidence.findings
+        if finding.code in _FALLBACK_RANKS
+        if finding.name or finding.code != _TOKEN_CODE  # whole sides are assumed to be renamed
+    ]
+    first = min(candidates, key=lambda each: _FALLBACK_RANKS[each.code], default=None)
     return None if first is None else RootCause(first)

@@ -9,9 +9,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from onnxkvrename.errors import KvRenameError, RulesError
+from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import Finding
-from onnxkvrename.layout.layout import GraphTrace, build_buffers, check_stamp, fold_alike
+from onnxkvrename.layout.layout import (
+    GraphTrace,
+    build_buffers,
+    build_layout,
+    check_stamp,
+    fold_alike,
+)
+from onnxkvrename.layout.manifest import ByteTotals, add_byte_totals, compute_byte_totals
 from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
     UNTRACED_UPDATE,
@@ -129,6 +136,7 @@ class ModelSummary(NamedTuple):
         findings: The problems of the model.
         error: What kept it from being read.
         stamp: The layout digest in its metadata, if it carries one.
+        totals: The bytes of all buffers; ``None`` where a buffer is there twice.
         part: What its path says about a set of windows; ``None`` outside of sets.
         feeds: The outputs that fill KV buffers of another model, which a rename changes as well.
         windows: For windows folded into one summary, each of them; then `path` is the directory
@@ -147,6 +155,7 @@ class ModelSummary(NamedTuple):
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
     stamp: StampStatus | None = None
+    totals: ByteTotals | None = None
     part: PartPath | None = None
     feeds: tuple[str, ...] = ()
     windows: tuple[ModelSummary, ...] = ()
@@ -263,9 +272,17 @@ def summarize_model(
         kept=model.plan.unchanged_names,
         findings=findings,
         stamp=None if model.stamp is None else StampStatus(model.stamp, holds),
+        totals=_compute_totals(model),
         part=model.part,
     )
     return summary, model
+
+
+def _compute_totals(model: KvModel) -> ByteTotals | None:
+    try:
+        return compute_byte_totals(build_layout([model]))
+    except ModelError:  # a buffer twice, of which there is a finding
+        return None
 
 
 def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]:
@@ -370,6 +387,7 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
         kept=tuple(kept.values()),
         findings=tuple(chain.from_iterable(window.findings for window in ordered)),
         stamp=first.stamp,
+        totals=add_byte_totals([window.totals for window in ordered]),
         part=first.part,
         windows=tuple(ordered),
     )

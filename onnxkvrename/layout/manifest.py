@@ -172,6 +172,17 @@ def compute_byte_totals(layout: Layout) -> ByteTotals:
     )
 
 
+def add_byte_totals(totals: Sequence[ByteTotals | None]) -> ByteTotals | None:
+    """Return the bytes of the windows of one model together; `None` if one is not known."""
+    known = [each for each in totals if each is not None]
+    if not known or len(known) < len(totals):
+        return None
+    per_token, *others = zip(*known, strict=True)
+    return ByteTotals(
+        TokenBytes(*map(_sum_if_known, zip(*per_token, strict=True))), *map(_sum_if_known, others)
+    )
+
+
 def classify_growth(buffer: KvBuffer) -> str:
     """Return what makes a buffer longer: ``context``, ``window``, ``encoder``, or empty."""
     if buffer.sequence_axis is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
@@ -141,9 +142,9 @@ class _Planner:
         self.shared: set[str] = set()
         self.refusals: list[Refusal] = []
         self.templates: set[str] = set()
-        self.covered: dict[int, set[str]] = {}
+        self.covered: dict[int, set[str]] = defaultdict(set)
         """The names that are written in the file, old and new, by the id of their model."""
-        self.texts: dict[int, set[str]] = {}
+        self.texts: dict[int, set[str]] = defaultdict(set)
         """All texts of the sections of a model, by its id."""
         self.has_other_token = False
         """Whether a name has a different token, which the run may not replace."""
@@ -159,26 +160,23 @@ class _Planner:
         new_texts: dict[str, str | None] = {}
         covered: set[str] = set()
         scalars = tuple(scalars)
-        names_by_text = self._find_all_names(scalars, names)
-        for scalar in scalars:
-            text = scalar.value
-            if text not in new_texts:
-                new_by_old = names_by_text[text]
-                new_texts[text] = self._plan_text(text, new_by_old, names)
-                covered.update(new_by_old, new_by_old.values())
-                if (now := new_texts[text]) is not None and is_template(now):
-                    covered.update(find_generated_names(now, names.name_map.values()).values())
-                if is_shared:
-                    self.shared.update(old for old, new in new_by_old.items() if old != new)
-            new = new_texts[text]
+        for text, new_by_old in self._find_all_names(scalars, names).items():
+            new = new_texts[text] = self._plan_text(text, new_by_old, names)
+            covered.update(new_by_old, new_by_old.values())
             if new is not None:
                 self.matched.add(text)
-                if new != text:
-                    self.changes[scalar] = new
+                if is_template(new):
+                    covered.update(find_generated_names(new, names.name_map.values()).values())
+            if is_shared:
+                self.shared.update(old for old, new in new_by_old.items() if old != new)
+        for scalar in scalars:
+            new = new_texts[scalar.value]
+            if new is not None and new != scalar.value:
+                self.changes[scalar] = new
         check_distinct(new_texts)
         for model in models:
-            self.covered.setdefault(id(model), set()).update(covered)
-            self.texts.setdefault(id(model), set()).update(new_texts)
+            self.covered[id(model)].update(covered)
+            self.texts[id(model)].update(new_texts)
 
     def _find_all_names(
         self, scalars: Iterable[ScalarNode], names: ModelNames
@@ -265,8 +263,7 @@ class _Planner:
     def check_cover(self, models: Iterable[OneModel]) -> None:
         """Refuse a change of names that the file does not have: its reader makes them itself."""
         for model in models:
-            covered = self.covered.get(id(model), set())
-            texts = self.texts.get(id(model), set())
+            covered, texts = self.covered[id(model)], self.texts[id(model)]
             if not covered and not self.format.default_names:
                 continue
             missing = [

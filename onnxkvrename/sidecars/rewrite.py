@@ -51,27 +51,29 @@ def rewrite_sidecar(
     sidecar_format: SidecarFormat,
     names: ModelNames,
     models: BoundModels | None = None,
+    *,
+    plans_only: bool = False,
 ) -> RewrittenSidecar:
     """Replace the names in a sidecar and keep all other bytes.
 
     Rewriting twice has no further effect, and rewriting back restores the original bytes.
 
     The names are those of the models that it belongs to; `models` has the same one by one, for a
-    format that binds names. Messages name the path.
+    format that binds names. Messages name the path. With `plans_only` the content stays, also where
+    a name is written so that it cannot be replaced.
 
     Raises:
         ModelError: The content cannot be read in this format, or a name in it cannot be
             replaced.
     """
     try:
-        text = _decode_text(data)
-        tree = sidecar_format.parse(text)
+        tree = sidecar_format.parse(_decode_text(data))
         if tree is None:
             return RewrittenSidecar(data)
         if sidecar_format.find_names is None:
             assert models is not None
             plan = plan_bindings(tree, sidecar_format, models)
-            encoded = _splice_names(text, tree, plan.changes, sidecar_format, data)
+            encoded = _splice_names(data, tree, {} if plans_only else plan.changes, sidecar_format)
             renamed = tuple(dict.fromkeys((s.value, new) for s, new in plan.changes.items()))
             problem, findings = _check_binding(path, plan)
             matched, shared = plan.matched_names, plan.shared_names
@@ -82,8 +84,9 @@ def rewrite_sidecar(
         )
         check_distinct(new_names)
         changes = {old: new for old, new in new_names.items() if new is not None and new != old}
-        scalar_changes = {s: changes[s.value] for s in scalars if s.value in changes}
-        encoded = _splice_names(text, tree, scalar_changes, sidecar_format, data)
+        changed = () if plans_only else (s for s in scalars if s.value in changes)
+        scalar_changes = {scalar: changes[scalar.value] for scalar in changed}
+        encoded = _splice_names(data, tree, scalar_changes, sidecar_format)
     except UnreadableTextError as error:
         hint = error.hint or f"expected: {sidecar_format.expected_form}"
         message = f"cannot be read as {sidecar_format.caption}: it {error}"
@@ -117,16 +120,12 @@ def _encode_text(text: str) -> bytes:
 
 
 def _splice_names(
-    text: str,
-    tree: Node | None,
-    changes: Mapping[ScalarNode, str],
-    sidecar_format: SidecarFormat,
-    data: bytes,
+    data: bytes, tree: Node, changes: Mapping[ScalarNode, str], sidecar_format: SidecarFormat
 ) -> bytes:
     """Replace the names, and parse the result again to prove that nothing else changed."""
     if not changes:
         return data
-    result = splice_values(text, changes)
+    result = splice_values(_decode_text(data), changes)
     try:
         result_tree = sidecar_format.parse(result)
         is_proved = read_content(result_tree, {}) == read_content(tree, changes)

@@ -122,7 +122,7 @@ def _bring_up_to_date(
 
     bound = BoundModels(find, (model,) if is_beside else (), collect_names)
     names = collect_names([model])
-    result = rewrite_sidecar(data, str(found.path), found.format, names, bound)
+    result = rewrite_sidecar(data, str(found.path), found.format, names, bound, plans_only=True)
     if result.problem == "of another token" and not replace:
         return _bring_up_to_date(data, found, pairs, paths, rules, replace=True)
     return result, change._replace(replace=replace or not tokens <= {"", token})

@@ -18,8 +18,8 @@ from window_sets import write_windows
 import onnxkvrename
 from onnxkvrename.layout.inspect import inspect_model
 from onnxkvrename.model.file import STAMP_KEY
-from onnxkvrename.report.pages.frame import make_mark
-from onnxkvrename.report.pages.inspect_page import render_html
+from onnxkvrename.report.pages.inspect import render_inspect_page
+from onnxkvrename.report.pages.page import make_mark
 from onnxkvrename.rules.load import list_profiles
 from onnxkvrename.verification import trace_buffer_updates
 
@@ -238,7 +238,7 @@ def test_a_page_is_written_beside_the_answer(here: Path, run) -> None:
         inspect_model(Path(name), onnxkvrename.load_rules(), trace_buffer_updates)
         for name in (MODEL, "broken.onnx")
     )
-    assert (here / "x.html").read_text("utf-8") == render_html(found)
+    assert (here / "x.html").read_text("utf-8") == render_inspect_page(found)
     assert [name for name in os.listdir(here) if name.startswith(".")] == []
 
 
@@ -408,7 +408,7 @@ def test_windows_of_a_set_are_shown_once_and_listed_one_by_one_in_json(here: Pat
     assert (outcome.code, outcome.err) == (0, WRITTEN)
     assert outcome.out.startswith("94 windows of Tiny in set  57.8 kB\n")
     assert outcome.out.count("\n  past_key ") == 2  # bands of one map
-    assert (here / "x.html").read_text("utf-8").count("<table") == 1
+    assert (here / "x.html").read_text("utf-8").count("<table") == 10  # bands of ten layers
     assert len(json.loads(run("inspect", "set", "--format", "json").out)["models"]) == 94
 
 

@@ -1107,3 +1107,16 @@ def test_what_could_not_be_compared_is_said() -> None:
     silent = stranger._replace(weights=None)
     assert "weights of decode" in predict_handoff(side, silent).notes[0]
     assert predict_handoff(stranger, stranger).notes == ()
+
+
+def test_what_takes_a_place_explains_what_it_shifts() -> None:
+    decode = build_side_layout(*describe_attention(0), ctx_len=8)
+    value = Value("a.0_vllmKvCache", "FLOAT16", ("batch_size", 4, 4))
+    output = value._replace(name=f"{value.name}_RetainedState")
+    prefill = decode._replace(
+        inputs=(value, *decode.inputs), outputs=(*decode.outputs[:1], output, *decode.outputs[1:])
+    )
+    handoff = predict_handoff(prefill, decode)
+    (affected,) = handoff.verdict.affected_ranges
+    assert list_codes(handoff) == ["KV608", "KV618"]
+    assert [cause.finding.code for cause in affected.causes] == ["KV608"]

@@ -314,7 +314,7 @@ def test_dtypes_come_from_custom_io(decoder: Path) -> None:
             "output elsewhere",
         ),
         ("- IOName: past_key.0\n", "with nothing"),
-        ("a: b\n", "a mapping"),
+        ("a: b\n", "has a mapping"),
         ("\x00", "read as custom"),
     ],
 )

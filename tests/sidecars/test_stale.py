@@ -160,6 +160,12 @@ def test_current_and_unrelated_names_are_right(text: str, stale: Path, run) -> N
     assert run("verify", MODEL).code == 0
 
 
+def test_a_name_that_cannot_be_replaced_is_stale_too(stale: Path, run) -> None:
+    (stale / SIDECAR).write_text("- IOName: >-\n    past_key.0\n")
+    outcome = run("verify", MODEL)
+    assert (outcome.code, outcome.err.count("error KV406")) == (1, 1)
+
+
 def test_a_known_name_that_cannot_be_read_is_said(stale: Path, run) -> None:
     (stale / SIDECAR).write_text("- IOName: [")
     (stale / "other.yaml").write_text("- IOName: [")

@@ -147,3 +147,20 @@ def test_beside_states_decode_may_read_larger_blocks_of_one_slice() -> None:
     assert "requires equal blocks where prefill has more ranks" in finding.message
     # Four have two heads twice, and each of two ranks reads one.
     assert not meet(model, (48, 96), (4, 2)).findings
+
+
+@pytest.mark.parametrize(
+    ("blocks", "version", "codes"),
+    [
+        ((384, 256), "0.33", []),
+        ((384, 256), "0.24", ["KV622"]),
+        ((129 * 128, 128 * 128), "0.33", ["KV622"]),  # 129 pieces
+    ],
+)
+def test_blocks_of_mla_beside_states_are_split_into_pieces(
+    blocks: tuple[int, int], version: str, codes: list[str]
+) -> None:
+    model = build_layers(build_mla(0), build_linear(1, (1536, 3), (8, 64, 128)))
+    handshake = meet(model, blocks, version=version)
+    assert list_codes(handshake) == codes
+    assert any("in pieces" in note for note in handshake.notes) is (codes == [])

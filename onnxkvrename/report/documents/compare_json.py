@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.compare import Handoff, SimulatedPrompt
+from onnxkvrename.handoff.consumer import MemoryKind
+from onnxkvrename.handoff.selection import SelectedValue
 from onnxkvrename.handoff.simulate import PromptRanges, merge_ranges
 from onnxkvrename.handoff.slots import MemorySlot, compute_memory_size
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
@@ -18,11 +21,14 @@ from onnxkvrename.handoff.worker import (
     HandoffSide,
 )
 from onnxkvrename.layout.layout import KvBuffer
+from onnxkvrename.layout.manifest import ByteTotals, compute_byte_totals
 from onnxkvrename.layout.updates import UpdateKind
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.records import Document, fill_record
 from onnxkvrename.report.compare_text import (
     format_handoff_verdict,
+    format_prompt_outcome,
+    format_state,
     list_sides_without_token,
     resolve_outcome,
 )
@@ -43,6 +49,7 @@ class Side(NamedTuple):
         order: How the graph lists its buffers: by layer, by name as text, or neither.
         sizes: The sizes of symbols that are known.
         missing: Symbols whose sizes are not known.
+        totals: The bytes of all buffers at these sizes.
         findings: What is wrong with the models of this side on their own.
     """
 
@@ -52,6 +59,7 @@ class Side(NamedTuple):
     order: BufferOrder
     sizes: Mapping[str, int]
     missing: tuple[str, ...]
+    totals: ByteTotals
     findings: tuple[Finding, ...]
 
 
@@ -124,6 +132,7 @@ class Pair(NamedTuple):
         fault: The code of what is wrong with this pair itself; `None` if nothing is, though it may
             be shifted.
         wrong: Prompts for which decode reads wrong bytes of this buffer.
+        state: What becomes of it, in words, such as ok.
     """
 
     layer: int
@@ -132,6 +141,7 @@ class Pair(NamedTuple):
     decode: Buffer | None
     fault: str | None
     wrong: tuple[Range, ...]
+    state: str
 
 
 class Slot(NamedTuple):
@@ -139,8 +149,10 @@ class Slot(NamedTuple):
 
     Attributes:
         position: The position in the consumer's order, from 0.
-        name: The name of the output that prefill writes, or of the input that decode reads.
-        layer: The number of the layer; `None` for a value that is not a KV buffer.
+        name: The name of the output that prefill writes, or of the input that decode reads; of a
+            value that is not a KV buffer the consumer's own name. `None` for a place that prefill
+            leaves empty.
+        layer: The number of its layer; `None` for a value that is not a KV buffer.
         part: What is in the buffer, such as key or value; `None` likewise.
         dtype: The element type, in ONNX's words.
         shape: The sizes that are moved.
@@ -150,7 +162,7 @@ class Slot(NamedTuple):
     """
 
     position: int
-    name: str
+    name: str | None
     layer: int | None
     part: str | None
     dtype: str
@@ -176,6 +188,7 @@ class Transfer(NamedTuple):
 
     Attributes:
         tokens: The length of the prompt, in tokens.
+        outcome: What becomes of the prompt, in words, such as ok.
         refused: Whether decode refuses the prompt: its memory is too small.
         wrong: Decode's inputs that get wrong bytes.
         prefill: What prefill writes.
@@ -183,6 +196,7 @@ class Transfer(NamedTuple):
     """
 
     tokens: int
+    outcome: str
     refused: bool
     wrong: tuple[str, ...]
     prefill: Memory
@@ -202,7 +216,9 @@ class CompareContent(NamedTuple):
         verdict: Whether the hand-off works; `None` if the job could not be done.
         pairs: Buffers by layer and part.
         transfers: Simulated prompts: one token, each window and one more, the context, and where
-            something changes; none where sizes are missing that matter.
+            something changes, so that all sizes between two of them are on a straight line; none
+            where sizes are missing that matter. Where nothing limits the context, the last is a
+            sample.
         findings: Causes first, consequences last.
         notes: Worth knowing, but nothing is wrong.
     """
@@ -257,6 +273,7 @@ def _describe_side(side: HandoffSide, reports: ModelReports) -> Side:
         selected=not side.lacks_token,
         sizes=side.layout.sizes,
         missing=side.layout.unresolved_symbols,
+        totals=compute_byte_totals(side.layout),
         findings=tuple(finding for report in reports for finding in report.findings),
     )
 
@@ -297,6 +314,7 @@ def _describe_pair(handoff: Handoff, result: PairResult) -> Pair:
         _describe_buffer(handoff.decode, result.pair.decode),
         result.code,
         _describe_ranges(result.wrong_ranges, handoff.verdict.window_placeholder),
+        format_state(handoff, result),
     )
 
 
@@ -308,35 +326,51 @@ def _describe_buffer(side: HandoffSide, buffer: KvBuffer | None) -> Buffer | Non
 
 
 def _describe_prompt(handoff: Handoff, prompt: SimulatedPrompt) -> Transfer:
+    setup = handoff.comparison.setup
     names = {slot.buffer_id: slot.name for slot in prompt.decode_slots}
     return Transfer(
         prompt.tokens,
+        format_prompt_outcome(handoff, prompt.tokens),
         prompt.is_refused,
         tuple(names[each] for each in prompt.wrong_buffer_ids if each in names),
-        _describe_memory(prompt.prefill_slots, handoff.prefill, handoff, prompt.tokens),
-        _describe_memory(prompt.decode_slots, handoff.decode, handoff, prompt.tokens),
+        _describe_memory(
+            prompt.prefill_slots, setup.prefill_outputs, handoff.prefill, handoff, prompt.tokens
+        ),
+        _describe_memory(
+            prompt.decode_slots, setup.decode_inputs, handoff.decode, handoff, prompt.tokens
+        ),
     )
 
 
 def _describe_memory(
-    slots: Sequence[MemorySlot], side: HandoffSide, handoff: Handoff, tokens: int
+    slots: Sequence[MemorySlot],
+    values: Sequence[SelectedValue],
+    side: HandoffSide,
+    handoff: Handoff,
+    tokens: int,
 ) -> Memory:
+    """Return the places of `values`, which go to the slots one by one."""
     shown = tuple(_hide_open_sizes(slots, side, handoff, tokens))
-    return Memory(
-        _mask_unknown(compute_memory_size(shown)),
-        tuple(
-            Slot(
-                position=position,
-                name=slot.name,
-                layer=slot.buffer_id[0] if slot.buffer_id[0] >= 0 else None,
-                part=slot.buffer_id[1] if slot.buffer_id[0] >= 0 else None,
-                dtype=slot.dtype,
-                shape=tuple(map(_mask_unknown, slot.shape)),
-                bytes=_mask_unknown(slot.nbytes),
-                offset=_mask_unknown(slot.offset) if handoff.memory == "shared" else None,
-            )
-            for position, slot in enumerate(shown)
-        ),
+    described = (
+        _describe_slot(position, slot, value, handoff.memory)
+        for position, (slot, value) in enumerate(zip_longest(shown, values[: len(shown)]))
+    )
+    return Memory(_mask_unknown(compute_memory_size(shown)), tuple(described))
+
+
+def _describe_slot(
+    position: int, slot: MemorySlot, value: SelectedValue | None, memory: MemoryKind
+) -> Slot:
+    buffer = None if value is None else value.buffer
+    return Slot(
+        position=position,
+        name=None if value is None else value.value.name if buffer else value.input_name,
+        layer=None if buffer is None else buffer.layer,
+        part=None if buffer is None else buffer.part,
+        dtype=slot.dtype,
+        shape=tuple(map(_mask_unknown, slot.shape)),
+        bytes=_mask_unknown(slot.nbytes),
+        offset=_mask_unknown(slot.offset) if memory == "shared" else None,
     )
 
 

@@ -13,6 +13,7 @@ from onnxkvrename.layout.inspect import (
     ModelSummary,
     StampStatus,
 )
+from onnxkvrename.layout.manifest import ByteTotals
 from onnxkvrename.model.signature import ExportInfo
 from onnxkvrename.records import Document, fill_record
 from onnxkvrename.rules.plan import UnchangedName
@@ -62,6 +63,7 @@ class Model(NamedTuple):
         layers: The layers that have buffers.
         tokens: The tokens found, the most frequent first.
         names: How many names could carry a token: the inputs and outputs of all buffers.
+        totals: The bytes of all buffers; `None` if one is there twice.
         stamp: The digest of a layout that onnxkvrename manifest --stamp wrote; `None` without one.
         buffers: The KV buffers.
         kept: Inputs and outputs of the model whose names stay, each with the reason.
@@ -78,6 +80,7 @@ class Model(NamedTuple):
     layers: tuple[int, ...]
     tokens: tuple[TokenCount, ...]
     names: int
+    totals: ByteTotals | None
     stamp: StampStatus | None
     buffers: tuple[InspectedBuffer, ...]
     kept: tuple[UnchangedName, ...]

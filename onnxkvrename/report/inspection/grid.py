@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from onnxkvrename.layout.inspect import InspectedBuffer, NameStatus
-from onnxkvrename.rules.kinds import get_kind_traits
+from onnxkvrename.rules.kinds import get_kind_traits, list_kinds
 
 MAX_COLUMNS = 256
 """Columns of the largest map. Above it, neighbors that are alike share one."""
@@ -62,6 +62,20 @@ class MapRow(NamedTuple):
     cells: tuple[Cell, ...]
 
 
+class LegendEntry(NamedTuple):
+    """What a letter or a sign of a map means.
+
+    Attributes:
+        symbol: The letter or sign; empty where a text is about all letters.
+        text: What it means.
+        cell: A cell that has it; `None` for cells without a buffer.
+    """
+
+    symbol: str
+    text: str
+    cell: Cell = None
+
+
 class KvGrid(NamedTuple):
     """A map.
 
@@ -81,6 +95,11 @@ class KvGrid(NamedTuple):
     def cells(self) -> tuple[InspectedBuffer, ...]:
         """All buffers in cells."""
         return tuple(cell for row in self.rows for cell in row.cells if cell is not None)
+
+    def cut(self, columns: slice) -> KvGrid:
+        """Return the map of some columns, a band of it."""
+        rows = tuple(MapRow(row.name, row.cells[columns]) for row in self.rows)
+        return self._replace(columns=self.columns[columns], rows=rows)
 
     @property
     def hidden_text(self) -> str:
@@ -123,29 +142,34 @@ def get_symbol(cell: Cell, column: MapColumn) -> str:
     return symbol.upper() if cell.state == "token" else symbol
 
 
-def describe_case(states: Collection[NameStatus]) -> str:
-    """Return what lower and upper case mean in a map with these states; empty without letters."""
-    parts = [
-        text
-        for state, text in (
-            ("plain", "lower case: no token"),
-            ("token", "UPPER CASE: has the token"),
-        )
-        if state in states
-    ]
-    return "; ".join(parts)
+def list_legend(grid: KvGrid) -> Iterator[LegendEntry]:
+    """Yield what the letters, the signs and the case of letters of a map mean."""
+    kinds: dict[str, InspectedBuffer] = {}
+    states: dict[NameStatus, InspectedBuffer] = {}
+    for cell in grid.cells:
+        states.setdefault(cell.state, cell)
+        if cell.state not in STATUS_SYMBOLS:
+            kinds.setdefault(cell.kind, cell)
+    for kind in (kind for kind in list_kinds() if kind in kinds):
+        symbol = get_symbol(kinds[kind], grid.columns[0])
+        yield LegendEntry(symbol, get_kind_traits(kind).label, kinds[kind])
+    for state, symbol in STATUS_SYMBOLS.items():
+        if state in states:
+            yield LegendEntry(symbol, STATUS_CAPTIONS[state], states[state])
+    columns = [column.has_buffers for row in grid.rows for column in _list_empty(row, grid)]
+    if True in columns:
+        yield LegendEntry(NO_BUFFER, NO_BUFFER_CAPTION)
+    if False in columns:
+        yield LegendEntry(NO_LAYER, NO_LAYER_CAPTION)
+    cases = {"plain": "lower case: no token", "token": "UPPER CASE: has the token"}
+    if text := "; ".join(text for state, text in cases.items() if state in states):
+        yield LegendEntry("", text)
 
 
-def list_empty_cells(grid: KvGrid) -> tuple[tuple[str, str], ...]:
-    """Return the signs of cells without a buffer that a map has, with their meaning."""
-    no_buffer = any(
-        cell is None and column.has_buffers
-        for row in grid.rows
-        for cell, column in zip(row.cells, grid.columns, strict=True)
-    )
-    no_layer = any(not column.has_buffers for column in grid.columns)
-    signs = ((no_buffer, NO_BUFFER, NO_BUFFER_CAPTION), (no_layer, NO_LAYER, NO_LAYER_CAPTION))
-    return tuple((symbol, caption) for is_there, symbol, caption in signs if is_there)
+def _list_empty(row: MapRow, grid: KvGrid) -> Iterator[MapColumn]:
+    """Yield the columns in which a row has no buffer."""
+    cells = zip(grid.columns, row.cells, strict=True)
+    return (column for column, cell in cells if cell is None)
 
 
 def _list_columns(layers: Sequence[int]) -> list[MapColumn]:

@@ -16,17 +16,14 @@ from rich.text import Text
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, NameStatus
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.inspection.grid import (
-    STATUS_CAPTIONS,
-    STATUS_SYMBOLS,
     Cell,
     KvGrid,
     MapColumn,
     build_grid,
-    describe_case,
     get_symbol,
-    list_empty_cells,
+    list_legend,
 )
-from onnxkvrename.rules.kinds import BufferKind, get_kind_traits, list_kinds
+from onnxkvrename.rules.kinds import get_kind_traits
 
 _STATUS_STYLES: Mapping[NameStatus, str] = {
     "half": "black on white",
@@ -106,12 +103,11 @@ def _render_bands(buffers: Sequence[InspectedBuffer], options: ConsoleOptions) -
     geometry = _choose_geometry(names, len(grid.columns), options.max_width)
     lines: list[RenderableType] = []
     for start in range(0, len(grid.columns), geometry.cells_per_band):
-        band = slice(start, start + geometry.cells_per_band)
-        columns = grid.columns[band]
-        lines.append(_render_ruler(columns, geometry))
+        band = grid.cut(slice(start, start + geometry.cells_per_band))
+        lines.append(_render_ruler(band.columns, geometry))
         lines += [
-            _render_row(name, row.cells[band], columns, geometry)
-            for name, row in zip(names, grid.rows, strict=True)
+            _render_row(name, row.cells, band.columns, geometry)
+            for name, row in zip(names, band.rows, strict=True)
         ]
         lines.append(Text())
     if grid.hidden_text:
@@ -157,23 +153,11 @@ def _render_row(
 
 
 def _render_legend(grid: KvGrid) -> Iterator[Text]:
-    """Yield what the letters, their case and the signs of a map mean."""
-    kinds: dict[BufferKind, InspectedBuffer] = {}
-    for cell in grid.cells:
-        if cell.state not in STATUS_SYMBOLS:
-            kinds.setdefault(cell.kind, cell)
-    for kind in (kind for kind in list_kinds() if kind in kinds):
-        cell = kinds[kind]
-        symbol = get_symbol(cell, grid.columns[0])
-        yield Text.assemble((symbol, _choose_style(cell)), f" {get_kind_traits(kind).label}")
-    states = {cell.state for cell in grid.cells}
-    for state, symbol in STATUS_SYMBOLS.items():
-        if state in states:
-            yield Text.assemble((symbol, _STATUS_STYLES[state]), f" {STATUS_CAPTIONS[state]}")
-    for symbol, caption in list_empty_cells(grid):
-        yield Text.assemble((symbol, _EMPTY_STYLE), f" {caption}")
-    if case := describe_case(states):
-        yield Text(case)
+    for symbol, text, cell in list_legend(grid):
+        if symbol:
+            yield Text.assemble((symbol, _choose_style(cell)), f" {text}")
+        else:
+            yield Text(text)
 
 
 def _wrap_entries(entries: Iterable[Text], width: int) -> Iterator[Text]:

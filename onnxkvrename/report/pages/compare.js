@@ -1,92 +1,104 @@
 "use strict";
 
 // The page has every element and name already. This sets numbers, states and positions for a
-// prompt length, all from straight lines and ranges in the data.
+// prompt length. Between two lengths of the data sizes are on a straight line, and states are
+// those of the shorter one.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const SIDES = ["written", "read"];
-const LETTER_WIDTH = 0.5 * parseFloat(getComputedStyle(document.documentElement).fontSize);
+const LETTER = 0.5 * parseFloat(getComputedStyle(document.documentElement).fontSize);
 const LEAST_LINK_GAP = 4;
+const LAST = data.lengths.at(-1);
 const element = (id) => document.getElementById(id);
-const slots = Object.fromEntries(SIDES.map((side) => [side, [...element(side).children]]));
+const picture = element("tracks");
+const slots = SIDES.map((id) => [...element(id).children]);
+const rulers = [...picture.querySelectorAll(".ruler")].map((ruler) => [...ruler.children]);
+const layerCount = new Set(data.tracks.flat().map(([, layer]) => layer)).size;
 const rows = [...element("rows").children];
 const names = rows.map((row) => row.querySelector("bdi").textContent);
-const labels = Object.fromEntries(
-  SIDES.map((side) => [side, slots[side].map((slot) => (slot.querySelector("text:not(.mark)") || { textContent: "" }).textContent)]),
-);
 const totals = document.querySelectorAll(".total span");
 const links = [...element("links").querySelectorAll("line:not(.chosen)")];
 const chosenLinks = [...element("links").querySelectorAll(".chosen")];
-const linkedRows = data.rows.flatMap(([written, read], row) => (written >= 0 && read >= 0 ? [row] : []));
-const picture = element("tracks");
+const linkedRows = data.rows.filter(([places]) => Math.min(...places) >= 0);
 
-let tokens = data.tokens;
-let places = {};
+let tokens = data.lengths[data.shown];
+let at = data.shown; // the longest of the lengths that is not longer than the prompt
+let places = [];
 let scale = 1;
 let chosen = null;
 
 const format = (number) => number.toLocaleString("en-US");
 const percent = (part) => `${((100 * part) / scale).toFixed(4)}%`;
-const find = (parts) => parts.findLast(([first]) => first <= tokens);
+const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
+const getPlace = (row, side) => (row === null ? undefined : places[side][data.rows[row][0][side]]);
+const getState = (row) => data.rows[row][1][at];
 
-function computeBytes(size) {
-  const [first, nbytes, growth] = find(data.sizes[size]);
-  return nbytes + growth * (tokens - first);
+function computeBytes(sizes) {
+  const [start, end] = [data.lengths[at], data.lengths[at + 1]];
+  const growth = tokens > start ? (sizes[at + 1] - sizes[at]) / (end - start) : 0;
+  return sizes[at] + growth * (tokens - start);
 }
 
 // Slots of shared memory are one after the other; arrays of their own are drawn by position.
 function placeSlots() {
-  const sizes = Object.fromEntries(SIDES.map((side) => [side, data[side].map(([size]) => computeBytes(size))]));
-  const count = Math.max(sizes.written.length, sizes.read.length);
-  const columns = Array.from({ length: count }, (_, at) => Math.max(sizes.written[at] || 0, sizes.read[at] || 0));
-  const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
-  scale = data.shared ? Math.max(1, sum(sizes.written), sum(sizes.read)) : Math.max(1, sum(columns));
-  for (const side of SIDES) {
+  const sizes = data.tracks.map((track) => track.map(([, , each]) => computeBytes(each)));
+  const columns = Array.from({ length: Math.max(...sizes.map((each) => each.length)) },
+    (_, slot) => Math.max(...sizes.map((each) => each[slot] || 0)));
+  scale = Math.max(1, ...(data.shared ? sizes : [columns]).map(sum));
+  places = sizes.map((own, side) => {
     let left = 0;
-    let position = 0;
-    places[side] = sizes[side].map((nbytes, at) => {
-      const place = { offset: data.shared ? left : position, nbytes, left };
-      left += data.shared ? nbytes : columns[at];
-      position += data[side][at][2];
+    totals[side].textContent = format(sum(own));
+    return own.map((nbytes, slot) => {
+      const place = { offset: data.shared ? left : slot, nbytes, left };
+      left += data.shared ? nbytes : columns[slot];
       return place;
     });
-  }
-  SIDES.forEach((side, at) => {
-    totals[at].textContent = format(sum(sizes[side]));
   });
 }
 
-function setClass(item, kind) {
-  for (const [other] of data.kinds) {
-    item.classList.toggle(other, other === kind);
+function setState(item, state) {
+  for (const each of Object.keys(data.states)) {
+    item.classList.toggle(each, each === state);
   }
 }
 
 function drawSlots() {
   const width = picture.getBoundingClientRect().width;
-  for (const side of SIDES) {
-    slots[side].forEach((slot, at) => {
-      const { left, nbytes } = places[side][at];
-      const row = data[side][at][1];
+  const step = [1, 2, 5, 10, 20, 50].find((each) => (each * width) / layerCount >= 5 * LETTER) || 100;
+  SIDES.forEach((_, side) => {
+    let end = 0;
+    let layer = null;
+    slots[side].forEach((slot, index) => {
+      const { left, nbytes } = places[side][index];
+      const [row, ownLayer] = data.tracks[side][index];
+      const room = (nbytes / scale) * width;
+      const start = (left / scale) * width;
       slot.setAttribute("x", percent(left));
       slot.setAttribute("width", percent(nbytes));
-      const room = (nbytes / scale) * width;
-      slot.classList.toggle("narrow", room < labels[side][at].length * LETTER_WIDTH);
-      slot.classList.toggle("tiny", room < 2 * LETTER_WIDTH);
+      slot.classList.toggle("tiny", room < 2 * LETTER);
+      const number = rulers[side][index];
+      const isLabeled = ownLayer !== layer && ownLayer !== null && ownLayer % step === 0 && start >= end;
+      const label = isLabeled ? `${end ? "" : "layer "}${ownLayer}` : "";
+      number.setAttribute("x", percent(left));
+      number.textContent = label;
+      layer = ownLayer;
+      end = isLabeled ? start + (label.length + 1) * LETTER : end;
       if (row >= 0) {
-        const [kind, mark, text] = data.kinds[find(data.rows[row][2])[1]];
-        setClass(slot, kind);
-        slot.querySelector(".mark").textContent = mark;
+        const [mark, text] = data.states[getState(row)];
+        const part = data.rows[row][2];
+        setState(slot, getState(row));
+        slot.querySelector("text").textContent = room > (part.length + 1.5) * LETTER ? part : "";
+        slot.querySelector(".mark").textContent = room > 2.5 * LETTER ? mark : "";
         slot.setAttribute("aria-label", `${names[row]}: ${text}`);
       }
     });
-  }
+  });
   element("links").classList.toggle("dense", links.length * LEAST_LINK_GAP > width);
-  links.forEach((line, at) => {
-    const [written, read, states] = data.rows[linkedRows[at]];
-    line.setAttribute("x1", percent(places.written[written].left));
-    line.setAttribute("x2", percent(places.read[read].left));
-    setClass(line, data.kinds[find(states)[1]][0]);
+  links.forEach((line, index) => {
+    const [[written, read], states] = linkedRows[index];
+    line.setAttribute("x1", percent(places[0][written].left));
+    line.setAttribute("x2", percent(places[1][read].left));
+    setState(line, states[at]);
   });
 }
 
@@ -103,22 +115,15 @@ function formatBytes(written, read) {
 }
 
 function fillTable() {
-  rows.forEach((row, at) => {
-    const [written, read, states] = data.rows[at];
-    const places_ = [places.written[written], places.read[read]];
-    const [, kind, cause] = find(states);
-    const [name, mark, text] = data.kinds[kind];
+  rows.forEach((row, index) => {
+    const [written, read] = [getPlace(index, 0), getPlace(index, 1)];
+    const state = data.states[getState(index)].join(" ");
+    const texts = [formatBytes(written, read), formatPlace(written), formatPlace(read), state];
     const cells = row.querySelectorAll("td");
-    const texts = [formatBytes(...places_), ...places_.map(formatPlace), `${mark} ${text}`];
-    if (data.causes.some(Boolean)) {
-      texts.push(data.causes[cause]);
-    }
-    texts.forEach((value, column) => {
-      if (cells[column].textContent !== value) {
-        cells[column].textContent = value;
-      }
+    texts.forEach((text, column) => {
+      cells[column].textContent = text;
     });
-    setClass(row, name);
+    setState(row, getState(index));
   });
 }
 
@@ -129,55 +134,41 @@ function formatRange({ offset, nbytes }) {
 // What prefill wrote to the bytes at which decode looks for a buffer.
 function listOverlaps(read) {
   const end = read.offset + read.nbytes;
-  let covered = 0;
+  let rest = read.nbytes;
   const parts = [];
-  places.written.forEach((place, at) => {
+  places[0].forEach((place, slot) => {
     const common = Math.min(end, place.offset + place.nbytes) - Math.max(read.offset, place.offset);
     if (common > 0) {
-      const row = data.written[at][1];
+      const row = data.tracks[0][slot][0];
       parts.push(`${format(common)} bytes of ${row < 0 ? "nothing" : names[row]}`);
-      covered += common;
+      rest -= common;
     }
   });
-  if (covered < read.nbytes) {
-    parts.push(`${format(read.nbytes - covered)} bytes beyond the memory`);
+  if (rest > 0) {
+    parts.push(`${format(rest)} bytes beyond the memory`);
   }
-  return parts;
+  return parts.length > 4 ? [...parts.slice(0, 4), `${parts.length - 4} more`] : parts;
 }
 
 function describe(row) {
-  const [written, read, states] = data.rows[row];
-  const [from, to] = [places.written[written], places.read[read]];
-  const [, kind, cause] = find(states);
-  const sentences = [];
-  if (!data.shared) {
-    sentences.push(`Prefill: ${from ? `${formatPlace(from)}, ${format(from.nbytes)} bytes` : "nothing"}.`);
-    sentences.push(`Decode: ${to ? `${formatPlace(to)}, ${format(to.nbytes)} bytes` : "nothing"}.`);
-  } else {
-    sentences.push(from ? `Prefill's place: ${formatRange(from)}.` : "Prefill does not write it.");
-    if (to) {
-      const parts = listOverlaps(to);
-      const more = parts.length > 4 ? ` and ${parts.length - 4} more` : "";
-      sentences.push(`Decode's place: ${formatRange(to)}, where prefill has ${parts.slice(0, 4).join(", ")}${more}.`);
-    } else {
-      sentences.push("Decode does not read it.");
-    }
+  const [from, to] = [getPlace(row, 0), getPlace(row, 1)];
+  const say = (place) => (place ? `${formatPlace(place)}, ${format(place.nbytes)} bytes` : "nothing");
+  let text = `Prefill: ${say(from)}. Decode: ${say(to)}.`;
+  if (data.shared) {
+    text = from ? `Prefill's place: ${formatRange(from)}.` : "Prefill does not write it.";
+    text += to ? ` Decode's place: ${formatRange(to)}, where prefill has ${listOverlaps(to).join(", ")}.` : " Decode does not read it.";
   }
-  const state = `${data.kinds[kind][1]} ${data.kinds[kind][2]}`;
-  return `${names[row]}. ${sentences.join(" ")} ${state}${data.causes[cause] ? `: ${data.causes[cause]}` : ""}.`;
+  return `${names[row]}. ${text} ${data.states[getState(row)].join(" ")}.`;
 }
 
 function drawChosen() {
-  const [written, read] = chosen === null ? [-1, -1] : data.rows[chosen];
-  for (const side of SIDES) {
-    slots[side].forEach((slot, at) => {
-      const is = chosen !== null && data[side][at][1] === chosen;
-      slot.classList.toggle("chosen", is);
-      slot.setAttribute("aria-selected", String(is));
-    });
-  }
-  rows.forEach((row, at) => row.classList.toggle("chosen", at === chosen));
-  const [from, to] = [places.written[written], places.read[read]];
+  slots.forEach((track, side) => track.forEach((slot, index) => {
+    const is = chosen !== null && data.tracks[side][index][0] === chosen;
+    slot.classList.toggle("chosen", is);
+    slot.setAttribute("aria-selected", String(is));
+  }));
+  rows.forEach((row, index) => row.classList.toggle("chosen", index === chosen));
+  const [from, to] = [getPlace(chosen, 0), getPlace(chosen, 1)];
   chosenLinks.forEach((line, end) => {
     line.setAttribute("visibility", from && to ? "visible" : "hidden");
     if (from && to) {
@@ -192,14 +183,15 @@ function drawChosen() {
 
 function show(length) {
   tokens = length;
-  const [, kind, text] = find(data.outcomes);
-  const prompt = length === 1 ? "1 token" : `${length} tokens`;
+  at = data.lengths.findLastIndex((each) => each <= tokens);
+  const [state, text] = data.outcomes[at];
+  const prompt = length === 1 ? "1 token" : `${format(length)} tokens`;
   element("length").textContent = prompt;
   element("caption-length").textContent = prompt;
   if (element("outcome").textContent !== text) {
     element("outcome").textContent = text;
   }
-  element("outcome").className = kind;
+  element("outcome").className = state;
   element("slider").value = length;
   element("slider").setAttribute("aria-valuetext", `${prompt}: ${text}`);
   if (Number(element("number").value) !== length) {
@@ -212,7 +204,7 @@ function show(length) {
 }
 
 function clamp(length) {
-  return Math.min(Math.max(Math.round(length) || 1, 1), data.last);
+  return Math.min(Math.max(Math.round(length) || 1, 1), LAST);
 }
 
 // The address names the length, so that a page can be linked to. Some places of files refuse.
@@ -230,7 +222,7 @@ function readAddress() {
 }
 
 function choose(row) {
-  if (row !== null && row >= 0 && row !== chosen) {
+  if (row !== undefined && row >= 0 && row !== chosen) {
     chosen = row;
     drawChosen();
   }
@@ -238,58 +230,44 @@ function choose(row) {
 
 function findSlot(target) {
   const slot = target.closest(".slot");
-  for (const side of SIDES) {
-    const at = slots[side].indexOf(slot);
-    if (at >= 0) {
-      return [side, at];
-    }
-  }
-  return [null, -1];
+  const side = slots.findIndex((track) => track.includes(slot));
+  return [side, side < 0 ? -1 : slots[side].indexOf(slot)];
 }
 
 function chooseSlot(event) {
-  const [side, at] = findSlot(event.target);
-  if (side) {
-    choose(data[side][at][1]);
-  }
+  const [side, index] = findSlot(event.target);
+  choose(data.tracks[side]?.[index][0]);
 }
 
-function focusSlot(side, at) {
-  const slot = slots[side][Math.min(Math.max(at, 0), slots[side].length - 1)];
+function focusSlot(side, index) {
+  const slot = slots[side][Math.min(Math.max(index, 0), slots[side].length - 1)];
   if (slot) {
-    for (const other of [...slots.written, ...slots.read]) {
-      other.setAttribute("tabindex", other === slot ? "0" : "-1");
-    }
+    slots.flat().forEach((other) => other.setAttribute("tabindex", other === slot ? "0" : "-1"));
     slot.focus();
     slot.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 }
 
 function moveByKey(event) {
-  const [side, at] = findSlot(event.target);
-  if (!side) {
+  const [side, index] = findSlot(event.target);
+  if (side < 0) {
     return;
   }
-  const twin = side === "written" ? "read" : "written";
-  const row = data[side][at][1];
-  const other = row < 0 ? at : data.rows[row][twin === "written" ? 0 : 1];
-  const moves = {
-    ArrowLeft: [side, at - 1],
-    ArrowRight: [side, at + 1],
+  const row = data.tracks[side][index][0];
+  const twin = row < 0 ? -1 : data.rows[row][0][1 - side];
+  const across = twin < 0 ? [side, index] : [1 - side, twin];
+  const move = {
+    ArrowLeft: [side, index - 1],
+    ArrowRight: [side, index + 1],
     Home: [side, 0],
     End: [side, slots[side].length - 1],
-    ArrowUp: side === "read" && other >= 0 ? [twin, other] : [side, at],
-    ArrowDown: side === "written" && other >= 0 ? [twin, other] : [side, at],
-  };
-  if (moves[event.key]) {
+    ArrowUp: side === 1 ? across : [side, index],
+    ArrowDown: side === 0 ? across : [side, index],
+  }[event.key];
+  if (move) {
     event.preventDefault();
-    focusSlot(...moves[event.key]);
+    focusSlot(...move);
   }
-}
-
-function setZoom() {
-  picture.style.width = `${100 * Number(element("zoom").value)}%`;
-  drawSlots();
 }
 
 element("slider").addEventListener("input", (event) => {
@@ -307,7 +285,10 @@ element("number").addEventListener("change", (event) => {
   show(Number.isNaN(typed) ? tokens : clamp(typed));
   remember();
 });
-element("zoom").addEventListener("change", setZoom);
+element("zoom").addEventListener("change", (event) => {
+  picture.style.width = `${100 * Number(event.target.value)}%`;
+  drawSlots();
+});
 element("failing").addEventListener("change", (event) => {
   element("rows").classList.toggle("failing-only", event.target.checked);
 });
@@ -328,8 +309,5 @@ element("rows").addEventListener("pointerover", (event) => choose(rows.indexOf(e
 for (const part of document.querySelectorAll(".controls, #detail")) {
   part.hidden = false;
 }
-(slots.written[0] || slots.read[0]).setAttribute("tabindex", "0");
-for (const slot of [...slots.written, ...slots.read].slice(1)) {
-  slot.setAttribute("tabindex", "-1");
-}
+slots.flat().forEach((slot, index) => slot.setAttribute("tabindex", index ? "-1" : "0"));
 show(readAddress() ?? tokens);

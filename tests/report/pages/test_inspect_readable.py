@@ -14,7 +14,7 @@ from readability import list_low_contrast, list_overflowing, list_unmarked_stops
 
 from onnxkvrename import load_rules
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
-from onnxkvrename.report.pages.inspect_page import render_html
+from onnxkvrename.report.pages.inspect import render_inspect_page
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=SKIP_REASON)
 NAMES = (
@@ -25,7 +25,7 @@ NAMES = (
     "漢字" * 40,
     "W" * 300,
 )
-CUT_NUMBERS = """[...document.querySelectorAll(".map thead th:not(.corner)")]
+CUT_NUMBERS = """[...document.querySelectorAll(".map thead th")]
   .filter((head) => !head.textContent.includes("-") && head.scrollWidth > head.clientWidth)
   .map((head) => head.textContent)"""
 
@@ -89,7 +89,7 @@ def test_no_page_overflows_at_any_width_and_size_of_text(
     width: int, letters: int, show: Callable[..., Page], summaries: dict[str, ModelSummary]
 ) -> None:
     for name, summary in summaries.items():
-        page = show("page.html", render_html([summary]), width=width, letters=letters)
+        page = show("page.html", render_inspect_page([summary]), width=width, letters=letters)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert list_overflowing(page) == [], name
         assert page.list_problems() == [], name
@@ -101,7 +101,7 @@ def test_no_page_overflows_at_any_width_and_size_of_text(
 def test_very_long_names_do_not_make_a_page_endless(
     show: Callable[..., Page], summaries: dict[str, ModelSummary]
 ) -> None:
-    page = show("page.html", render_html([summaries["hostile"]]), width=360)
+    page = show("page.html", render_inspect_page([summaries["hostile"]]), width=360)
     assert page.evaluate("document.querySelector('h1').offsetHeight") < 300
     facts = "[...document.querySelectorAll('dd > span, .findings span')]"
     assert page.evaluate(f"Math.max(...{facts}.map((line) => line.offsetHeight))") < 1600
@@ -113,7 +113,7 @@ def test_every_text_has_the_contrast_of_wcag_aa(
     dark: bool, show: Callable[..., Page], summaries: dict[str, ModelSummary]
 ) -> None:
     for name, summary in summaries.items():
-        page = show("page.html", render_html([summary]), dark=dark)
+        page = show("page.html", render_inspect_page([summary]), dark=dark)
         assert list_low_contrast(page) == [], name
 
 
@@ -121,7 +121,7 @@ def test_every_stop_of_the_keyboard_is_seen(
     show: Callable[..., Page], summaries: dict[str, ModelSummary]
 ) -> None:
     two = [summaries["hybrid"], summaries["3,840 buffers"]]
-    page = show("page.html", render_html(two))
+    page = show("page.html", render_inspect_page(two))
     assert list_unmarked_stops(page, 4) == []  # two links, two maps
     assert page.evaluate("document.activeElement.closest('#model-2 td') !== null")
 
@@ -129,7 +129,7 @@ def test_every_stop_of_the_keyboard_is_seen(
 def test_on_paper_a_page_is_light_and_its_cells_keep_their_colors(
     show: Callable[..., Page], summaries: dict[str, ModelSummary]
 ) -> None:
-    page = show("page.html", render_html([summaries["hybrid"]]))
+    page = show("page.html", render_inspect_page([summaries["hybrid"]]))
     features = [{"name": "prefers-color-scheme", "value": "dark"}]
     page.call("Emulation.setEmulatedMedia", media="print", features=features)
     get = "getComputedStyle(document.querySelector('{}')).{}"
@@ -143,7 +143,7 @@ def test_on_paper_a_page_is_light_and_its_cells_keep_their_colors(
 def test_nothing_moves_on_its_own(
     show: Callable[..., Page], summaries: dict[str, ModelSummary]
 ) -> None:
-    page = show("page.html", render_html([summaries["hybrid"]]))
+    page = show("page.html", render_inspect_page([summaries["hybrid"]]))
     assert page.evaluate("document.getAnimations().length") == 0
     moving = """[...document.querySelectorAll("*")].filter((item) => {
       const {transitionDuration, animationName} = getComputedStyle(item);
