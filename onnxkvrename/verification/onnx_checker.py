@@ -69,9 +69,7 @@ def check_onnx_validity(model: ModelProto, source: ByteSource) -> Iterator[Findi
     unknown_operators = _set_unknown_operators_aside(model)
     if unknown_operators:
         yield _build_unknown_operators_finding(unknown_operators)
-    size_faults = [
-        fault for tensor in _list_tensors(model) if (fault := _shrink_tensor(tensor)) is not None
-    ]
+    size_faults = _shrink_tensors(model)
     try:
         check_model(model, full_check=False)
     except (ValidationError, ValueError, RuntimeError) as error:
@@ -198,23 +196,21 @@ def _list_parts(
                 pending.append(iter(part.attribute_proto))
 
 
-def _list_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Yield every dense tensor of a model, and shrink the sparse ones."""
+def _shrink_tensors(model: ModelProto) -> list[str]:
+    """Reduce all tensors without data to one element; return the faults of misfits."""
+    tensors: list[TensorProto] = []
     for part in _list_parts([model.graph, *_list_training_graphs(model), *model.functions]):
+        sparse_tensors: list[SparseTensorProto] = []
         if isinstance(part, GraphProto):
-            yield from part.initializer
-            sparse_tensors = [*part.sparse_initializer]
+            tensors += part.initializer
+            sparse_tensors += part.sparse_initializer
         elif isinstance(part, AttributeProto):
-            yield from part.tensors
-            if part.HasField("t"):
-                yield part.t
-            sparse_tensors = [*part.sparse_tensors]
-            if part.HasField("sparse_tensor"):
-                sparse_tensors.append(part.sparse_tensor)
-        else:
-            continue
+            tensors += [*part.tensors, *([part.t] if part.HasField("t") else [])]
+            sparse_tensors += part.sparse_tensors
+            sparse_tensors += [part.sparse_tensor] if part.HasField("sparse_tensor") else []
         for sparse_tensor in sparse_tensors:
             _shrink_sparse_tensor(sparse_tensor)
+    return [fault for tensor in tensors if (fault := _shrink_tensor(tensor)) is not None]
 
 
 def _shrink_tensor(tensor: TensorProto) -> str | None:

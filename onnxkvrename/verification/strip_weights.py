@@ -18,9 +18,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
-from onnxkvrename.errors import ModelError
 from onnxkvrename.limits import MAX_ENTRIES, build_limit_error
-from onnxkvrename.model.file import splice_payloads
+from onnxkvrename.model.file import join_pieces, splice_payloads
 from onnxkvrename.model.protobuf import (
     LENGTH,
     ByteSource,
@@ -111,20 +110,11 @@ def read_model_without_weights(
     Raises:
         ModelError: onnx cannot parse it, or it has too many parts.
     """
-    chunks = []
-    for piece in splice_payloads(
-        source, _find_edits(source, max_kept_bytes, digest_key=digest_key)
-    ):
-        if isinstance(piece, Span):
-            end = piece.offset + piece.size
-            for offset in range(piece.offset, end, _CHUNK_SIZE):
-                chunks.append(source.read(offset, min(_CHUNK_SIZE, end - offset)))
-        else:
-            chunks.append(piece)
-    data = b"".join(chunks)
-    chunks.clear()
+    edits = _find_edits(source, max_kept_bytes, digest_key=digest_key)
+    data = join_pieces(source, splice_payloads(source, edits))
     if has_too_many_parts(data):
-        raise _build_parts_error(source)
+        what = f"parts and one for each {BYTES_PER_PART} bytes: parsing it could take all memory"
+        raise build_limit_error(MAX_ENTRIES, what, path=source.path)
     model = ModelProto()
     try:
         model.ParseFromString(data)
@@ -160,11 +150,6 @@ def _find_edits(
             payload = _strip(source, message, kind, limit, digest_key=digest_key)
             if payload is not None:
                 yield message, payload
-
-
-def _build_parts_error(source: ByteSource) -> ModelError:
-    what = f"parts and one for each {BYTES_PER_PART} bytes: parsing it could take all memory"
-    return build_limit_error(MAX_ENTRIES, what, path=source.path)
 
 
 def _strip(
