@@ -18,6 +18,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
+from onnxkvrename.errors import ModelError
 from onnxkvrename.limits import MAX_ENTRIES, build_limit_error
 from onnxkvrename.model.file import join_pieces, splice_payloads
 from onnxkvrename.model.protobuf import (
@@ -113,8 +114,7 @@ def read_model_without_weights(
     edits = _find_edits(source, max_kept_bytes, digest_key=digest_key)
     data = join_pieces(source, splice_payloads(source, edits))
     if has_too_many_parts(data):
-        what = f"parts and one for each {BYTES_PER_PART} bytes: parsing it could take all memory"
-        raise build_limit_error(MAX_ENTRIES, what, path=source.path)
+        raise _build_parts_error(source)
     model = ModelProto()
     try:
         model.ParseFromString(data)
@@ -140,16 +140,23 @@ def _find_edits(
     while pending:
         message, kind = pending.pop()
         nested = NESTED_FIELDS.get(kind, {})
-        large_fields = [
-            (record, nested[record.number])
-            for record in read_fields(source, message, stems=(), always=frozenset(nested))
-            if record.wire_type == LENGTH and record.end - record.start > limit
-        ]
+        large_fields = list[tuple[Record, str]]()
+        records = read_fields(source, message, stems=(), always=frozenset(nested))
+        for count, record in enumerate(records):
+            if count > MAX_ENTRIES + (record.end - message.start) // BYTES_PER_PART:
+                raise _build_parts_error(source)  # early: to visit each would take minutes
+            if record.wire_type == LENGTH and record.end - record.start > limit:
+                large_fields.append((record, nested[record.number]))
         pending += large_fields
         if kind in _PLACEHOLDERS and not large_fields:
             payload = _strip(source, message, kind, limit, digest_key=digest_key)
             if payload is not None:
                 yield message, payload
+
+
+def _build_parts_error(source: ByteSource) -> ModelError:
+    what = f"parts and one for each {BYTES_PER_PART} bytes: parsing it could take all memory"
+    return build_limit_error(MAX_ENTRIES, what, path=source.path)
 
 
 def _strip(

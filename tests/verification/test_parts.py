@@ -38,6 +38,18 @@ def test_records_that_would_cost_far_more_than_their_bytes_are_refused(records: 
         read_model_without_weights(ByteSource.from_bytes(data))
 
 
+def test_they_are_refused_before_the_file_is_read_to_its_end() -> None:
+    data, ends = field(GRAPH, EMPTY["nodes"]), []
+
+    def read(offset: int, size: int) -> bytes:
+        ends.append(offset + size)
+        return data[offset : offset + size]
+
+    with pytest.raises(ModelError):
+        read_model_without_weights(ByteSource(read, len(data)))
+    assert max(ends) < len(data)
+
+
 @pytest.mark.parametrize("kind", ["nodes", "nodes in nodes", "initializers", "attributes"])
 def test_a_graph_of_too_many_parts_is_not_read_node_by_node(kind: str) -> None:
     def list_graphs(body: Body) -> None:
