@@ -43,36 +43,27 @@ class Sidecar(NamedTuple):
     """A text file that is rewritten together with models, or not at all.
 
     Attributes:
-        path: The file.
-        output: Where the result goes; the file itself for in place.
-        rewrite: Returns the new content, from the old content and the reports of all models
-            of the run. By default its format says where the names are, and the table in
-            :mod:`onnxkvrename.sidecars.decisions` what becomes of it.
+        job: The file, and where its result goes, in the same form as a model's.
+        owners: The models that it belongs to, by their indexes. Its findings and errors count as
+            those of the first.
+        rewrite: Returns the new content from the old one. By default its format says where the
+            names are, and the table in :mod:`onnxkvrename.sidecars.decisions` what becomes of it.
         found: Its format, and the directory whose models it goes with.
-        jobs: The models that it belongs to.
         facts: What is known of it before it is read.
-        root: The directory that the user gave for results, if the output is below it.
-        is_package: True if all files of its directory go where the output goes.
+        is_package: True if all files of its directory go where the result goes.
     """
 
-    path: Path
-    output: Path
-    rewrite: Callable[[bytes, Sequence[ModelReport]], RewrittenSidecar] | None = None
+    job: RenameJob
+    owners: tuple[int, ...] = (0,)
+    rewrite: Callable[[bytes], RewrittenSidecar] | None = None
     found: FoundSidecar | None = None
-    jobs: tuple[RenameJob, ...] = ()
     facts: frozenset[Fact] = frozenset[Fact](["asked"])
-    root: Path | None = None
     is_package: bool = False
 
     @property
-    def directory(self) -> Path:
-        """The directory whose models it goes with."""
-        return self.path.parent if self.found is None else self.found.directory
-
-    @property
-    def job(self) -> RenameJob:
-        """The path and the output, in the same form as a model's."""
-        return build_job(self.path, self.output, self.root)
+    def path(self) -> Path:
+        """The file."""
+        return self.job.model
 
 
 class PreparedSidecar(NamedTuple):
@@ -80,8 +71,6 @@ class PreparedSidecar(NamedTuple):
 
     Attributes:
         sidecar: The sidecar.
-        model_index: The index of the model nearest to it; its findings and
-            errors count as that model's.
         report: What is reported about it.
         plan: The plan of its new bytes; ``None`` if there is nothing to write.
         findings: Problems with it.
@@ -89,20 +78,19 @@ class PreparedSidecar(NamedTuple):
     """
 
     sidecar: Sidecar
-    model_index: int
     report: SidecarReport
     plan: SidecarPlan | None = None
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
 
     @property
-    def takes_folder(self) -> bool:
-        """True if the other files of its directory are to be copied as well."""
-        return self.sidecar.is_package and not self.sidecar.job.in_place and self.error is None
+    def model_index(self) -> int:
+        """The index of the model whose findings and errors are those of the sidecar."""
+        return self.sidecar.owners[0]
 
 
 def prepare_sidecars(
-    sidecars: Sequence[Sidecar], models: Sequence[ModelReport], request: Request, rules: Rules
+    sidecars: Sequence[Sidecar], models: Sequence[PreparedModel], request: Request, rules: Rules
 ) -> Iterator[PreparedSidecar]:
     """Read sidecars and rewrite them in memory; nothing is written.
 
@@ -110,16 +98,14 @@ def prepare_sidecars(
         Each sidecar, with its error if it has one.
     """
     for sidecar in sidecars:
-        model_index = _find_nearest_model(sidecar.directory, models)
-        report = SidecarReport(str(sidecar.path), str(sidecar.output), "failed", 0)
-        item = PreparedSidecar(sidecar, model_index, report)
+        report = SidecarReport(str(sidecar.path), str(sidecar.job.output), "failed", 0)
+        item = PreparedSidecar(sidecar, report)
         try:
             if sidecar.rewrite is None:
                 yield _follow_decision(item, models, request, rules)
             else:
                 content = _read_content(sidecar)
-                rewritten = sidecar.rewrite(content.data, models)
-                yield _plan_write(item, content, rewritten, request)
+                yield _plan_write(item, content, sidecar.rewrite(content.data), request)
         except KvRenameError as error:
             yield item._replace(error=error)
 
@@ -127,7 +113,7 @@ def prepare_sidecars(
 def add_sidecar_findings(
     models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar]
 ) -> tuple[PreparedModel, ...]:
-    """Return the models, each with the findings and errors of the sidecars nearest to it."""
+    """Return the models, each with the findings and errors of its sidecars."""
     reports = [model.report for model in models]
     for sidecar in sidecars:
         report = reports[sidecar.model_index]
@@ -161,7 +147,7 @@ def _read_content(sidecar: Sidecar) -> _Content:
 
 def _open_sidecar(sidecar: Sidecar) -> AbstractContextManager[OpenFile]:
     """Open a sidecar; one of a folder that is copied whole only from within that folder."""
-    if sidecar.is_package and not sidecar.job.in_place:
+    if sidecar.is_package:
         return Folder(sidecar.path.parent).open_file(sidecar.path.name)
     return open_file(sidecar.path)
 
@@ -172,10 +158,10 @@ def _plan_write(
     """Return a sidecar with the plan to write its new text, if that is not there yet."""
     sidecar, job, data = item.sidecar, item.sidecar.job, rewritten.data
     check_output_place(job)
-    if job.in_place or not is_occupied(sidecar.output):
+    if job.in_place or not is_occupied(job.output):
         is_up_to_date = job.in_place and data == content.data
     else:
-        is_up_to_date = has_content(sidecar.output, len(data), [data])
+        is_up_to_date = has_content(job.output, len(data), [data])
     findings = rewritten.findings
     if not request.only_checks:
         if job.in_place and not is_up_to_date:
@@ -192,27 +178,28 @@ def _plan_write(
 
 
 def _follow_decision(
-    item: PreparedSidecar, models: Sequence[ModelReport], request: Request, rules: Rules
+    item: PreparedSidecar, models: Sequence[PreparedModel], request: Request, rules: Rules
 ) -> PreparedSidecar:
     """Return a sidecar as the table of decisions says."""
-    case = _examine(item.sidecar, models, request, rules)
+    sidecar = item.sidecar
+    own_job = models[item.model_index].job
+    case = _examine(sidecar, own_job, [model.report for model in models], request, rules)
     decision = decide(case.facts)
     if decision.told == "the error":
         raise _complete_error(case.error, decision)
-    findings = tuple(_list_findings(item.sidecar, case, decision))
+    findings = tuple(_list_findings(sidecar, own_job, case, decision))
     if decision.verdict == "refuse":
         findings = promote_to_errors(findings)
     if decision.verdict == "leave" or case.content is None:
-        path = item.sidecar.path
         return item._replace(
-            sidecar=item.sidecar._replace(output=path),
-            report=item.report._replace(output=str(path), status="unchanged"),
+            sidecar=sidecar._replace(job=build_job(sidecar.path), is_package=False),
+            report=item.report._replace(output=str(sidecar.path), status="unchanged"),
             findings=findings,
         )
     try:
         return _plan_write(item, case.content, case.result._replace(findings=findings), request)
     except KvRenameError as error:
-        raise _complete_error(error, decide({*item.sidecar.facts, "unwritable"})) from None
+        raise _complete_error(error, decide({*sidecar.facts, "unwritable"})) from None
 
 
 class _Case(NamedTuple):
@@ -238,28 +225,37 @@ class _Case(NamedTuple):
 
 
 def _examine(
-    sidecar: Sidecar, models: Sequence[ModelReport], request: Request, rules: Rules
+    sidecar: Sidecar,
+    own_job: RenameJob,
+    models: Sequence[ModelReport],
+    request: Request,
+    rules: Rules,
 ) -> _Case:
     """Read a sidecar and rewrite it in memory, as far as it is possible."""
+    assert sidecar.found is not None
 
     def collect_names(some: Iterable[OneModel]) -> ModelNames:
         return ModelNames.from_models(some, request.change, rules)
 
-    job, facts = sidecar.jobs[0], set(sidecar.facts)
-    own_paths = {str(each.model) for each in sidecar.jobs}
-    names = collect_names(_describe_model(each) for each in models if each.path in own_paths)
+    facts, own_models = set(sidecar.facts), [models[index] for index in sidecar.owners]
+    names = collect_names(map(_describe_model, own_models))
     if not names.kv_names:
         facts.add("of no buffers")
     if facts.issuperset(("asked", "beside both")):
-        message = f"is beside both {job.model} and {job.output}, and can match only one of them"
+        both = f"{own_job.model} and {own_job.output}"
+        message = f"is beside both {both}, and can match only one of them"
         hint = "write the model into another directory"
         return _Case(facts, ModelError(message, path=str(sidecar.path), hint=hint))
-    if _has_unread_model(models, own_paths, sidecar.directory):
+    directory = sidecar.found.directory
+    beside = (each for each in models if Path(each.path).parent == directory)
+    if any(each.error is not None and not each.value_names for each in (*own_models, *beside)):
+        # Nothing is known of the names in it, and its models fail with the error of that one.
         return _Case({*facts, "of an unread model"})
     bound, places = _bind_models(sidecar.path.parent, models, collect_names)
     try:
         content = _read_content(sidecar)
-        result, holders = _rewrite(sidecar, content.data, names, bound)
+        known = {path for each in own_models for path in (Path(each.path), Path(each.output))}
+        result, holders = _rewrite(sidecar, content.data, names, bound, known)
     except KvRenameError as error:
         return _Case({*facts, "unreadable"}, error)
     misplaced = _find_misplaced_model(sidecar, models, places)
@@ -267,8 +263,8 @@ def _examine(
     further: dict[Fact, object] = {
         "refused": result.problem in ("refused", "of another token"),
         "of another token": result.problem == "of another token",
-        "stale": is_stale and job.same_directory,
-        "shared": is_stale and job.in_place and holders,
+        "stale": is_stale and own_job.same_directory,
+        "shared": is_stale and own_job.in_place and holders,
         "foreign": result.problem == "foreign",
         "nameless": not result.matched_names,
         "misplaced": misplaced,
@@ -286,19 +282,18 @@ def _examine(
 
 
 def _rewrite(
-    sidecar: Sidecar, data: bytes, names: ModelNames, models: BoundModels
+    sidecar: Sidecar, data: bytes, names: ModelNames, models: BoundModels, known: Collection[Path]
 ) -> tuple[RewrittenSidecar, list[Path]]:
     """Return the new text of a sidecar, and the other models that have the names that change.
 
-    Names of other models beside one that the user did not ask for stay as they are.
+    Names of other models than the known ones beside one that the user did not ask for stay.
     """
     assert sidecar.found is not None
     path, sidecar_format = str(sidecar.path), sidecar.found.format
     result = rewrite_sidecar(data, path, sidecar_format, names, models)
     if "asked" in sidecar.facts or not (result.shared_names or result.findings):
         return result, []
-    known = {path for job in sidecar.jobs for path in (job.model, job.output)}
-    neighbours = read_neighbours(sidecar.directory, known)
+    neighbours = read_neighbours(sidecar.found.directory, known)
     if not sidecar_format.names_models(data):
         if neighbours.values:
             names = names._replace(neighbour_names=neighbours.names)
@@ -317,7 +312,9 @@ def _drop_unproved_findings(result: RewrittenSidecar, path: str, unread: Path) -
     return result._replace(findings=(*kept, build_unknown_finding(path, unread)), problem=None)
 
 
-def _list_findings(sidecar: Sidecar, case: _Case, decision: Decision) -> Iterator[Finding]:
+def _list_findings(
+    sidecar: Sidecar, own_job: RenameJob, case: _Case, decision: Decision
+) -> Iterator[Finding]:
     """Yield what a decision tells the user; it is an error if the sidecar refuses the run."""
     assert sidecar.found is not None
     path = str(sidecar.path)
@@ -336,12 +333,12 @@ def _list_findings(sidecar: Sidecar, case: _Case, decision: Decision) -> Iterato
     if decision.told == "it stays":
         own_hint = next((f.hint for f in case.result.findings if f.code == STALE_CODE), "")
         message = (
-            f"keeps {_describe_stay(sidecar, case)}; with the result, {sidecar.found.format.effect}"
+            f"keeps {_describe_stay(case, own_job)}; with the result, {sidecar.found.format.effect}"
         )
         yield build_finding(STALE_CODE, path, message, decision.format_hint(own_hint, **hints))
 
 
-def _describe_stay(sidecar: Sidecar, case: _Case) -> str:
+def _describe_stay(case: _Case, own_job: RenameJob) -> str:
     """Return which names a sidecar keeps, and because of which model."""
     renamed = case.result.renamed
     names = "its names"
@@ -352,7 +349,7 @@ def _describe_stay(sidecar: Sidecar, case: _Case) -> str:
             f"now {shorten_text(new)} in the result)"
         )
     if "beside both" in case.facts and case.keeps_names:
-        return f"{names} because {sidecar.jobs[0].model} keeps them"
+        return f"{names} because {own_job.model} keeps them"
     if "found" in case.facts and case.holder is not None:
         return f"{names} because {case.holder} also has them"
     return names
@@ -363,20 +360,6 @@ def _complete_error(error: KvRenameError | None, decision: Decision) -> KvRename
     assert error is not None
     error.hint = decision.format_hint(error.hint) or None
     return error
-
-
-def _has_unread_model(
-    reports: Iterable[ModelReport], own_paths: Collection[str], directory: Path
-) -> bool:
-    """Return whether a model that a sidecar belongs to cannot be read.
-
-    Then nothing is known about the names in it, and its models fail with the error of that one.
-    """
-    return any(
-        report.path in own_paths or Path(report.path).parent == directory
-        for report in reports
-        if report.error is not None and not report.value_names
-    )
 
 
 def _describe_model(report: ModelReport) -> OneModel:
@@ -434,21 +417,10 @@ def _find_misplaced_model(
         if real_path in reports:
             path, output = Path(reports[real_path].path), Path(reports[real_path].output)
             is_moved = resolve_path(output.parent) != resolve_path(path.parent)
-            if is_moved and resolve_path(sidecar.output.parent / location) != resolve_path(output):
+            place = sidecar.job.output.parent / location
+            if is_moved and resolve_path(place) != resolve_path(output):
                 return location, output
     return None
-
-
-def _find_nearest_model(directory: Path, models: Sequence[ModelReport]) -> int:
-    """Return the index of the model in a directory or nearest below it, 0 if there is none."""
-    sidecar_directory = resolve_path(directory)
-    directories = [resolve_path(Path(model.path).parent) for model in models]
-    below = [
-        index
-        for index, directory in enumerate(directories)
-        if _is_below(directory, sidecar_directory)
-    ]
-    return min(below, key=lambda index: len(directories[index]), default=0)
 
 
 def _is_below(directory: str, ancestor: str) -> bool:

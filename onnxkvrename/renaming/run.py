@@ -153,9 +153,9 @@ def _prepare_sidecars(
     """Prepare the text files, and return the models with the findings about them."""
     from onnxkvrename.renaming.prepare_sidecars import add_sidecar_findings, prepare_sidecars
 
-    prepared = tuple(prepare_sidecars(sidecars, _list_reports(models), request, rules))
+    prepared = tuple(prepare_sidecars(sidecars, models, request, rules))
     models = add_sidecar_findings(models, prepared)
-    if not request.only_checks and any(item.takes_folder for item in prepared):
+    if not request.only_checks and any(item.sidecar.is_package for item in prepared):
         from onnxkvrename.renaming.package_files import add_package_files  # only with -d
 
         models, prepared = add_package_files(models, prepared, force=request.force)

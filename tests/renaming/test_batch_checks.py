@@ -84,10 +84,9 @@ def test_a_result_may_not_stand_where_another_model_does_whatever_it_is_called(
 
 def spoken(*faults: Finding, error: ModelError | None = None, owner: int = 0) -> PreparedSidecar:
     """A text of which this is to be said."""
-    path = Path("names.txt")
     report = SidecarReport("names.txt", "names.txt", "would-rename", 1)
-    companion = Sidecar(path, path, lambda data, models: RewrittenSidecar(data))
-    return PreparedSidecar(companion, owner, report, findings=faults, error=error)
+    companion = Sidecar(build_job(Path("names.txt")), (owner,), RewrittenSidecar)
+    return PreparedSidecar(companion, report, findings=faults, error=error)
 
 
 def test_what_is_said_of_texts_counts_for_their_models(decoder: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from onnxkvrename import ModelError, ModelReport, Report, load_rules
 from onnxkvrename.findings import build_finding
 from onnxkvrename.limits import MAX_TEXT_BYTES
+from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import (
     PreparedSidecar,
     Sidecar,
@@ -25,7 +26,7 @@ from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 LOOK = Request(dry_run=True)
 
 
-def shouted(data: bytes, models: object = ()) -> RewrittenSidecar:
+def shouted(data: bytes) -> RewrittenSidecar:
     """A text as these tests have it follow: loudly, as many names as there are letters."""
     letters = [chr(byte) for byte in data if 97 <= byte <= 122]
     renamed = tuple((letter, letter.upper()) for letter in letters)
@@ -42,17 +43,19 @@ def text(decoder: Path) -> Path:
 
 def one(path: Path, output: Path, request: Request = LOOK, follow=shouted) -> PreparedSidecar:
     """Return the result for one sidecar."""
-    model = ModelReport(str(path.parent / "m.onnx"), "m.onnx", "unchanged")
-    (item,) = prepare_sidecars([Sidecar(path, output, follow)], [model], request, load_rules())
+    job = build_job(path.parent / "m.onnx")
+    model = PreparedModel(job, ModelReport(str(job.model), "m.onnx", "unchanged"))
+    sidecar = Sidecar(build_job(path, output), rewrite=follow)
+    (item,) = prepare_sidecars([sidecar], [model], request, load_rules())
     return item
 
 
-def wrong(data: bytes, models: object = ()) -> RewrittenSidecar:
+def wrong(data: bytes) -> RewrittenSidecar:
     finding = build_finding("KV404", "x", "is in no model", "take it out")
     return RewrittenSidecar(data, findings=(finding,))
 
 
-def refusing(data: bytes, models: object = ()) -> RewrittenSidecar:
+def refusing(data: bytes) -> RewrittenSidecar:
     raise ModelError("is of another kind", path="names.txt")
 
 
@@ -137,31 +140,11 @@ def test_a_text_that_cannot_be_read_is_told_without_waiting(
     assert said in str(one(text, text).error)
 
 
-@pytest.mark.parametrize(
-    ("models", "owner"),
-    [
-        (("a/m.onnx", "b/m.onnx"), 1),
-        (("a/m.onnx", "b/c/d/m.onnx", "b/c/m.onnx"), 2),
-        (("a/m.onnx", "bc/m.onnx"), 0),
-        (("m.onnx", "b/m.onnx"), 1),
-    ],
-)
-def test_a_text_belongs_to_the_nearest_model(
-    models: tuple[str, ...], owner: int, tmp_path: Path
-) -> None:
-    path = tmp_path / "b" / "names.txt"
-    path.parent.mkdir()
-    path.touch()
-    reports = [ModelReport(str(tmp_path / name), name, "unchanged") for name in models]
-    (item,) = prepare_sidecars([Sidecar(path, path, shouted)], reports, LOOK, load_rules())
-    assert item.model_index == owner
-
-
 # With its models.
 
 
 def renamed_with(decoder: Path, text: Path, follow=shouted, **options: bool) -> Report:
-    companion = Sidecar(text, text, follow)
+    companion = Sidecar(build_job(text), rewrite=follow)
     jobs = [build_job(decoder, decoder)]
     request = Request(token="VLLM", **options)
     return rename_batch(request, jobs, load_rules(), sidecars=[companion])
@@ -175,17 +158,6 @@ def test_text_and_model_change_together(decoder: Path, text: Path, renamed: byte
     assert text.stat().st_mode & 0o777 == 0o640
     assert states(renamed_with(decoder, text)) == ["unchanged", "unchanged"]
     assert sorted(os.listdir(decoder.parent)) == ["decoder.onnx", "names.txt"]
-
-
-def test_a_text_is_told_of_the_models(decoder: Path, text: Path) -> None:
-    seen = []
-
-    def follow(data: bytes, models) -> RewrittenSidecar:
-        seen.extend(model.name_map for model in models)
-        return RewrittenSidecar(data)
-
-    renamed_with(decoder, text, follow, dry_run=True)
-    assert [names["past_key.0"] for names in seen] == ["past_key.0_VLLM"]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +194,7 @@ def test_what_is_wrong_with_a_model_keeps_its_text_as_it_was(
 def test_a_text_that_someone_changes_meanwhile_is_left_to_them(decoder: Path, text: Path) -> None:
     before = decoder.read_bytes()
 
-    def follow(data: bytes, models: object) -> RewrittenSidecar:
+    def follow(data: bytes) -> RewrittenSidecar:
         text.write_bytes(b"theirs")
         return shouted(data)
 
