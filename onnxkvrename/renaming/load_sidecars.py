@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar
 from onnxkvrename.renaming.request import Request, SidecarPolicy
-from onnxkvrename.rules.find_models import COMPILE_DIRECTORY, build_job, identify_path
+from onnxkvrename.rules.find_models import build_job, identify_path
 from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import RenameJob
@@ -112,7 +111,7 @@ def _place_sidecar(
     elif is_asked and not beside:
         output = job.output.parent / path.name
     else:
-        output = _resolve_output(path, job)
+        output = _resolve_output(found, job)
     facts: dict[Fact, bool] = {
         how: True,
         "beside both": job.same_directory and not job.in_place and not (is_asked and not beside),
@@ -137,20 +136,19 @@ def _find_root(output: Path, job: RenameJob) -> Path | None:
     return job.root if is_below else None
 
 
-def _resolve_output(path: Path, job: RenameJob) -> Path:
+def _resolve_output(found: FoundSidecar, job: RenameJob) -> Path:
     """Return where a sidecar goes: in the same place relative to the result as to the model.
 
     Where the directories between an upper sidecar and its model are others on the side of the
     result, it goes beside the result.
     """
-    directory, model_directory = resolve_path(path.parent), resolve_path(job.model.parent)
+    directory, model_directory = resolve_path(found.directory), resolve_path(job.model.parent)
     steps = Path(os.path.relpath(directory, model_directory)).parts
-    if len(steps) == 1 and re.fullmatch(COMPILE_DIRECTORY, steps[0]):
-        return job.output.parent / steps[0] / path.name
     below = Path(model_directory).parts[-len(steps) :] if set(steps) == {os.pardir} else ()
-    if below and job.output.parent.parts[-len(below) :] == below:
-        return job.output.parent.parents[len(below) - 1] / path.name
-    return job.output.parent / path.name
+    place = job.output.parent
+    if below and place.parts[-len(below) :] == below:
+        place = place.parents[len(below) - 1]
+    return place / found.path.relative_to(found.directory)
 
 
 def check_sidecars_there(

@@ -28,7 +28,6 @@ from onnxkvrename.renaming.prepare import PreparedModel, prepare_model, prepare_
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import list_tasks
 from onnxkvrename.rules.check_together import check_models_together
-from onnxkvrename.rules.find_models import find_candidates
 from onnxkvrename.rules.kv_model import scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules, find_token_error
@@ -40,6 +39,7 @@ from onnxkvrename.rules.results import (
     SidecarReport,
     Status,
 )
+from onnxkvrename.rules.sidecar_files import find_candidates
 from onnxkvrename.storage.read import FileIdentity, is_directory
 from onnxkvrename.storage.recover import settle_stopped_runs
 

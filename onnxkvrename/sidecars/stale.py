@@ -10,10 +10,10 @@ from pathlib import Path
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.rules.find_models import find_candidates
 from onnxkvrename.rules.load import format_rules_option
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.sidecar_files import find_candidates
 from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.formats import load_sidecar_formats
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel, SameBufferError

@@ -165,6 +165,16 @@ def test_it_goes_beside_a_result_elsewhere_and_stays_beside_the_source(
     assert (run(*RENAME, *how).code, snapshot(here)) == (0, again)
 
 
+def test_that_of_a_compile_above_its_model_keeps_its_place(here: Path, run) -> None:
+    for folder in ("below", COMPILE):
+        (here / folder).mkdir()
+    shutil.move(MODEL, f"below/{MODEL}")
+    shutil.move(SIDECAR, f"{COMPILE}/{SIDECAR}")
+    assert run(".", "--prefix", "VLLM", "-d", "out").code == 0
+    assert read(here / "out" / COMPILE / SIDECAR) == VLLM
+    assert not (here / "out" / "below" / SIDECAR).exists()
+
+
 @pytest.mark.parametrize("options", [["-o", f"out/{MODEL}"], ["-d", "out"]])
 def test_one_that_is_where_the_result_goes_and_has_the_old_names_is_said(
     options: list[str], here: Path, run
