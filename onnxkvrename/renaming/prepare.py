@@ -13,6 +13,7 @@ from onnxkvrename.model.file import (
     OpenModel,
     build_spliced_source,
     open_model,
+    read_pieces,
     read_stamp,
     sum_piece_sizes,
     write_stamp,
@@ -20,12 +21,9 @@ from onnxkvrename.model.file import (
 from onnxkvrename.model.protobuf import ByteSource, Piece, Span
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.renaming.output_path import (
-    check_in_place_write,
-    check_output_file,
-    check_output_place,
+    check_output,
     check_result_size,
-    find_blocking_file,
-    is_up_to_date,
+    has_result,
 )
 from onnxkvrename.renaming.parallel import name_worker
 from onnxkvrename.renaming.request import Request
@@ -242,34 +240,31 @@ def _check_output(
     """Add problems of the output path to the report, and plan the copies of external data."""
     job, report, plan = prepared.job, prepared.report, prepared.splice_plan
     assert plan is not None
+    own_data = () if job.same_directory else data
+    places = tuple(job.output.parent / file.location for file in own_data)
     try:
         check_result_size(plan.size, str(job.model))
-        if job.in_place:
-            if report.has_changes:
-                has_choice = not report.stamp  # only a rename can be written elsewhere
-                status = opened.file.status
-                check_in_place_write(job.model, status, force=force, has_choice=has_choice)
-        else:
-            places = [] if job.same_directory else [job.output.parent / d.location for d in data]
-            check_output_place(job, *places)
-            check_output_file(job)
-        up_to_date = not job.in_place and is_up_to_date(job, opened.file, plan.pieces, force=force)
-        blocking = tuple(find_blocking_file(job, up_to_date, force=force))
+        is_there, blocking = check_output(
+            job,
+            opened.file.status,
+            plan.size,
+            read_pieces(opened.file, plan.pieces),
+            places,
+            changes=report.has_changes,
+            force=force,
+            has_choice=not report.stamp,  # only a rename can be written elsewhere
+        )
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=name_worker(error)))
-    needs_write = report.has_changes if job.in_place else not up_to_date
-    prepared = prepared._replace(needs_write=needs_write)
-    own_data = () if job.same_directory else data
     copies = tuple(plan_data_copies(own_data, job.output.parent, force=force))
-    if up_to_date and not copies:
+    if is_there and not copies:
         report = report._replace(status="unchanged")
-    if job.same_directory:
-        return prepared._replace(report=report._replace(findings=(*report.findings, *blocking)))
     clashes = (finding for _, _, finding in copies if finding is not None)
     return prepared._replace(
         report=report._replace(findings=(*report.findings, *clashes, *blocking)),
         data_copies=tuple((file, target) for file, target, _ in copies),
-        data_paths=tuple(job.output.parent / file.location for file in data),
+        data_paths=places,
+        needs_write=not is_there,
     )
 
 
@@ -283,7 +278,8 @@ def _has_result(prepared: PreparedModel, opened: OpenModel, *, force: bool) -> b
     if job.in_place:
         return False
     try:
-        if not is_up_to_date(job, opened.file, plan.pieces, force=force):
+        parts = read_pieces(opened.file, plan.pieces)
+        if not has_result(job, plan.size, parts, force=force):
             return False
         copies = plan_data_copies(prepared.data_files, job.output.parent, force=True)
         return job.same_directory or not any(True for _ in copies)

@@ -11,11 +11,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, promote_to_errors, quote_path
 from onnxkvrename.limits import MAX_TEXT_BYTES, shorten_text
-from onnxkvrename.renaming.output_path import (
-    check_in_place_write,
-    check_output_place,
-    find_blocking_file,
-)
+from onnxkvrename.renaming.output_path import check_output, has_result
 from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.find_models import build_job, identify_path
@@ -32,8 +28,6 @@ from onnxkvrename.storage.read import (
     FileIdentity,
     OpenFile,
     OutsideError,
-    has_content,
-    is_occupied,
     open_file,
     resolve_path,
 )
@@ -157,23 +151,23 @@ def _plan_write(
 ) -> PreparedSidecar:
     """Return a sidecar with the plan to write its new text, if that is not there yet."""
     sidecar, job, data = item.sidecar, item.sidecar.job, rewritten.data
-    check_output_place(job)
-    if job.in_place or not is_occupied(job.output):
-        is_up_to_date = job.in_place and data == content.data
-    else:
-        is_up_to_date = has_content(job.output, len(data), [data])
-    findings = rewritten.findings
+    changes, findings = data != content.data, rewritten.findings
     if not request.only_checks:
-        if job.in_place and not is_up_to_date:
-            check_in_place_write(sidecar.path, content.status, force=request.force)
+        force = request.force
+        is_there, blocking = check_output(
+            job, content.status, len(data), [data], changes=changes, force=force
+        )
         refusal = decide({*sidecar.facts, "unwritable"})
-        blocking = find_blocking_file(job, is_up_to_date, force=request.force)
         findings += tuple(each._replace(hint=refusal.format_hint(each.hint)) for each in blocking)
-    is_unchanged = is_up_to_date or data == content.data
+    elif job.in_place:
+        is_there = not changes
+    else:
+        is_there = has_result(job, len(data), [data], force=True)
+    is_unchanged = is_there or not changes
     report = item.report._replace(
         status="unchanged" if is_unchanged else "would-rename", changed=len(rewritten.renamed)
     )
-    plan = None if is_up_to_date else SidecarPlan(sidecar.path, content.identity, data)
+    plan = None if is_there else SidecarPlan(sidecar.path, content.identity, data)
     return item._replace(report=report, plan=plan, findings=findings)
 
 

@@ -112,6 +112,13 @@ def test_another_text_in_its_place_is_in_the_way(
     assert item.report.status == "would-rename"
 
 
+def test_a_link_that_leads_nowhere_is_in_the_way_as_it_is_of_a_model(text: Path) -> None:
+    there = text.with_name("other")
+    there.symlink_to("nowhere")
+    assert [fault.code for fault in one(text, there).findings] == ["KV504"]
+    assert one(text, there, LOOK._replace(force=True)).findings == ()
+
+
 def test_what_is_wrong_with_a_text_is_part_of_the_result(text: Path) -> None:
     assert [fault.code for fault in one(text, text, follow=wrong).findings] == ["KV404"]
     item = one(text, text, follow=refusing)
