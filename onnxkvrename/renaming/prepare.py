@@ -38,18 +38,14 @@ class SplicePlan(NamedTuple):
     """The parts that make up a result, and the signature that reading it back must give.
 
     The pieces, new bytes and spans of the source, are in the order of the result. The identity is
-    that of the source that they refer to.
+    that of the source that they refer to. The size is that of the result, in bytes.
     """
 
     model_path: Path
     identity: FileIdentity
     pieces: tuple[Piece, ...]
     expected_signature: Signature
-
-    @property
-    def size(self) -> int:
-        """Bytes of the result."""
-        return sum_piece_sizes(self.pieces)
+    size: int
 
 
 class SidecarPlan(NamedTuple):
@@ -118,7 +114,8 @@ def _prepare_open_model(
     has_new_names = bool(model.plan.name_map)
     drops_stamp = model.stamp is not None and (has_new_names or change.strip)
     pieces, expected = splice_model(opened.source, scanned, drops_stamp=drops_stamp)
-    splice_plan = SplicePlan(job.model, opened.file.identity, pieces, expected)
+    size = sum_piece_sizes(pieces)
+    splice_plan = SplicePlan(job.model, opened.file.identity, pieces, expected, size)
     findings = list(model.findings)
     findings += (found for check in request.checks for found in check(job, rules, model.plan))
     if rules.target is not None and has_new_names:
@@ -174,7 +171,8 @@ def prepare_stamp(
             pieces = write_stamp(opened.source, digest, (Span(0, opened.file.size),))
             if read_stamp(opened.source) != digest:
                 report = report._replace(stamp=digest, status="would-rename")
-            plan = SplicePlan(job.model, opened.file.identity, pieces, opened.signature)
+            size = sum_piece_sizes(pieces)
+            plan = SplicePlan(job.model, opened.file.identity, pieces, opened.signature, size)
             prepared = prepared._replace(report=report, splice_plan=plan)
             return _check_output(prepared, opened, (), force=force)
     except KvRenameError as error:
