@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,15 +143,7 @@ def _prepare_open_model(
     if not request.group_windows:
         model = model.set_apart()
     prepared = PreparedModel(job, report, model, splice_plan, model.data_files)
-    if not request.only_checks:
-        return _check_output(prepared, opened, model.data_files, force=request.force)
-    try:
-        check_result_size(splice_plan.size, str(job.model))
-    except KvRenameError as error:
-        return prepared._replace(report=report._replace(error=error))
-    if _has_result(prepared, opened, force=request.force):
-        return prepared._replace(report=report._replace(status="unchanged"))
-    return prepared
+    return _check_output(prepared, opened, force=request.force, only_checks=request.only_checks)
 
 
 def prepare_stamp(
@@ -174,7 +166,7 @@ def prepare_stamp(
             size = sum_piece_sizes(pieces)
             plan = SplicePlan(job.model, opened.file.identity, pieces, opened.signature, size)
             prepared = prepared._replace(report=report, splice_plan=plan)
-            return _check_output(prepared, opened, (), force=force)
+            return _check_output(prepared, opened, force=force)
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=error))
 
@@ -233,15 +225,22 @@ def _check_declared_growth(scanned: ScannedModel, rules: Rules) -> Iterator[Find
 
 
 def _check_output(
-    prepared: PreparedModel, opened: OpenModel, data: Sequence[DataFile], *, force: bool
+    prepared: PreparedModel, opened: OpenModel, *, force: bool, only_checks: bool = False
 ) -> PreparedModel:
-    """Add problems of the output path to the report, and plan the copies of external data."""
+    """Add problems of the output path to the report, and plan the copies of external data.
+
+    Where only checks are asked for, it only matters whether the result is there already.
+    """
     job, report, plan = prepared.job, prepared.report, prepared.splice_plan
     assert plan is not None
-    own_data = () if job.same_directory else data
+    own_data = () if job.same_directory else prepared.data_files
     places = tuple(job.output.parent / file.location for file in own_data)
     try:
         check_result_size(plan.size, str(job.model))
+        if only_checks:
+            is_done = _has_result(prepared, opened, force=force)
+            report = report._replace(status="unchanged") if is_done else report
+            return prepared._replace(report=report)
         is_there, blocking = check_output(
             job,
             opened.file.status,

@@ -192,6 +192,17 @@ def test_one_that_is_where_the_result_goes_and_has_the_old_names_is_said(
     assert read(here / "out" / SIDECAR) == VLLM
 
 
+def test_so_it_is_where_each_result_replaces_a_model_that_has_them(here: Path, run) -> None:
+    """The second model there has the old names only until this run replaces it."""
+    (here / "out").mkdir()
+    (here / SIDECAR).rename(here / "out" / SIDECAR)
+    for name in (f"other-{MODEL}", f"out/{MODEL}", f"out/other-{MODEL}"):
+        shutil.copyfile(MODEL, name)
+    outcome = run(MODEL, f"other-{MODEL}", "--prefix", "VLLM", "-d", "out", "--force")
+    assert outcome.code == 0
+    assert outcome.err.count(f"warning KV406: {Path('out') / SIDECAR}") == 1
+
+
 def test_what_is_replaced_where_the_result_goes_is_not_said(here: Path, run) -> None:
     (here / "out").mkdir()
     shutil.copyfile(here / SIDECAR, here / "out" / SIDECAR)
