@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.decisions import Decision, Fact, decide
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
-from onnxkvrename.sidecars.search import FoundSidecar, read_neighbours, read_value_names
+from onnxkvrename.sidecars.search import FoundSidecar, Neighbours, read_neighbours, read_value_names
 from onnxkvrename.sidecars.stale import build_unknown_finding
 from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import (
@@ -91,12 +91,13 @@ def prepare_sidecars(
     Yields:
         Each sidecar, with its error if it has one.
     """
+    run = _Run([model.report for model in models], [model.job for model in models], request, rules)
     for sidecar in sidecars:
         report = SidecarReport(str(sidecar.path), str(sidecar.job.output), "failed", 0)
         item = PreparedSidecar(sidecar, report)
         try:
             if sidecar.rewrite is None:
-                yield _follow_decision(item, models, request, rules)
+                yield _follow_decision(item, run)
             else:
                 content = _read_content(sidecar)
                 yield _plan_write(item, content, sidecar.rewrite(content.data), request)
@@ -117,6 +118,41 @@ def add_sidecar_findings(
     return tuple(
         model._replace(report=report) for model, report in zip(models, reports, strict=True)
     )
+
+
+class _Run:
+    """What all sidecars of a run share.
+
+    Attributes:
+        models: The reports of the models.
+        jobs: The models, and where their results go.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ModelReport],
+        jobs: Sequence[RenameJob],
+        request: Request,
+        rules: Rules,
+    ) -> None:
+        self.models = models
+        self.jobs = jobs
+        self.request = request
+        self.rules = rules
+        self._neighbours: dict[tuple[Path, tuple[int, ...]], Neighbours] = {}
+
+    def collect_names(self, models: Iterable[OneModel]) -> ModelNames:
+        """Return the names of some models."""
+        return ModelNames.from_models(models, self.request.change, self.rules)
+
+    def read_neighbours(self, directory: Path, owners: tuple[int, ...]) -> Neighbours:
+        """Return the other models in the directory of some; each is read once for all sidecars."""
+        key = directory, owners
+        if key not in self._neighbours:
+            jobs = [self.jobs[index] for index in owners]
+            known = {path for job in jobs for path in (job.model, job.output)}
+            self._neighbours[key] = read_neighbours(directory, known)
+        return self._neighbours[key]
 
 
 class _Content(NamedTuple):
@@ -171,17 +207,14 @@ def _plan_write(
     return item._replace(report=report, plan=plan, findings=findings)
 
 
-def _follow_decision(
-    item: PreparedSidecar, models: Sequence[PreparedModel], request: Request, rules: Rules
-) -> PreparedSidecar:
+def _follow_decision(item: PreparedSidecar, run: _Run) -> PreparedSidecar:
     """Return a sidecar as the table of decisions says."""
     sidecar = item.sidecar
-    own_job = models[item.model_index].job
-    case = _examine(sidecar, own_job, [model.report for model in models], request, rules)
+    case = _examine(sidecar, run)
     decision = decide(case.facts)
     if decision.told == "the error":
         raise _complete_error(case.error, decision)
-    findings = tuple(_list_findings(sidecar, own_job, case, decision))
+    findings = tuple(_list_findings(sidecar, case, decision))
     if decision.verdict == "refuse":
         findings = promote_to_errors(findings)
     if decision.verdict == "leave" or case.content is None:
@@ -191,7 +224,8 @@ def _follow_decision(
             findings=findings,
         )
     try:
-        return _plan_write(item, case.content, case.result._replace(findings=findings), request)
+        result = case.result._replace(findings=findings)
+        return _plan_write(item, case.content, result, run.request)
     except KvRenameError as error:
         raise _complete_error(error, decide({*sidecar.facts, "unwritable"})) from None
 
@@ -204,8 +238,7 @@ class _Case(NamedTuple):
         error: Why it cannot be read, or can fit only one of two models.
         content: What was read of it.
         result: Its new text, and what is wrong with its names.
-        holder: Another model that has the names that change.
-        keeps_names: Whether its own model has these names.
+        reason: Which model has the names that change, and keeps them.
         misplaced: A model as it names it, and where that model will be.
     """
 
@@ -213,26 +246,16 @@ class _Case(NamedTuple):
     error: KvRenameError | None = None
     content: _Content | None = None
     result: RewrittenSidecar = RewrittenSidecar(b"")
-    holder: Path | None = None
-    keeps_names: bool = False
+    reason: str = ""
     misplaced: tuple[str, Path] | None = None
 
 
-def _examine(
-    sidecar: Sidecar,
-    own_job: RenameJob,
-    models: Sequence[ModelReport],
-    request: Request,
-    rules: Rules,
-) -> _Case:
+def _examine(sidecar: Sidecar, run: _Run) -> _Case:
     """Read a sidecar and rewrite it in memory, as far as it is possible."""
     assert sidecar.found is not None
-
-    def collect_names(some: Iterable[OneModel]) -> ModelNames:
-        return ModelNames.from_models(some, request.change, rules)
-
-    facts, own_models = set(sidecar.facts), [models[index] for index in sidecar.owners]
-    names = collect_names(map(_describe_model, own_models))
+    facts, own_models = set(sidecar.facts), [run.models[index] for index in sidecar.owners]
+    own_job = run.jobs[sidecar.owners[0]]
+    names = run.collect_names(map(_describe_model, own_models))
     if not names.kv_names:
         facts.add("of no buffers")
     if facts.issuperset(("asked", "beside both")):
@@ -241,18 +264,17 @@ def _examine(
         hint = "write the model into another directory"
         return _Case(facts, ModelError(message, path=str(sidecar.path), hint=hint))
     directory = sidecar.found.directory
-    beside = (each for each in models if Path(each.path).parent == directory)
+    beside = (each for each in run.models if Path(each.path).parent == directory)
     if any(each.error is not None and not each.value_names for each in (*own_models, *beside)):
         # Nothing is known of the names in it, and its models fail with the error of that one.
         return _Case({*facts, "of an unread model"})
-    bound, places = _bind_models(sidecar.path.parent, models, collect_names)
+    bound, places = _bind_models(sidecar.path.parent, run)
     try:
         content = _read_content(sidecar)
-        known = {path for each in own_models for path in (Path(each.path), Path(each.output))}
-        result, holders = _rewrite(sidecar, content.data, names, bound, known)
+        result, holders = _rewrite(sidecar, content.data, names, bound, run)
     except KvRenameError as error:
         return _Case({*facts, "unreadable"}, error)
-    misplaced = _find_misplaced_model(sidecar, models, places)
+    misplaced = _find_misplaced_model(sidecar, run.models, places)
     is_stale = result.problem == "refused" or (result.renamed and not result.problem)
     further: dict[Fact, object] = {
         "refused": result.problem in ("refused", "of another token"),
@@ -264,30 +286,27 @@ def _examine(
         "misplaced": misplaced,
     }
     facts.update(fact for fact, holds in further.items() if holds)
-    return _Case(
-        facts,
-        content=content,
-        result=result,
-        holder=next(iter(holders), None),
-        keeps_names=bool(result.renamed)
-        and all(names.may_be_current(old) for old, _ in result.renamed),
-        misplaced=misplaced,
-    )
+    reason, old_names = "", [old for old, _ in result.renamed]
+    if "beside both" in facts and old_names and all(map(names.may_be_current, old_names)):
+        reason = f" because {own_job.model} keeps them"
+    elif "found" in facts and holders:
+        reason = f" because {holders[0]} also has them"
+    return _Case(facts, None, content, result, reason, misplaced)
 
 
 def _rewrite(
-    sidecar: Sidecar, data: bytes, names: ModelNames, models: BoundModels, known: Collection[Path]
+    sidecar: Sidecar, data: bytes, names: ModelNames, models: BoundModels, run: _Run
 ) -> tuple[RewrittenSidecar, list[Path]]:
     """Return the new text of a sidecar, and the other models that have the names that change.
 
-    Names of other models than the known ones beside one that the user did not ask for stay.
+    Names of other models beside one that the user did not ask for stay as they are.
     """
     assert sidecar.found is not None
     path, sidecar_format = str(sidecar.path), sidecar.found.format
     result = rewrite_sidecar(data, path, sidecar_format, names, models)
     if "asked" in sidecar.facts or not (result.shared_names or result.findings):
         return result, []
-    neighbours = read_neighbours(sidecar.found.directory, known)
+    neighbours = run.read_neighbours(sidecar.found.directory, sidecar.owners)
     if not sidecar_format.names_models(data):
         if neighbours.values:
             names = names._replace(neighbour_names=neighbours.names)
@@ -306,9 +325,7 @@ def _drop_unproved_findings(result: RewrittenSidecar, path: str, unread: Path) -
     return result._replace(findings=(*kept, build_unknown_finding(path, unread)), problem=None)
 
 
-def _list_findings(
-    sidecar: Sidecar, own_job: RenameJob, case: _Case, decision: Decision
-) -> Iterator[Finding]:
+def _list_findings(sidecar: Sidecar, case: _Case, decision: Decision) -> Iterator[Finding]:
     """Yield what a decision tells the user; it is an error if the sidecar refuses the run."""
     assert sidecar.found is not None
     path = str(sidecar.path)
@@ -326,27 +343,20 @@ def _list_findings(
         yield build_finding(STALE_CODE, path, message, decision.format_hint(**hints))
     if decision.told == "it stays":
         own_hint = next((f.hint for f in case.result.findings if f.code == STALE_CODE), "")
-        message = (
-            f"keeps {_describe_stay(case, own_job)}; with the result, {sidecar.found.format.effect}"
-        )
+        names = _describe_names(case.result.renamed) + case.reason
+        message = f"keeps {names}; with the result, {sidecar.found.format.effect}"
         yield build_finding(STALE_CODE, path, message, decision.format_hint(own_hint, **hints))
 
 
-def _describe_stay(case: _Case, own_job: RenameJob) -> str:
-    """Return which names a sidecar keeps, and because of which model."""
-    renamed = case.result.renamed
-    names = "its names"
-    if renamed:
-        old, new = renamed[0]
-        names = (
-            f"{len(renamed)} old names (first: {shorten_text(old)}, "
-            f"now {shorten_text(new)} in the result)"
-        )
-    if "beside both" in case.facts and case.keeps_names:
-        return f"{names} because {own_job.model} keeps them"
-    if "found" in case.facts and case.holder is not None:
-        return f"{names} because {case.holder} also has them"
-    return names
+def _describe_names(renamed: Sequence[tuple[str, str]]) -> str:
+    """Return how many names a sidecar keeps, and the first."""
+    if not renamed:
+        return "its names"
+    old, new = renamed[0]
+    return (
+        f"{len(renamed)} old names (first: {shorten_text(old)}, "
+        f"now {shorten_text(new)} in the result)"
+    )
 
 
 def _complete_error(error: KvRenameError | None, decision: Decision) -> KvRenameError:
@@ -360,22 +370,18 @@ def _describe_model(report: ModelReport) -> OneModel:
     return OneModel(report.pairs, report.value_names, report.name_map)
 
 
-def _bind_models(
-    directory: Path,
-    reports: Sequence[ModelReport],
-    collect_names: Callable[[Iterable[OneModel]], ModelNames],
-) -> tuple[BoundModels, dict[str, str]]:
+def _bind_models(directory: Path, run: _Run) -> tuple[BoundModels, dict[str, str]]:
     """Return the models that a configuration in a directory may refer to, one by one.
 
     Also the path, links resolved, of each model that it turns out to name, by its location.
     """
     places: dict[str, str] = {}
-    described = {identify_path(report.path): _describe_model(report) for report in reports}
+    described = {identify_path(report.path): _describe_model(report) for report in run.models}
     known: dict[str, OneModel | None] = {**described}
     real_directory = resolve_path(directory)
     beside = [
         described[identify_path(report.path)]
-        for report in reports
+        for report in run.models
         if resolve_path(Path(report.path).parent) == real_directory
     ]
     near = [described[path] for path in described if _is_below(path, real_directory)]
@@ -396,7 +402,7 @@ def _bind_models(
             known[path] = None if names is None else OneModel(graph_values=tuple(names))
         return known[path]
 
-    return BoundModels(find, tuple(beside), collect_names, tuple(near)), places
+    return BoundModels(find, tuple(beside), run.collect_names, tuple(near)), places
 
 
 def _find_misplaced_model(

@@ -429,6 +429,25 @@ def test_without_a_candidate_a_rename_lists_once_and_opens_nothing_more(
     assert not {"config.json", "hashed_export_params.json", "notes.txt"} & set(opened)
 
 
+def test_a_model_beside_several_sidecars_is_read_once(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename(MODEL, "OTHER", output="other.onnx", sidecars="off")
+    for digit in range(3):
+        (here / f"qpc-{digit}").mkdir()
+        shutil.copyfile(SIDECAR, here / f"qpc-{digit}" / SIDECAR)
+    opened, real = [], os.open
+
+    def count_open(path: object, *args: object, **how: object) -> int:
+        opened.append(os.path.basename(os.fspath(path)))
+        return real(path, *args, **how)
+
+    monkeypatch.setattr(os, "open", count_open)
+    assert run(*RENAME).code == 0
+    assert opened.count("other.onnx") == 1
+    assert [read(path) for path in here.rglob(SIDECAR)] == [VLLM] * 4
+
+
 # Real exports.
 
 
