@@ -1,4 +1,4 @@
-"""Find the sidecars of a run, and where the result of each goes."""
+"""Find the sidecars of a run, where the result of each goes, and what is stale there."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.limits import MAX_FILES, build_limit_error
 from onnxkvrename.model.external_data import DataFile, plan_data_copies
-from onnxkvrename.renaming.output_path import check_output_place, find_writable_directory
+from onnxkvrename.renaming.output_path import check_output_place
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
 from onnxkvrename.rules.find_models import identify_path
@@ -24,7 +24,6 @@ from onnxkvrename.storage.read import (
     read_status,
     translate_read_errors,
 )
-from onnxkvrename.storage.temp_file import check_free_space
 
 
 def add_package_files(
@@ -70,8 +69,6 @@ def _add_files(
     for file, place, finding in plan_data_copies(files, target, force=force):
         copies.append((file, place))
         findings += [] if finding is None else [finding]
-    needed = sum(file.size for file, _ in (*copies, *model.data_copies))
-    check_free_space(find_writable_directory(model.job), needed, job.output)
     model = model._replace(
         report=model.report._replace(findings=(*model.report.findings, *findings)),
         data_files=(*model.data_files, *files),

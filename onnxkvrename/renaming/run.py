@@ -16,7 +16,7 @@ from onnxkvrename.findings import CheckError, Finding, promote_to_errors
 from onnxkvrename.model.file import join_pieces, read_model_signature, sum_piece_sizes
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.renaming.batch_checks import check_batch
+from onnxkvrename.renaming.batch_checks import check_batch, check_space
 from onnxkvrename.renaming.output_path import check_result_size
 from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.place import (
@@ -100,6 +100,8 @@ def rename_batch(
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
         models, prepared_sidecars = _prepare_sidecars(models, sidecars, request, rules)
+    if not request.only_checks:
+        models = check_space(models)
     models = _check_places(models, prepared_sidecars, request, rules, directory_map or {})
     models = tuple(_settle(model, strict=request.strict) for model in models)
     if not request.writes or any(model.report.failed for model in models):
@@ -218,7 +220,7 @@ def stamp_models(
         prepare_stamp(job, report, identity, digest, force=force)
         for job, report, identity in zip(jobs, reports, identities, strict=True)
     )
-    models = tuple(map(_settle, check_batch(models, Request(), rules)))
+    models = tuple(map(_settle, check_space(check_batch(models, Request(), rules))))
     if any(model.report.failed for model in models):
         return Report(_list_reports(models))
     writer = BatchWriter(list_tasks(models, (), force=force), inputs=inputs)
