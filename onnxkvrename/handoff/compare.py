@@ -160,8 +160,9 @@ def compare_sides(
         notes += list_sharding_notes(prefill.layout, decode.layout, ranks)
     findings += more_findings
     notes += more_notes
-    model_finding = (prefill.model_finding or decode.model_finding) if comparison.pairs else None
-    evidence = Evidence(comparison, root_causes, tuple(findings), model_finding)
+    model_finding = prefill.model_finding or decode.model_finding
+    model_cause = RootCause(model_finding) if model_finding and comparison.pairs else None
+    evidence = Evidence(comparison, root_causes, tuple(findings), model_cause)
     return Handoff(
         consumer=consumer,
         full_transfer=full_transfer,

@@ -242,7 +242,9 @@ class Comparison(NamedTuple):
     Attributes:
         pairs: All buffers of both sides, empty if one side has none.
         setup: Both sides with a size for every symbol.
-        simulation: `None` if its result depends on sizes that are not known.
+        any_simulation: With these sizes, also with those that are not known: what it says of a
+            buffer itself does not depend on the sizes that another one needs. `None` if a shape is
+            not known or a side selects nothing.
         window_placeholder: The tokens that `setup` has for windows of unknown size; `None` if
             the result does not depend on such a window.
     """
@@ -250,8 +252,14 @@ class Comparison(NamedTuple):
     pairs: tuple[BufferPair, ...]
     differences: tuple[tuple[BufferPair, Difference], ...]
     setup: TransferSetup
-    simulation: SimulationResult | None
+    any_simulation: SimulationResult | None
     window_placeholder: int | None
+
+    @property
+    def simulation(self) -> SimulationResult | None:
+        """The simulated hand-off; `None` if its result depends on sizes that are not known."""
+        is_undecided = any(difference.is_undecided for _, difference in self.differences)
+        return None if is_undecided else self.any_simulation
 
 
 def build_comparison(writer: CheckedSide, reader: CheckedSide) -> Comparison:
@@ -282,13 +290,10 @@ def build_comparison(writer: CheckedSide, reader: CheckedSide) -> Comparison:
     )
     sized = (view._replace(layout=fill_missing_sizes(view.layout, placeholder)) for view in views)
     setup = build_transfer_setup(*sized, longest_prompt=longest)
-    is_undecided = any(difference.is_undecided for _, difference in differences)
-    simulation = None if is_undecided else try_simulation(setup)
-    return Comparison(pairs, differences, setup, simulation, placeholder)
+    return Comparison(pairs, differences, setup, _try_simulation(setup), placeholder)
 
 
-def try_simulation(setup: TransferSetup) -> SimulationResult | None:
-    """Simulate a hand-off; return `None` if a shape is not known or a side selects nothing."""
+def _try_simulation(setup: TransferSetup) -> SimulationResult | None:
     if not setup.prefill_inputs or not setup.decode_inputs:
         return None
     try:
