@@ -10,6 +10,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.limits import MAX_LISTED
 
 Severity = Literal["error", "warning"]
+_BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 CODES: dict[str, tuple[Severity, str]] = {
@@ -224,6 +225,27 @@ def report_names(
 def format_count(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: ``1 buffer``, ``8 buffers``, ``1 axis``, ``2 axes``."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def format_bytes(size: int | None, *, is_exact: bool = True) -> str:
+    """Return bytes in the largest unit that fits: ``2.25 MiB (2,359,296 bytes)``, ``2.2 MiB``.
+
+    Args:
+        size: The number of bytes; `None` is ``unknown``.
+        is_exact: Whether all of its digits matter.
+    """
+    if size is None:
+        return "unknown"
+    exact = format_count(size, "byte")
+    power = min((size.bit_length() - 1) // 10, len(_BYTE_UNITS) - 1) if size else 0
+    if not power:
+        return exact
+    value = size / (1 << 10 * power)
+    return (
+        f"{value:.4g} {_BYTE_UNITS[power]} ({exact})"
+        if is_exact
+        else f"{value:.1f} {_BYTE_UNITS[power]}"
+    )
 
 
 def promote_to_errors(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -1,16 +1,17 @@
-"""Draw rich renderables as a terminal shows them."""
+"""Show lines as a terminal shows them."""
 
 from __future__ import annotations
 
-import io
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-from rich.console import Console, RenderableType
+from onnxkvrename.report.formats import Line
+
+_Shown = TypeVar("_Shown")
 
 
-def draw_plain(renderable: RenderableType, width: int = 80, encoding: str = "utf-8") -> str:
-    """Return the text that a terminal without colour shows."""
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding, newline="\n")
-    Console(file=file, width=width, highlight=False).print(renderable, crop=False)
-    file.flush()
-    return "".join(f"{line.rstrip()}\n" for line in raw.getvalue().decode(encoding).splitlines())
+def draw_plain(
+    render: Callable[[_Shown, int], Iterator[Line]], shown: _Shown, width: int = 80
+) -> str:
+    """Return the text that a terminal without color shows."""
+    return "".join(f"{line.text}\n" for line in render(shown, width))

@@ -52,10 +52,7 @@ from onnxkvrename.options import (
 )
 from onnxkvrename.report.compare_text import (
     build_handoff_report,
-    build_table_rows,
-    choose_state_color,
     format_handoff_verdict,
-    list_table_headings,
     render_handoff_notes,
     render_handoff_table,
     render_prompt_lines,
@@ -71,7 +68,7 @@ from onnxkvrename.report.formats import (
     build_line,
 )
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_lines
-from onnxkvrename.report.tables import build_table, render_lines
+from onnxkvrename.report.tables import find_width
 from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
@@ -352,21 +349,8 @@ def _render_text(
         verdict = build_line(Span(format_handoff_verdict(handoff), style))
         yield from wrap_sentences([verdict], screen)
         if handoff.prefill.layout.buffers and handoff.decode.layout.buffers:
-            yield from _render_table(handoff, screen)
+            yield from render_handoff_table(handoff, find_width(screen))
             yield from wrap_sentences(map(Line, render_prompt_lines(handoff)), screen)
         yield from wrap_sentences(map(Line, render_handoff_notes(handoff)), screen)
     reports = (*failed_models, build_handoff_report(handoff, both=True))
     yield from render_finding_lines(reports, verbose=arguments.verbose)
-
-
-def _render_table(handoff: Handoff, screen: Screen) -> Iterator[Line]:
-    """Return plain lines for a pipe, a drawn table for a terminal."""
-    if not screen.is_terminal:
-        return render_handoff_table(handoff)
-    from rich.text import Text  # only for terminals
-
-    rows = (
-        (*cells, Text(state, style=choose_state_color(state)))
-        for *cells, state in build_table_rows(handoff)
-    )
-    return render_lines([build_table(list_table_headings(handoff), rows)], color=screen.color)

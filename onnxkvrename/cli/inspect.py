@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
@@ -26,7 +27,8 @@ from onnxkvrename.options import (
 from onnxkvrename.report.documents.inspect_json import describe_summaries
 from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
 from onnxkvrename.report.formats.text import build_error_line
-from onnxkvrename.report.tables import render_lines
+from onnxkvrename.report.inspection.summary_text import render_model_summary
+from onnxkvrename.report.tables import MAX_WIDTH
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.profile import ProfileChoice
@@ -91,13 +93,10 @@ def _build_answer(
 def _render_text(
     summaries: Sequence[ModelSummary], written: Sequence[str], screen: Screen
 ) -> Iterator[Line]:
-    from onnxkvrename.report.inspection.summary_text import (
-        render_model_summary,
-    )  # rich, only for text
-
+    width = min(get_terminal_size().columns, MAX_WIDTH)
     for summary in fold_windows(summaries):
         if summary.error is None:
-            yield from render_lines([render_model_summary(summary)], color=screen.color)
+            yield from render_model_summary(summary, width)
     for summary in summaries:
         if summary.error is not None:
             yield build_error_line(summary.error)

@@ -47,14 +47,10 @@ from onnxkvrename.report.documents.projection_json import projection_to_json
 from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.manifest_text import (
-    COLUMN_HEADS,
-    build_buffer_rows,
     format_layout_summary,
-    format_layout_title,
-    list_layout_facts,
     render_layout,
 )
-from onnxkvrename.report.tables import build_table, render_lines
+from onnxkvrename.report.tables import find_width
 from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.profile import ProfileChoice, Rules
@@ -74,7 +70,7 @@ from onnxkvrename.vllm.specs import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    pass
 
 
 class ManifestArguments(NamedTuple):
@@ -438,21 +434,5 @@ def _describe(result: _ManifestResult) -> ManifestContent:
 
 def _render_text(result: _ManifestResult, screen: Screen) -> Iterator[Line]:
     layout = result.loaded.layout
-    if screen.is_terminal:
-        yield from _draw_layout(layout, screen)
-    else:
-        yield from map(Line, render_layout(layout))
+    yield from render_layout(layout, find_width(screen))
     yield from map(Line, render_projection(result.projection))
-
-
-def _draw_layout(layout: Layout, screen: Screen) -> Iterator[Line]:
-    """Draw the table for a terminal."""
-    from rich.text import Text  # only for terminals
-
-    facts = list(list_layout_facts(layout))
-    width = max((len(label) for label, _ in facts), default=0) + 2
-    parts: list[RenderableType] = [Text(format_layout_title(layout), style="bold")]
-    if layout.buffers:
-        parts += (build_table(COLUMN_HEADS, build_buffer_rows(layout)), Text())
-    parts += (Text.assemble((label.ljust(width), "dim"), text) for label, text in facts)
-    yield from render_lines(parts, color=screen.color)

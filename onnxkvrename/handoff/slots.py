@@ -14,6 +14,7 @@ from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
+from onnxkvrename.findings import format_count
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferId, SelectedValue
 from onnxkvrename.layout.layout import Layout, Shape, list_symbols
@@ -79,8 +80,8 @@ def find_clipped_axes(consumer: Consumer, rank: int, full_transfer: bool) -> fro
 
 
 def format_token_count(tokens: int) -> str:
-    """Return the length of a prompt as text: ``1 token``, ``8 tokens``."""
-    return "1 token" if tokens == 1 else f"{tokens} tokens"
+    """Return the length of a prompt as text: ``1 token``, ``4,096 tokens``."""
+    return format_count(tokens, "token")
 
 
 def _resolve_shape(selected: SelectedValue, layout: Layout) -> Shape:

@@ -26,10 +26,10 @@ from onnxkvrename.handoff.verdict import (
 )
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.layout.layout import fold_alike, format_size_option
-from onnxkvrename.report.formats import Line, Span, build_line
+from onnxkvrename.report.formats import Line, Span
 from onnxkvrename.report.formats.text import GREEN, RED
 from onnxkvrename.report.inert import escape_text
-from onnxkvrename.report.tables import format_columns
+from onnxkvrename.report.tables import Cell, render_table
 from onnxkvrename.rules.results import ModelReport
 
 _SOME_PROMPTS = "prompts from some length on, which depends on unknown sizes"
@@ -227,7 +227,7 @@ def _format_range(first: int, last: int, end: int, verdict: HandoffVerdict) -> s
         return f"of up to {_format_length(last, verdict)}"
     if first == last:
         return f"of {_format_length(last, verdict)}"
-    return f"of {first} to {_format_length(last, verdict)}"
+    return f"of {first:,} to {_format_length(last, verdict)}"
 
 
 def _format_length(tokens: int, verdict: HandoffVerdict) -> str:
@@ -237,19 +237,12 @@ def _format_length(tokens: int, verdict: HandoffVerdict) -> str:
     return format_token_count(tokens)
 
 
-def render_handoff_table(handoff: Handoff) -> Iterator[Line]:
-    """Yield the lines of the table, with aligned columns."""
-    rows = build_table_rows(handoff)
-    heading, *lines = format_columns([list_table_headings(handoff), *rows], indent="")
-    yield Line(heading)
-    for line, (*_, state) in zip(lines, rows, strict=True):
-        style = GREEN if state == "ok" else RED
-        yield build_line(line.removesuffix(state), Span(state, style))
-
-
-def choose_state_color(state: str) -> str:
-    """Return the colour of a cell in the last column of a drawn table."""
-    return "green" if state == "ok" else "red"
+def render_handoff_table(handoff: Handoff, width: int | None) -> Iterator[Line]:
+    """Yield the lines of the table, folded for a terminal of some columns."""
+    rows: list[tuple[Cell, ...]] = [list_table_headings(handoff)]
+    for *cells, state in build_table_rows(handoff):
+        rows.append((*cells, Span(state, GREEN if state == "ok" else RED)))
+    return render_table(rows, width)
 
 
 def list_table_headings(handoff: Handoff) -> tuple[str, ...]:

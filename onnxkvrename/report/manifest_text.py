@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from onnxkvrename.findings import (
+    format_bytes,
     format_count,
     format_layer_numbers,
     format_layer_ranges,
@@ -19,11 +20,12 @@ from onnxkvrename.layout.manifest import (
     compute_kv_layout_sha256,
 )
 from onnxkvrename.model.signature import format_shape
+from onnxkvrename.report.formats import Line, Span, build_line
+from onnxkvrename.report.formats.text import BOLD
 from onnxkvrename.report.inert import escape_text
-from onnxkvrename.report.tables import format_columns
+from onnxkvrename.report.tables import render_facts, render_table
 
 COLUMN_HEADS = ("KIND", "PARTS", "LAYERS", "DTYPE", "SHAPE", "UPDATE", "BYTES EACH")
-_BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class BufferRow(NamedTuple):
@@ -134,23 +136,17 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
     yield "kv_layout_sha256", compute_kv_layout_sha256(layout) or ""
 
 
-def render_layout(layout: Layout) -> Iterator[str]:
-    """Yield a layout as lines: a title, the buffers in columns, then the facts."""
-    yield format_layout_title(layout)
+def render_layout(layout: Layout, width: int | None) -> Iterator[Line]:
+    """Yield a layout as lines: a title, the buffers in columns, then the facts.
+
+    Args:
+        layout: The layout.
+        width: The columns of the terminal; `None` for a pipe.
+    """
+    yield build_line(Span(format_layout_title(layout), BOLD))
     table = [COLUMN_HEADS, *build_buffer_rows(layout)] if layout.buffers else []
-    yield from format_columns(table)
-    yield from format_columns(list(list_layout_facts(layout)))
-
-
-def format_bytes(size: int | None) -> str:
-    """Return bytes in the largest unit that fits, then exactly; ``unknown`` for ``None``."""
-    if size is None:
-        return "unknown"
-    exact = format_count(size, "byte")
-    power = min((size.bit_length() - 1) // 10, len(_BYTE_UNITS) - 1) if size else 0
-    if not power:
-        return exact
-    return f"{size / (1 << 10 * power):.4g} {_BYTE_UNITS[power]} ({exact})"
+    yield from render_table(table, width, indent="  ")
+    yield from render_facts(list(list_layout_facts(layout)), width, indent="  ")
 
 
 def _format_buffer_shape(layout: Layout, buffer: KvBuffer) -> str:

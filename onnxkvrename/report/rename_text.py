@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from onnxkvrename.errors import FlushError, UndoError
-from onnxkvrename.findings import format_count
+from onnxkvrename.findings import format_count, format_layer_ranges
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.formats import (
     Answer,
@@ -23,16 +23,30 @@ from onnxkvrename.report.formats import (
 )
 from onnxkvrename.report.formats.text import (
     BOLD,
+    CYAN,
+    DIM,
     GREEN,
     RED,
+    YELLOW,
     format_files,
     render_finding_lines,
 )
 from onnxkvrename.report.inert import escape_text
+from onnxkvrename.report.tables import MAX_WIDTH, Cell, find_width, render_facts, render_table
+from onnxkvrename.report.wrapping import wrap_line
+from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, PairSide
 from onnxkvrename.rules.results import ModelReport, Report, SidecarReport, Status
 
 _MAX_LISTED_MODELS = 4
 """Models that each have a line, and on a terminal more than one."""
+_LAYER_HEADS = ("layer", "input", "retained output")
+_STATUS_STYLES = {
+    "renamed": GREEN,
+    "would-rename": YELLOW,
+    "held back": YELLOW,
+    "unchanged": CYAN,
+    "failed": RED,
+}
 STAMP_LABEL = "metadata onnxkvrename.kv_layout_sha256"
 """The name of a stamp in a diff."""
 
@@ -140,10 +154,11 @@ def render_rename(report: Report, request: Request, screen: Screen) -> Iterator[
         yield from _render_pending(report) if request.only_checks else ()
         return
     if screen.is_terminal and not request.diff:
-        from onnxkvrename.report.rename_rich import draw_report  # rich only for terminals
-
-        yield from draw_report(
-            report, dry_run=not request.writes, verbose=request.verbose, color=screen.color
+        yield from render_summary(
+            report,
+            find_width(screen) or MAX_WIDTH,
+            dry_run=not request.writes,
+            verbose=request.verbose,
         )
         return
     if request.diff:
@@ -152,6 +167,73 @@ def render_rename(report: Report, request: Request, screen: Screen) -> Iterator[
         yield from map(Line, render_changes(report, dry_run=not request.writes))
     states = render_states(report, dry_run=not request.writes, verbose=request.verbose)
     yield from (Line(text, err=True) for text in states)
+
+
+def render_summary(report: Report, width: int, *, dry_run: bool, verbose: bool) -> Iterator[Line]:
+    """Yield a headline for each model; of a few models also buffers and the next command.
+
+    Headlines and commands are never folded, so that they can be copied.
+
+    Args:
+        report: What became of the models and sidecars.
+        width: The columns of the terminal.
+        dry_run: Describe what would change, because nothing was written.
+        verbose: Show every layer.
+    """
+    is_short = is_folded(report, verbose=verbose)
+    for row in list_state_rows(report, dry_run=dry_run, verbose=verbose):
+        yield build_line(
+            Span(row.label, BOLD),
+            Span(f"  {row.state}", _STATUS_STYLES[row.outcome]),
+            f" {row.destination}" if row.destination else "",
+        )
+        model = row.models[0]
+        if not is_short and row.outcome not in ("failed", "held back") and model.pairs:
+            yield from render_facts(list(_list_buffer_facts(model)), width, indent="  ")
+            if verbose:
+                yield from render_table(_list_layer_rows(model), width, indent="  ", right=(0,))
+            if row.has_result and model.feed_back_call is not None:
+                yield build_line(Span("  next  ", DIM), escape_text(model.feed_back_call))
+    yield from map(Line, render_sidecar_states(report, dry_run=dry_run))
+    if len(report.models) > 1:
+        yield build_line(Span(format_total(report, dry_run=dry_run), BOLD))
+    for text in list_passed_checks(report):
+        yield from wrap_line(build_line(Span(text, GREEN)), width)
+
+
+def _list_buffer_facts(model: ModelReport) -> Iterator[tuple[str, str]]:
+    """Yield a label and its text: each kind, the first changed name, the names kept."""
+    kinds: dict[str, list[KvPair]] = {}
+    for pair in model.pairs:
+        kinds.setdefault(pair.kind, []).append(pair)
+    for kind, pairs in kinds.items():
+        buffers = ", ".join(dict.fromkeys(pair.buffer for pair in pairs))
+        layers = sorted({pair.layer for pair in pairs})
+        yield escape_text(kind), f"{escape_text(buffers)} of {format_layer_ranges(layers)}"
+    for old, new in list(model.name_map.items())[:1]:
+        yield "names", f"{escape_text(old)} -> {escape_text(new)}"
+    kept = [item for item in model.unchanged_names if item.reason != REASON_NOT_RETAINED]
+    for reason in dict.fromkeys(item.reason for item in kept):
+        names = ", ".join(escape_text(item.name) for item in kept if item.reason == reason)
+        yield "kept", f"{escape_text(reason)}: {names}"
+
+
+def _list_layer_rows(model: ModelReport) -> list[tuple[Cell, ...]]:
+    """Return each buffer under its new names; those that change are green."""
+    heads: tuple[Cell, ...] = tuple(Span(head, DIM) for head in _LAYER_HEADS)
+    return [
+        heads,
+        *(
+            (str(pair.layer), *map(_show_new_name, (pair.input, pair.output)))
+            for pair in model.pairs
+        ),
+    ]
+
+
+def _show_new_name(side: PairSide | None) -> Cell:
+    if side is None:
+        return "-"
+    return Span(escape_text(side.new_name), GREEN if side.new_name != side.old_name else "")
 
 
 def _render_pending(report: Report) -> Iterator[Line]:

@@ -1,157 +1,160 @@
-"""Tables: aligned columns for pipes, rich's tables for terminals."""
+"""Tables and facts as lines: a terminal's width decides what is folded, a pipe folds nothing."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from itertools import zip_longest
+from shutil import get_terminal_size
 
-from onnxkvrename.report.formats import Line, Span, build_line
+from onnxkvrename.report.formats import Line, Screen, Span, build_line
+from onnxkvrename.report.formats.text import DIM
 
-if TYPE_CHECKING:
-    from rich.color import ColorSystem
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.style import Style
-    from rich.table import Table
-    from rich.text import Text
+Cell = str | Span
 
-# rich is imported where it draws: most answers go to pipes.
-
-_MAX_WIDTH = 1000
+MAX_WIDTH = 1000
 """The most columns that are drawn, whatever the terminal or `COLUMNS` says: each costs time."""
+_UNLIMITED = 1 << 31
+_GAP = 2
+
+
+def find_width(screen: Screen) -> int | None:
+    """Return the columns that a line may have; `None` for a pipe."""
+    return min(get_terminal_size().columns, MAX_WIDTH) if screen.is_terminal else None
+
+
+def measure_text(text: str) -> int:
+    """Return the columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def format_columns(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> Iterator[str]:
-    """Yield rows of cells as lines, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-        yield indent + "  ".join(cells).rstrip()
+    """Yield rows of cells as texts, each column as wide as its widest cell."""
+    return (line.text for line in render_table(rows, None, indent=indent))
 
 
-def build_table(
-    heads: Iterable[str], rows: Iterable[Iterable[object]], *, right: Collection[str] = ()
-) -> FittingTable:
-    """Return a table that shows its texts without markup, and breaks no word.
+def render_table(
+    rows: Sequence[Sequence[Cell]],
+    width: int | None,
+    *,
+    indent: str = "",
+    right: Collection[int] = (),
+) -> Iterator[Line]:
+    """Yield rows of cells with aligned columns.
 
-    Args:
-        heads: The names of the columns.
-        rows: The cells, texts of rich or anything that has a text.
-        right: The columns that are justified to the right.
-    """
-    from rich.text import Text
-
-    return FittingTable(
-        [head.lower() for head in heads],
-        [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows],
-        right,
-    )
-
-
-class FittingTable:
-    """A table as wide as its place; where not even its words fit, a paragraph for each row.
+    Where they are too wide, cells are folded between words; where not even the words fit, each row
+    is a paragraph of the heads with its cells.
 
     Args:
-        heads: The names of the columns.
-        rows: The cells.
+        rows: The heads, and the rows of printable cells.
+        width: The columns of the terminal; `None` for lines as wide as they are.
+        indent: What precedes each line.
         right: The columns that are justified to the right.
     """
+    if not rows:
+        return
+    cells = [[cell if isinstance(cell, Span) else Span(cell) for cell in row] for row in rows]
+    room = (_UNLIMITED if width is None else width) - len(indent)
+    columns = [[cell.text for cell in column] for column in zip(*cells, strict=True)]
+    for gap in (_GAP, 1):
+        widths = _fit_widths(columns, room - gap * (len(columns) - 1))
+        if widths is not None:
+            break
+    else:
+        heads = [head.text for head in cells[0]]
+        for row in cells[1:]:
+            yield from render_facts(list(zip(heads, row, strict=True)), width, indent=indent)
+        return
+    for row in cells:
+        folded = [fold_text(cell.text, each) for cell, each in zip(row, widths, strict=True)]
+        for texts in zip_longest(*folded, fillvalue=""):
+            parts = [
+                cell._replace(text=_pad_text(text, each, is_right=number in right))
+                for number, (cell, text, each) in enumerate(zip(row, texts, widths, strict=True))
+            ]
+            yield _join_cells(indent, parts, gap)
 
-    def __init__(
-        self, heads: Sequence[str], rows: Sequence[Sequence[Text]], right: Collection[str]
-    ) -> None:
-        self.heads = heads
-        self.rows = rows
-        self.right = right
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield what rich draws."""
-        columns = [
-            [head, *(cell.plain for cell in cells)]
-            for head, cells in zip(self.heads, zip(*self.rows, strict=True), strict=True)
-        ] or [[head] for head in self.heads]
-        for gap in (2, 1):
-            room = options.max_width - gap * (len(columns) - 1)
-            widths = _fit_widths(columns, room)
-            if widths is not None:
-                yield self._build_table(widths, gap)
-                return
-        yield from self._list_paragraphs()
+def render_facts(
+    facts: Sequence[tuple[str, Cell]], width: int | None, *, indent: str = ""
+) -> Iterator[Line]:
+    """Yield labels with the text beside each, which may have several lines.
 
-    def _build_table(self, widths: Iterable[int], gap: int) -> Table:
-        from rich.table import Table
+    Args:
+        facts: The labels and printable texts.
+        width: The columns of the terminal; `None` for lines as wide as they are.
+        indent: What precedes each line.
+    """
+    label_width = max((measure_text(label) for label, _ in facts), default=0)
+    room = (_UNLIMITED if width is None else width) - len(indent) - label_width - _GAP
+    for label, cell in facts:
+        value = cell if isinstance(cell, Span) else Span(cell)
+        rows = [row for text in value.text.split("\n") for row in fold_text(text, max(room, 1))]
+        for number, row in enumerate(rows):
+            head = Span(_pad_text("" if number else label, label_width), DIM)
+            yield _join_cells(indent, [head, value._replace(text=row)])
 
-        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap, 0, 0))
-        for head, width in zip(self.heads, widths, strict=True):
-            justify: Literal["left", "right"] = "right" if head in self.right else "left"
-            table.add_column(head, width=width, overflow="fold", justify=justify)
-        for row in self.rows:
-            table.add_row(*row)
-        return table
 
-    def _list_paragraphs(self) -> Iterator[Table]:
-        from rich.table import Table
+def fold_text(text: str, width: int) -> list[str]:
+    """Return the rows of a text; a word that does not fit stays whole, so that it can be copied."""
+    if measure_text(text) <= width:
+        return [text]
+    rows = [""]
+    for word in re.findall(r"\s*\S+", text):
+        if rows[-1] and measure_text(rows[-1] + word) > width:
+            rows.append("")
+            word = word.lstrip()
+        rows[-1] += word
+    return rows
 
-        for row in self.rows:
-            grid = Table.grid(padding=(0, 2))
-            grid.add_column(style="dim", no_wrap=True)
-            grid.add_column(overflow="fold")
-            for head, cell in zip(self.heads, row, strict=True):
-                grid.add_row(head, cell)
-            yield grid
+
+def crop_text(text: str, width: int) -> str:
+    """Return the beginning of a text that fits."""
+    end = len(text) if measure_text(text) <= width else min(width, len(text))
+    while end > 0 and measure_text(text[:end]) > width:
+        end -= 1
+    return text[:end]
+
+
+def trim_line(parts: Sequence[str | Span]) -> Line:
+    """Return a line without the spaces at its end, which only fill a cell."""
+    kept = [part if isinstance(part, Span) else Span(part) for part in parts]
+    while kept and not kept[-1].text.strip():
+        kept.pop()
+    if not kept:
+        return Line("")
+    return build_line(*kept[:-1], kept[-1]._replace(text=kept[-1].text.rstrip(" ")))
+
+
+def _pad_text(text: str, width: int, *, is_right: bool = False) -> str:
+    space = " " * (width - measure_text(text))
+    return space + text if is_right else text + space
+
+
+def _join_cells(indent: str, cells: Sequence[Span], gap: int = _GAP) -> Line:
+    parts: list[str | Span] = [indent]
+    for number, cell in enumerate(cells):
+        parts += [" " * gap, cell] if number else [cell]
+    return trim_line(parts)
 
 
 def _fit_widths(columns: Iterable[Sequence[str]], room: int) -> list[int] | None:
-    """Return a width for each column, none less than a word of it; ``None`` if that is too much."""
-    from rich.cells import cell_len
-
+    """Return a width for each column, none less than a word of it; `None` if that is too much."""
     wanted, widths = [], []
     for texts in columns:
-        wanted.append(max(map(cell_len, texts)))
-        widths.append(max((cell_len(word) for text in texts for word in text.split()), default=1))
+        wanted.append(max(map(measure_text, texts)))
+        widths.append(
+            max((measure_text(word) for text in texts for word in text.split()), default=1)
+        )
+    if sum(wanted) <= room:
+        return wanted
     if sum(widths) > room:
         return None
-    for _ in range(min(room, sum(wanted)) - sum(widths)):
+    for _ in range(room - sum(widths)):
         needs = [full - width for full, width in zip(wanted, widths, strict=True)]
         widths[needs.index(max(needs))] += 1
     return widths
-
-
-def render_lines(parts: Iterable[RenderableType], *, color: bool) -> Iterator[Line]:
-    """Yield what rich draws as lines; a text is not folded, so that it can be copied.
-
-    Rich only lays it out: it would pass controls on, and end the process when the reader is
-    gone.
-
-    Args:
-        parts: What to draw, one below the other.
-        color: Whether to colour it.
-    """
-    from rich.console import COLOR_SYSTEMS, Console
-    from rich.segment import Segment
-    from rich.text import Text
-
-    console = Console(highlight=False, color_system="auto" if color else None)
-    console.width = min(console.width, _MAX_WIDTH)
-    color_system = COLOR_SYSTEMS.get(console.color_system or "")
-    for part in parts:
-        options = console.options
-        if isinstance(part, Text):
-            options = options.update(no_wrap=True, overflow="ignore")
-        for segments in Segment.split_lines(console.render(part, options)):
-            spans = [Span(text, _render_style(style, color_system)) for text, style, _ in segments]
-            yield build_line(*_strip_line(spans))
-
-
-def _render_style(style: Style | None, color_system: ColorSystem | None) -> str:
-    """Return a style of rich as the parameters of a terminal's SGR sequence."""
-    if style is None or color_system is None:
-        return ""
-    codes, is_styled, _ = style.render("-", color_system=color_system).partition("m-")
-    return codes.removeprefix("\x1b[") if is_styled else ""
-
-
-def _strip_line(spans: list[Span]) -> list[Span]:
-    """Return a line without the spaces at its end, which only fill a cell."""
-    while spans and not (text := spans[-1].text.rstrip(" ")):
-        spans.pop()
-    return [*spans[:-1], spans[-1]._replace(text=text)] if spans else []

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from onnxkvrename.findings import format_count, format_layer_numbers, format_layers
+from onnxkvrename.findings import format_bytes, format_count, format_layer_numbers, format_layers
 from onnxkvrename.report.inert import escape_text
-from onnxkvrename.report.manifest_text import format_bytes
 from onnxkvrename.report.tables import format_columns
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef

@@ -16,7 +16,6 @@ from onnxkvrename.findings import (
     Finding,
     begin_message,
     build_finding,
-    format_count,
     format_layer_runs,
     format_layers,
     quote_word,
@@ -102,6 +101,7 @@ def check_parts(
         if group.stage != MERGED and len(files) > 1:
             yield from _check_coverage(files)
             yield from _check_seams(files, rules.set_rule)
+            yield from _check_shared_inputs(files, rules.set_rule)
             yield from _check_same_export(files, rules.set_rule)
     families: dict[PartGroup | str, list[_PartFile]] = defaultdict(list)
     yield from _check_merged_files(groups, families, rules.set_rule)
@@ -214,6 +214,24 @@ def _check_seams(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tuple[in
             yield right.build_finding("KV305", message, _EXPORT_AGAIN_HINT, into.name)
 
 
+def _check_shared_inputs(
+    files: Sequence[_PartFile], rule: SetRule
+) -> Iterator[tuple[int, Finding]]:
+    """Check that shared inputs have one type; a window may lack those that it does not use."""
+    for name in rule.shared_inputs:
+        found = [(file, _find_value(file.part.signature.inputs, name)) for file in files]
+        present = [(file, value) for file, value in found if value is not None]
+        if not present:
+            continue
+        types = [format_value_type(value) for _, value in present]
+        usual = Counter(types).most_common(1)[0][0]
+        owner, first = present[types.index(usual)]
+        for file, value in present:
+            if not is_type_compatible(value, first):
+                message = f"is {format_value_type(value)}, but {usual} in {owner.path}"
+                yield file.build_finding("KV305", message, _EXPORT_AGAIN_HINT, value.name)
+
+
 def _find_value(values: Iterable[Value], name: str) -> Value | None:
     """Return the input or output with a name, in any scope."""
     return next((value for value in values if value.name.rpartition("/")[2] == name), None)
@@ -249,8 +267,7 @@ def _collect_traits(file: _PartFile, rule: SetRule) -> dict[tuple[str, ...], set
     """Return what all files of one export share: properties, each with its values in the file.
 
     Shapes are compared only where their symbols are the same: layers with a sliding window may have
-    a different number of heads. A file may lack a shared input that it does not use. The values of
-    merges are compared with those of the windows.
+    a different number of heads. Merges are compared with the windows.
     """
     export = file.part.export
     assert export is not None  # it is read for every part of a set
@@ -263,12 +280,6 @@ def _collect_traits(file: _PartFile, rule: SetRule) -> dict[tuple[str, ...], set
         traits.setdefault((f"opset {domain or 'ai.onnx'}",), set()).add(str(version))
     if file.part_name.stage == MERGED:
         return traits
-    for name in rule.shared_inputs:
-        value = _find_value(file.part.signature.inputs, name)
-        if value is not None:
-            shape = value.shape
-            axes = "" if shape is None else f" with {format_count(len(shape), 'axis', 'axes')}"
-            traits[name,] = {f"{value.dtype}{axes}"}
     for pair in file.part.pairs:
         shape = pair.sides[0].value.shape
         if pair.kind in rule.exclusive_kinds:

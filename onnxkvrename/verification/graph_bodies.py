@@ -8,7 +8,7 @@ take longer than the whole proof. Field numbers are those of onnx.proto (ONNX IR
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
@@ -343,22 +343,26 @@ def _list_outputs(node: bytes) -> Iterator[str]:
 
 def _read_operation(number: int, node: bytes) -> Operation:
     inputs, outputs, attributes = list[str](), list[str](), list[bytes]()
-    texts = {3: "", 4: "", 7: "", 8: ""}
+    name = op_type = domain = overload = ""
     for field, value in split_message(node):
         if not isinstance(value, bytes):
             continue
-        if field == 5:
+        if field == 1:
+            inputs.append(value.decode("utf-8", "surrogateescape"))
+        elif field == 2:
+            outputs.append(value.decode("utf-8", "surrogateescape"))
+        elif field == 3:
+            name = value.decode("utf-8", "surrogateescape")
+        elif field == 4:
+            op_type = _decode(value)
+        elif field == 5:
             attributes.append(value)
-        elif field < 9 and field != 6:
-            text = value.decode("utf-8", "surrogateescape")
-            if field == 1:
-                inputs.append(text)
-            elif field == 2:
-                outputs.append(text)
-            else:
-                texts[field] = text
-    key = _build_function_key(texts[7], texts[4], texts[8])
-    return Operation(number, key, texts[3], tuple(inputs), tuple(outputs), tuple(attributes))
+        elif field == 7:
+            domain = _decode(value)
+        elif field == 8:
+            overload = _decode(value)
+    key = _build_function_key(domain, op_type, overload)
+    return Operation(number, key, name, tuple(inputs), tuple(outputs), tuple(attributes))
 
 
 def _read_subgraphs(operation: Operation, limit: int, depth: int) -> Iterator[tuple[str, Body]]:
@@ -409,6 +413,7 @@ def _get_text(fields: Mapping[int, list[int | bytes]], number: int) -> str:
     return _decode(fields[number][-1]) if number in fields else ""
 
 
+@lru_cache(maxsize=1024)
 def _build_function_key(domain: str, name: str, overload: str) -> FunctionKey:
     return "" if domain == "ai.onnx" else domain, name, overload
 

@@ -230,8 +230,8 @@ def carry_origin(
     """
     if resizing is SAME_SIZE and not (flow.makes_new_state or flow.overwrites or flow.is_computed):
         return origin
-    outcomes = tuple(_extend_paths(paths, flow, location, resizing) for paths in origin.outcomes)
-    return Origin(outcomes, origin.dependency_bits)
+    outcomes = [_extend_paths(paths, flow, location, resizing) for paths in origin.outcomes]
+    return Origin(tuple(outcomes), origin.dependency_bits)
 
 
 def _extend_paths(

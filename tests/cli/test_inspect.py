@@ -53,7 +53,7 @@ def test_what_is_in_a_model_is_told_on_stdout(here: Path, run) -> None:
     outcome = run("inspect", MODEL)
     assert (outcome.code, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
-    assert lines[0] == "decoder.onnx  2.3 kB"
+    assert lines[0] == "decoder.onnx  2.2 KiB"
     assert "  full attention  past_key, past_value of layers 0-1" in lines
     assert "  past_key     f   f" in lines
     assert [line for line in lines if line != line.rstrip()] == []
@@ -233,7 +233,7 @@ def test_hostile_names_are_only_shown(here: Path, run, monkeypatch: pytest.Monke
 
 def test_a_page_is_written_beside_the_answer(here: Path, run) -> None:
     outcome = run("inspect", MODEL, "broken.onnx", "--html", "x.html")
-    assert (outcome.code, outcome.out.startswith("decoder.onnx  2.3 kB")) == (1, True)
+    assert (outcome.code, outcome.out.startswith("decoder.onnx  2.2 KiB")) == (1, True)
     found = tuple(
         inspect_model(Path(name), onnxkvrename.load_rules(), trace_buffer_updates)
         for name in (MODEL, "broken.onnx")
@@ -406,7 +406,7 @@ def test_windows_of_a_set_are_shown_once_and_listed_one_by_one_in_json(here: Pat
     write_windows(here / "set", 94)
     outcome = run("inspect", "set", "--html", "x.html")
     assert (outcome.code, outcome.err) == (0, WRITTEN)
-    assert outcome.out.startswith("94 windows of Tiny in set  57.8 kB\n")
+    assert outcome.out.startswith("94 windows of Tiny in set  56.5 KiB\n")
     assert outcome.out.count("\n  past_key ") == 2  # bands of one map
     assert (here / "x.html").read_text("utf-8").count("<table") == 10  # bands of ten layers
     assert len(json.loads(run("inspect", "set", "--format", "json").out)["models"]) == 94

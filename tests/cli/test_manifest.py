@@ -160,12 +160,12 @@ def test_a_mistake_is_said_in_one_line(
 
 def test_on_a_terminal_it_is_a_table(here: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxkvrename.cli.output.is_terminal", lambda stream: True)
-    monkeypatch.setenv("COLUMNS", "76")
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     outcome = run("manifest", FIXTURES / "VLLM" / "hybrid.onnx", "--format", "text")
     lines = outcome.out.splitlines()
     heading = " ".join(lines[1:3]).split()
-    assert {"kind", "parts", "layers", "dtype", "shape", "update", "bytes", "each"} <= {*heading}
+    assert {"KIND", "PARTS", "LAYERS", "DTYPE", "SHAPE", "UPDATE", "BYTES", "EACH"} <= {*heading}
     assert "[batch_size, 2, ctx_len, 4]" not in outcome.out
     assert len(lines[-1].split()[-1]) == 64
     assert [line for line in lines if line != line.rstrip()] == []

@@ -935,9 +935,9 @@ def test_a_prompt_that_no_side_has_room_for_is_told_beside_the_others() -> None:
 def test_a_prompt_longer_than_sizes_can_be_is_told_without_a_limit() -> None:
     side = build_side_layout(*describe_attention(0))
     beyond, last = render_prompt_lines(predict_handoff(side, side, tokens=(1 << 31, (1 << 31) - 1)))
-    assert str(1 << 31) in beyond
+    assert f"{1 << 31:,}" in beyond
     assert "longer" in beyond
-    assert str((1 << 31) - 1) in last
+    assert f"{(1 << 31) - 1:,}" in last
     assert ": ok" in last
 
 
@@ -946,7 +946,7 @@ def test_a_state_of_a_size_that_is_not_known_names_no_length() -> None:
     found = predict_handoff(state, state)
     assert list_codes(found) == ["KV605"]
     assert "short prompt" in message(found, "KV605")
-    assert str(1 << 31) not in message(found, "KV605") + format_handoff_verdict(found)
+    assert f"{1 << 31:,}" not in message(found, "KV605") + format_handoff_verdict(found)
 
 
 def test_a_side_without_buffers_is_no_side() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import load_rules
+from onnxkvrename.findings import format_bytes
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import CompileInfo, load_layout
 from onnxkvrename.report.manifest_text import (
     build_buffer_rows,
-    format_bytes,
     format_layout_title,
     format_model_paths,
     list_layout_facts,
@@ -29,6 +29,10 @@ def load(name: str, **sizes: int) -> Layout:
 
 def facts(layout: Layout) -> dict[str, str]:
     return dict(list_layout_facts(layout))
+
+
+def _render(layout: Layout) -> list[str]:
+    return [line.text for line in render_layout(layout, None)]
 
 
 def test_equal_layers_and_parts_share_a_row() -> None:
@@ -84,18 +88,18 @@ def test_names_from_a_model_are_escaped() -> None:
     layout = load("decoder.onnx", ctx_len=8)
     odd = layout.buffers[0]._replace(part="\x1b[2J", shape=("\n", 2, "\u202e", 4), model="\r")
     odd_layout = layout._replace(buffers=(odd,), models=("a\nb",))
-    assert all(line.isprintable() for line in render_layout(odd_layout))
+    assert all(line.isprintable() for line in _render(odd_layout))
 
 
 def test_columns_are_aligned() -> None:
-    lines = list(render_layout(load("hybrid.onnx")))
+    lines = _render(load("hybrid.onnx"))
     column = lines[1].index("SHAPE")
     assert [line[column] for line in lines[2:6]] == ["["] * 4
     assert [line for line in lines if line != line.rstrip()] == []
 
 
 def test_without_buffers_there_is_only_a_title() -> None:
-    assert list(render_layout(Layout((), (), (), (), ()))) == ["no KV buffer in any of the models"]
+    assert _render(Layout((), (), (), (), ())) == ["no KV buffer in any of the models"]
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,16 @@
 from __future__ import annotations
 
-import io
+from onnxkvrename.report.tables import fold_text, render_table
 
-from rich.console import Console
-
-from onnxkvrename.report.tables import build_table
-
-HEADS = ("KIND", "PARTS", "SHAPE")
+HEADS = ("kind", "parts", "shape")
 ROWS = [
     ("sliding_window", "recurrent_state", "[batch_size=1, 2, sliding_window=128, 4]"),
     ("full_attention", "key, value", "[batch_size=1, 2, ctx_len=4096, 4]"),
 ]
 
 
-def draw(width: int, *rows: tuple[object, ...]) -> list[str]:
-    file = io.StringIO()
-    Console(file=file, width=width).print(build_table(HEADS, rows or ROWS))
-    return [line.rstrip() for line in file.getvalue().splitlines()]
+def draw(width: int | None, *rows: tuple[str, ...]) -> list[str]:
+    return [line.text for line in render_table([HEADS, *(rows or ROWS)], width)]
 
 
 def test_a_table_with_room_has_a_line_for_each_row() -> None:
@@ -47,5 +41,12 @@ def test_where_no_row_fits_each_is_a_paragraph() -> None:
     ]
 
 
-def test_markup_is_text_and_an_empty_table_has_its_heads() -> None:
-    assert draw(80, ("[red]x[/red]", 1, ""))[1] == "[red]x[/red]  1"
+def test_a_pipe_folds_nothing_and_an_empty_table_has_its_heads() -> None:
+    assert draw(None, ("x" * 500, "y " * 500, "z"))[1].endswith("  z")
+    assert [line.text for line in render_table([HEADS], 80)] == ["kind  parts  shape"]
+    assert list(render_table([], 80)) == []
+
+
+def test_words_that_do_not_fit_stay_whole_and_wide_letters_count_twice() -> None:
+    assert fold_text("abcdefgh ij", 4) == ["abcdefgh", "ij"]
+    assert fold_text("漢字 漢字 a", 6) == ["漢字", "漢字 a"]

@@ -14,7 +14,7 @@ from onnxkvrename.report.formats import Answer, Format, Line, Screen, Span, buil
 from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_parts
 from onnxkvrename.rules.results import ModelReport
 
-BOLD, RED, GREEN, YELLOW = "1", "31", "32", "33"
+BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 """Styles of a :class:`Span`."""
 _MAX_SHOWN_FINDINGS = 3
 _MAX_SHOWN_FILES = 10

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rich.filesize import decimal
-
 from onnxkvrename.findings import (
     Finding,
+    format_bytes,
     format_count,
     format_layer_run,
     format_list,
@@ -67,7 +66,7 @@ def format_title(summary: ModelSummary) -> str:
     return f"{len(summary.windows):,} windows{model}{place}"
 
 
-def format_bytes(item: InspectedBuffer) -> str:
+def format_buffer_bytes(item: InspectedBuffer) -> str:
     """Return the bytes of a buffer, times the symbols of its shape; empty if not known."""
     if item.shape is None or None in item.shape:
         return ""
@@ -174,12 +173,12 @@ def _describe_weights(summary: ModelSummary) -> Iterator[str]:
         yield "none"
     if weight.inline_tensor_count:
         tensors = format_count(weight.inline_tensor_count, "tensor")
-        yield f"{decimal(weight.inline_bytes)} inline in {tensors}"
+        yield f"{format_bytes(weight.inline_bytes, is_exact=False)} inline in {tensors}"
     usable = [file.location for file in summary.files if file.bytes is not None]
     if usable:
         files = format_count(len(usable), "file")
         names = _format_names(list(dict.fromkeys(usable)), _FEW)
-        yield f"{decimal(summary.external_bytes)} external in {files}: {names}"
+        yield f"{format_bytes(summary.external_bytes, is_exact=False)} external in {files}: {names}"
     unusable = list(dict.fromkeys(f.location for f in summary.files if f.bytes is None))
     if unusable:
         yield f"not usable: {_format_names(unusable, _FEW)}"

@@ -1,19 +1,17 @@
-"""The KV map on a terminal; loads rich.
+"""The KV map as text.
 
 Every cell is a letter for its kind, small or capital for its token, so that
-colour only repeats what the letters say.
+color only repeats what the letters say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.text import Text
-
-from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, NameStatus
+from onnxkvrename.layout.inspect import ModelSummary, NameStatus
+from onnxkvrename.report.formats import Line, Span, build_line
+from onnxkvrename.report.formats.text import DIM
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.inspection.grid import (
     Cell,
@@ -23,38 +21,37 @@ from onnxkvrename.report.inspection.grid import (
     get_symbol,
     list_legend,
 )
+from onnxkvrename.report.tables import crop_text, measure_text, trim_line
 from onnxkvrename.rules.kinds import get_kind_traits
 
 _STATUS_STYLES: Mapping[NameStatus, str] = {
-    "half": "black on white",
-    "missing": "bold red",
-    "broken": "bold white on red",
+    "half": "30;47",
+    "missing": "1;31",
+    "broken": "1;37;41",
 }
-_EMPTY_STYLE = "dim"
+_COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+"""The colors of terminals, in the order of their numbers."""
 
 
-def render_kv_map(summary: ModelSummary) -> RenderableType:
-    """Return the map in bands as wide as there is room for, with a legend."""
-    return DeferredRenderable(lambda options: _render_bands(summary.buffers, options))
+def render_kv_map(summary: ModelSummary, width: int) -> Iterator[Line]:
+    """Yield the map in bands as wide as there is room for, with a legend.
 
-
-class DeferredRenderable(NamedTuple):
-    """Something that is laid out once the width and the encoding are known.
-
-    Attributes:
-        renderer: Lays it out for a console.
+    Args:
+        summary: The model.
+        width: The columns of the terminal.
     """
-
-    renderer: Callable[[ConsoleOptions], RenderableType]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.renderer(options)
-
-
-def escape_for_console(text: str, options: ConsoleOptions) -> str:
-    """Return text from a file, safe to show and in the encoding of the console."""
-    shown = escape_text(text)
-    return shown.encode("ascii", "backslashreplace").decode() if options.ascii_only else shown
+    grid = build_grid(summary.buffers)
+    names = [escape_text(row.name) for row in grid.rows]
+    geometry = _choose_geometry(names, len(grid.columns), width)
+    for start in range(0, len(grid.columns), geometry.cells_per_band):
+        band = grid.cut(slice(start, start + geometry.cells_per_band))
+        yield build_line(Span(crop_text(_format_ruler(band.columns, geometry), width), DIM))
+        for name, row in zip(names, band.rows, strict=True):
+            yield _render_row(name, row.cells, band.columns, geometry)
+        yield Line("")
+    if grid.hidden_text:
+        yield build_line(Span(grid.hidden_text, DIM))
+    yield from _wrap_entries(_render_legend(grid), width)
 
 
 class _MapGeometry(NamedTuple):
@@ -83,7 +80,7 @@ class _MapGeometry(NamedTuple):
 
 def _choose_geometry(labels: Iterable[str], count: int, width: int) -> _MapGeometry:
     """Choose the widest cells with which all layers fit in one band, or bands of the narrowest."""
-    longest = min(max(map(cell_len, labels), default=0), width // 3)
+    longest = min(max(map(measure_text, labels), default=0), width // 3)
     label_width = longest + 2 if longest else 0
     room = max(width - label_width, 1)
     if count * 4 <= room:
@@ -97,34 +94,17 @@ def _choose_geometry(labels: Iterable[str], count: int, width: int) -> _MapGeome
     return _MapGeometry(label_width, 1, 1, 1, -(-count // (10 * bands)) * 10, 10)
 
 
-def _render_bands(buffers: Sequence[InspectedBuffer], options: ConsoleOptions) -> RenderableType:
-    grid = build_grid(buffers)
-    names = [escape_for_console(row.name, options) for row in grid.rows]
-    geometry = _choose_geometry(names, len(grid.columns), options.max_width)
-    lines: list[RenderableType] = []
-    for start in range(0, len(grid.columns), geometry.cells_per_band):
-        band = grid.cut(slice(start, start + geometry.cells_per_band))
-        lines.append(_render_ruler(band.columns, geometry))
-        lines += [
-            _render_row(name, row.cells, band.columns, geometry)
-            for name, row in zip(names, band.rows, strict=True)
-        ]
-        lines.append(Text())
-    if grid.hidden_text:
-        lines.append(Text(grid.hidden_text, style="dim"))
-    return Group(*lines, *_wrap_entries(_render_legend(grid), options.max_width))
-
-
 def _choose_style(cell: Cell) -> str:
     if cell is None:
-        return _EMPTY_STYLE
+        return DIM
     if cell.state in _STATUS_STYLES:
         return _STATUS_STYLES[cell.state]
-    color = get_kind_traits(cell.kind).color
-    return f"bold black on {color}" if cell.state == "token" else color
+    name = get_kind_traits(cell.kind).color
+    color = _COLORS.index(name.removeprefix("bright_")) + (90 if name.startswith("bright_") else 30)
+    return f"1;30;{color + 10}" if cell.state == "token" else str(color)
 
 
-def _render_ruler(columns: Sequence[MapColumn], geometry: _MapGeometry) -> Text:
+def _format_ruler(columns: Sequence[MapColumn], geometry: _MapGeometry) -> str:
     """Return the layers above a band, as many as fit; always the first, and one after a run."""
     ruler = "layer"[: max(geometry.label_width - 2, 0)]
     interval = geometry.layer_label_interval
@@ -137,35 +117,37 @@ def _render_ruler(columns: Sequence[MapColumn], geometry: _MapGeometry) -> Text:
         column = geometry.find_column(index) + max(geometry.cell_width - len(number), 0) // 2
         if column > len(ruler) or index == 0:
             ruler = ruler.ljust(column) + number
-    return Text(ruler, style="dim", no_wrap=True, overflow="crop")
+    return ruler
 
 
 def _render_row(
     name: str, cells: Sequence[Cell], columns: Sequence[MapColumn], geometry: _MapGeometry
-) -> Text:
-    text = Text(name, no_wrap=True, overflow="crop")
-    text.truncate(max(geometry.label_width - 2, 0), overflow="crop")
+) -> Line:
+    label = crop_text(name, max(geometry.label_width - 2, 0))
+    parts: list[str | Span] = [label]
+    end = measure_text(label)
     for index, (cell, column) in enumerate(zip(cells, columns, strict=True)):
-        text.append(" " * (geometry.find_column(index) - text.cell_len))
+        start = geometry.find_column(index)
         symbol = get_symbol(cell, column).center(geometry.cell_width)
-        text.append(symbol, style=_choose_style(cell))
-    return text
+        parts += [" " * (start - end), Span(symbol, _choose_style(cell))]
+        end = start + geometry.cell_width
+    return trim_line(parts)
 
 
-def _render_legend(grid: KvGrid) -> Iterator[Text]:
+def _render_legend(grid: KvGrid) -> Iterator[tuple[Span, str]]:
     for symbol, text, cell in list_legend(grid):
-        if symbol:
-            yield Text.assemble((symbol, _choose_style(cell)), f" {text}")
-        else:
-            yield Text(text)
+        yield Span(symbol, _choose_style(cell) if symbol else ""), f" {text}" if symbol else text
 
 
-def _wrap_entries(entries: Iterable[Text], width: int) -> Iterator[Text]:
+def _wrap_entries(entries: Iterable[tuple[Span, str]], width: int) -> Iterator[Line]:
     """Yield lines of as many entries as fit."""
-    line = Text()
-    for entry in entries:
-        if line and line.cell_len + 3 + entry.cell_len > width:
-            yield line
-            line = Text()
-        line = line + "   " + entry if line else entry
-    yield line
+    parts: list[str | Span] = []
+    end = 0
+    for symbol, text in entries:
+        length = len(symbol.text) + len(text)
+        if parts and end + 3 + length > width:
+            yield build_line(*parts)
+            parts, end = [], 0
+        parts += ["   "] * bool(parts) + [symbol, text]
+        end += length + (3 if end else 0)
+    yield build_line(*parts)

@@ -1,77 +1,59 @@
-"""A model summary on a terminal: facts, the KV map and findings; loads rich."""
+"""A model summary as text: facts, the KV map and findings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import ConsoleOptions, Group, RenderableType
-from rich.filesize import decimal
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
+from onnxkvrename.findings import format_bytes
 from onnxkvrename.layout.inspect import ModelSummary
-from onnxkvrename.report.formats import Span, build_line
+from onnxkvrename.report.formats import Line, Span, build_line
+from onnxkvrename.report.formats.text import BOLD, DIM, RED, YELLOW
+from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.inspection.facts import (
     FindingLine,
     format_title,
     list_facts,
     list_finding_lines,
 )
-from onnxkvrename.report.inspection.map_text import (
-    DeferredRenderable,
-    escape_for_console,
-    render_kv_map,
-)
+from onnxkvrename.report.inspection.map_text import render_kv_map
+from onnxkvrename.report.tables import render_facts
 from onnxkvrename.report.wrapping import wrap_line
 
 _INDENT = "  "
 
 
-def render_model_summary(summary: ModelSummary) -> RenderableType:
-    """Return the facts, the KV map and the findings of a model, or of windows folded into one.
+def render_model_summary(summary: ModelSummary, width: int) -> Iterator[Line]:
+    """Yield the facts, the KV map and the findings of a model, or of windows folded into one.
 
     A long path stays whole, so that it can be copied.
+
+    Args:
+        summary: The model.
+        width: The columns of the terminal, or those that a pipe gets.
     """
-    return DeferredRenderable(lambda options: Group(*_render_parts(summary, options)))
-
-
-def _render_parts(summary: ModelSummary, options: ConsoleOptions) -> Iterator[RenderableType]:
-    head = Text(escape_for_console(format_title(summary), options), style="bold", no_wrap=True)
-    head.overflow = "ignore"
+    title = Span(escape_text(format_title(summary)), BOLD)
     if summary.error is not None:
         hint = "" if summary.error.hint is None else f" ({summary.error.hint})"
-        message = escape_for_console(f"{summary.error.message}{hint}", options)
-        yield head.append(f"  {message}", style="not bold red")
+        yield build_line(title, Span(f"  {escape_text(summary.error.message + hint)}", RED))
         return
-    yield head.append(f"  {decimal(summary.size)}", style="not bold dim")
-    yield Padding(_render_facts(summary, options), (0, 0, 0, 2))
+    yield build_line(title, Span(f"  {format_bytes(summary.size, is_exact=False)}", DIM))
+    facts = [(fact.label, "\n".join(map(escape_text, fact.lines))) for fact in list_facts(summary)]
+    yield from render_facts(facts, width, indent=_INDENT)
+    room = width - len(_INDENT)
     if summary.buffers:
-        yield Padding(render_kv_map(summary), (1, 0, 0, 2))
+        yield Line("")
+        yield from map(_indent, render_kv_map(summary, room))
     if summary.findings:
-        yield Text()
+        yield Line("")
         for line in list_finding_lines(summary):
-            yield from _render_finding(line, options)
+            yield from map(_indent, wrap_line(_build_finding_line(line), room))
 
 
-def _render_facts(summary: ModelSummary, options: ConsoleOptions) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, lines in list_facts(summary):
-        grid.add_row(
-            Text(label), Text("\n".join(escape_for_console(line, options) for line in lines))
-        )
-    return grid
-
-
-def _render_finding(line: FindingLine, options: ConsoleOptions) -> Iterator[Text]:
-    """Yield the rows of a finding, which break between words, but not within a command."""
-    severity = Span(f"{line.severity} {line.code}", "red" if line.severity == "error" else "yellow")
+def _build_finding_line(line: FindingLine) -> Line:
+    style = RED if line.severity == "error" else YELLOW
     message = f"{line.message} ({line.hint})" if line.hint else line.message
-    whole = build_line(severity, f"  {escape_for_console(message, options)}")
-    for row in wrap_line(whole, options.max_width - len(_INDENT)):
-        text = Text(_INDENT, no_wrap=True, overflow="ignore")
-        for span in row.spans:
-            text.append(span.text, style=span.style)
-        yield text
+    return build_line(Span(f"{line.severity} {line.code}", style), f"  {escape_text(message)}")
+
+
+def _indent(line: Line) -> Line:
+    return build_line(_INDENT, *(line.spans or (line.text,))) if line.text else line

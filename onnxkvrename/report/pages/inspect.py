@@ -5,12 +5,11 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
-from rich.filesize import decimal
-
+from onnxkvrename.findings import format_bytes
 from onnxkvrename.layout.inspect import ModelSummary
 from onnxkvrename.report.inspection.facts import (
     describe_tokens,
-    format_bytes,
+    format_buffer_bytes,
     format_title,
     format_type,
     list_facts,
@@ -41,7 +40,7 @@ def render_inspect_page(summaries: Sequence[ModelSummary]) -> str:
             "title": format_title(summary),
             "count": sum(buffer.state != "missing" for buffer in summary.buffers),
             "tokens": describe_tokens(summary),
-            "size": decimal(summary.size),
+            "size": format_bytes(summary.size, is_exact=False),
             "grid": (grid := build_grid(summary.buffers)),
             "bands": [
                 grid.cut(slice(start, start + _BAND))
@@ -63,7 +62,7 @@ def render_inspect_page(summaries: Sequence[ModelSummary]) -> str:
         empty_captions=(NO_LAYER_CAPTION, NO_BUFFER_CAPTION),
         get_symbol=get_symbol,
         format_type=format_type,
-        format_size=format_bytes,
+        format_size=format_buffer_bytes,
     )
 
 

@@ -17,9 +17,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from onnxkvrename.findings import format_count
+from onnxkvrename.findings import format_bytes, format_count
 from onnxkvrename.report.inert import escape_json, escape_text, shorten_text
-from onnxkvrename.report.manifest_text import format_bytes
 from onnxkvrename.storage.read import read_text_file
 
 _SOURCES = Path(__file__).parent

@@ -176,7 +176,9 @@ def _build_misfit_error(reason: str, path: str | None = None) -> RulesError:
 
 def _name_state(pair: StatePair, tokens: Collection[str]) -> StateNames:
     core, output, suffix = split_token(pair.input.name, pair.output.name, tokens)
-    update = "inplace" if pair.update.kind == "shift" else pair.update.kind
+    update: str = pair.update.kind
+    if update == "shift":  # where it is declared to grow, as genai does, nothing is said
+        update = "inplace" if pair.input.shape == pair.output.shape else ""
     is_quantized = "INT" in pair.input.dtype
     return StateNames(core, output, suffix, _choose_kind(pair), update, is_quantized)
 

@@ -138,3 +138,20 @@ def test_kinds_follow_the_update_and_not_the_names(tmp_path: Path) -> None:
         "x": "cross",
         "k": "attention",
     }
+
+
+@pytest.mark.parametrize(("declared", "update"), [("8", "inplace"), ("total", "")])
+def test_rules_do_not_call_a_buffer_fixed_that_is_declared_to_grow(
+    declared: str, update: str, tmp_path: Path
+) -> None:
+    """As onnxruntime-genai declares a sliding window: the graph shifts it, its shapes say more."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 18]>
+        main (float[1,4,8] k, float[1,4,1] x) => (float[1,4,{declared}] k_out, float[1,4,8] y)
+        <float[4,4] w = {{0}}, int64[1] from = {{1}}, int64[1] to = {{9}}, int64[1] axis = {{2}}> {{
+            new = MatMul(w, x) old = Slice(k, from, to, axis)
+            k_out = Concat<axis = 2>(old, new) y = Mul(k_out, x)
+        }}
+    """)
+    (rule, *_) = infer_rules([trace_path(saved(model, tmp_path / "m.onnx"))]).rules.kv_rules
+    assert [kind.update for kind in rule.kinds] == [update]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
@@ -10,11 +9,10 @@ from pathlib import Path
 import models
 import pytest
 from models import node, saved
-from rich.console import Console
 from window_sets import write_windows
 
 from onnxkvrename import Finding, ModelReport, Report, rename
-from onnxkvrename.report.rename_rich import render_report
+from onnxkvrename.report.rename_text import render_summary
 
 HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\/past_key.0"
 FAULT = Finding("KV101", "error", "past_key.0", "is wrong", "export again")
@@ -24,10 +22,8 @@ SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\/past_key.0"
 def drawn(
     *found: ModelReport, dry_run: bool = True, verbose: bool = False, width: int = 100
 ) -> str:
-    file = io.StringIO()
-    console = Console(file=file, width=width, highlight=False)
-    console.print(render_report(Report(found), dry_run=dry_run, verbose=verbose), crop=False)
-    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+    lines = render_summary(Report(found), width, dry_run=dry_run, verbose=verbose)
+    return "".join(f"{line.text}\n" for line in lines)
 
 
 def on_terminal(*args: object, cwd: Path | None = None, **environment: str) -> str:
