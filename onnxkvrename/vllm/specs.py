@@ -6,7 +6,6 @@ The types follow ``v1/kv_cache_interface.py`` of vLLM 0.24.0 and 0.33.0.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -378,11 +377,3 @@ def is_uniform_type(specs: Sequence[KvCacheSpec], vllm_version: str) -> bool:
     if first.is_state and VERSION_TRAITS[vllm_version].splits_states_by_size:
         return len(kinds) == 1 and len({spec.page_size for spec in specs}) == 1
     return len(kinds) == 1
-
-
-def count_most_common_page(specs: Iterable[KvCacheSpec]) -> int:
-    """Return how many layers have the most common page size.
-
-    This is ``get_num_layer_tuples`` of 0.24 and ``get_max_layers_per_page_size`` of 0.33.
-    """
-    return max(Counter(spec.page_size for spec in specs).values())

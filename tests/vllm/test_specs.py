@@ -15,7 +15,6 @@ from onnxkvrename.vllm.specs import (
     build_requirement,
     can_merge,
     combine_states,
-    count_most_common_page,
     decide_condition,
     find_open_conditions,
     is_uniform_type,
@@ -87,10 +86,6 @@ def test_a_merged_group_has_the_first_spec_and_keeps_its_layers() -> None:
     group = build_merged_group(build(build_mla(3), build_mla(5, rank=256)))
     assert group.layers == (3, 5)
     assert group.bytes_per_block == 2 * 16 * 576 * 2
-
-
-def test_the_most_common_page_is_counted() -> None:
-    assert count_most_common_page(build(build_mla(0), build_mla(1, rank=256), build_mla(2))) == 2
 
 
 MET, UNMET = Condition("a", "met", ""), Condition("b", "not met", "")
