@@ -1,7 +1,7 @@
 """Group models that are parts of one, and check that they fit together.
 
 Large models are exported window by window, and merged afterwards. A file is a
-part if the profile's ``[[set.parts]]`` match its name; every other model is
+part if it has the name of one (`qefficient.SetRule`); every other model is
 checked alone.
 """
 
