@@ -241,8 +241,8 @@ def _rename_in_cache(
     plan = plan_seeds(models, rules, request.change, **how)
     if any(model.failed for model in plan.left_out):
         request = request._replace(dry_run=True)
-    jobs, params = plan.redirect_jobs(jobs), plan.build_sidecars()
-    moves = plan.directory_map
+    jobs = plan.redirect_jobs(jobs)
+    params, moves = plan.build_sidecars(jobs), plan.directory_map
     report = _run_jobs(request, jobs, rules, executor, open_bars, params, moves)
     return plan.update_report(report, dry_run=not request.writes)
 

@@ -13,7 +13,8 @@ One consumer and one layout:
 Two layouts: ``compare`` (start here) goes from sides to facts, findings and the verdict, and
 collects them in a `Handoff`.
 
-- Sides: ``worker`` describes prefill and decode, each with its longest prompt.
+- Sides: ``worker`` describes prefill and decode, each with its longest prompt; ``side_checks`` adds
+  what the consumer sees of each, from which all else starts.
 - Facts: ``comparison`` pairs the buffers of both sides and lists how the two of a pair differ;
   ``simulate`` finds the prompt lengths at which a buffer goes wrong, from offsets alone;
   ``same_model`` compares weights, logits and scales.

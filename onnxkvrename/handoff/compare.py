@@ -12,7 +12,7 @@ from onnxkvrename.findings import (
     quote_path,
 )
 from onnxkvrename.handoff.comparison import Comparison, build_comparison
-from onnxkvrename.handoff.consumer import Consumer, MemoryKind
+from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.same_model import (
     Basis,
     ModelIdentity,
@@ -24,6 +24,7 @@ from onnxkvrename.handoff.same_model import (
 )
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.side_checks import (
+    CheckedSide,
     check_buffers_exist,
     check_each_side,
     check_side,
@@ -79,9 +80,7 @@ class Handoff(NamedTuple):
     """The result of a comparison.
 
     Attributes:
-        consumer_name: The consumer on both sides.
-        memory: Where the consumer puts the buffers that it hands over.
-        has_token: Whether the consumer selects buffers by a token, which a rename can add.
+        consumer: The consumer on both sides.
         full_transfer: Whether all of each buffer is moved, whatever the prompt.
         ranks: The requested tensor parallel sizes, `None` without a request.
         prefill: The side that writes.
@@ -98,9 +97,7 @@ class Handoff(NamedTuple):
         basis: What a success rests on.
     """
 
-    consumer_name: str
-    memory: MemoryKind
-    has_token: bool
+    consumer: Consumer
     full_transfer: bool
     ranks: TensorParallelSizes | None
     prefill: HandoffSide
@@ -150,23 +147,24 @@ def compare_sides(
             f"nothing to compare: {consumer.name} runs prefill and decode with one model",
             hint=f"`onnxkvrename check-consumer {model} --target {consumer.name}` checks one model",
         )
-    comparison = build_comparison(prefill, decode, consumer, full_transfer)
+    writer = check_side(prefill, consumer, full_transfer)
+    reader = check_side(decode, consumer, full_transfer)
+    comparison = build_comparison(writer, reader)
     identity = compare_models(prefill.layout, decode.layout)
     root_causes = find_root_causes(comparison)
     findings, notes = _collect_findings(
-        prefill, decode, comparison, identity, root_causes, strict=strict
+        writer, reader, comparison, identity, root_causes, strict=strict
     )
     if ranks is not None:
         findings += check_tensor_parallelism(prefill.layout, decode.layout, ranks)
         notes += list_sharding_notes(prefill.layout, decode.layout, ranks)
     findings += more_findings
     notes += more_notes
-    model_finding = (prefill.model_finding or decode.model_finding) if comparison.pairs else None
-    evidence = Evidence(comparison, root_causes, tuple(findings), model_finding)
+    model_finding = prefill.model_finding or decode.model_finding
+    model_cause = RootCause(model_finding) if model_finding and comparison.pairs else None
+    evidence = Evidence(comparison, root_causes, tuple(findings), model_cause)
     return Handoff(
-        consumer_name=consumer.name,
-        memory=consumer.memory,
-        has_token=bool(consumer.token),
+        consumer=consumer,
         full_transfer=full_transfer,
         ranks=ranks,
         prefill=prefill,
@@ -187,8 +185,8 @@ def compare_sides(
 
 
 def _collect_findings(
-    prefill: HandoffSide,
-    decode: HandoffSide,
+    writer: CheckedSide,
+    reader: CheckedSide,
     comparison: Comparison,
     identity: ModelIdentity,
     root_causes: Sequence[RootCause],
@@ -196,12 +194,10 @@ def _collect_findings(
     strict: bool,
 ) -> tuple[list[Finding], list[str]]:
     """Return all findings, causes before consequences, and notes."""
-    empty_sides = list(check_buffers_exist(prefill, decode))
+    empty_sides = list(check_buffers_exist(writer.side, reader.side))
     if empty_sides:
         return empty_sides, []
     setup = comparison.setup
-    writer = check_side(prefill, setup.consumer, setup.full_transfer)
-    reader = check_side(decode, setup.consumer, setup.full_transfer)
     findings = [
         *check_side_tokens(writer, reader),
         *check_same_model(identity),
@@ -217,7 +213,7 @@ def _collect_findings(
     findings += check_each_side(writer, reader, reported)
     if not order_findings:
         findings += check_shifted_buffers(comparison, root_causes)
-    notes = list_order_notes(prefill, decode, setup.consumer)
+    notes = list_order_notes(writer.side, reader.side, setup.consumer)
     if setup.consumer.memory == "separate" and comparison.differences:
         notes.append(
             f"it is not documented how the runtime of {setup.consumer.name} treats an array of "

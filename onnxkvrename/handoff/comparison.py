@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferId
+from onnxkvrename.handoff.side_checks import CheckedSide
 from onnxkvrename.handoff.simulate import (
     SimulationResult,
     TransferSetup,
@@ -18,7 +18,7 @@ from onnxkvrename.handoff.simulate import (
     simulate_transfer,
 )
 from onnxkvrename.handoff.slots import find_clipped_axes
-from onnxkvrename.handoff.worker import HandoffSide, fill_missing_sizes, find_longest_prompt
+from onnxkvrename.handoff.worker import fill_missing_sizes, find_longest_prompt
 from onnxkvrename.layout.layout import KvBuffer, Layout, format_size_option
 from onnxkvrename.layout.scales import compare_scales, is_quantized
 from onnxkvrename.model.signature import Dim, format_shape
@@ -242,7 +242,9 @@ class Comparison(NamedTuple):
     Attributes:
         pairs: All buffers of both sides, empty if one side has none.
         setup: Both sides with a size for every symbol.
-        simulation: `None` if its result depends on sizes that are not known.
+        any_simulation: With these sizes, also with those that are not known: what it says of a
+            buffer itself does not depend on the sizes that another one needs. `None` if a shape is
+            not known or a side selects nothing.
         window_placeholder: The tokens that `setup` has for windows of unknown size; `None` if
             the result does not depend on such a window.
     """
@@ -250,29 +252,32 @@ class Comparison(NamedTuple):
     pairs: tuple[BufferPair, ...]
     differences: tuple[tuple[BufferPair, Difference], ...]
     setup: TransferSetup
-    simulation: SimulationResult | None
+    any_simulation: SimulationResult | None
     window_placeholder: int | None
 
+    @property
+    def simulation(self) -> SimulationResult | None:
+        """The simulated hand-off; `None` if its result depends on sizes that are not known."""
+        is_undecided = any(difference.is_undecided for _, difference in self.differences)
+        return None if is_undecided else self.any_simulation
 
-def build_comparison(
-    prefill: HandoffSide, decode: HandoffSide, consumer: Consumer, full_transfer: bool
-) -> Comparison:
-    """Pair the buffers of two sides, compare each pair, and simulate the hand-off.
 
-    Prefill writes the buffers, decode reads them. With `full_transfer` each buffer is moved in
-    full, even for a short prompt.
-    """
-    longest = min(find_longest_prompt(prefill.layout), find_longest_prompt(decode.layout))
+def build_comparison(writer: CheckedSide, reader: CheckedSide) -> Comparison:
+    """Pair the buffers of two sides, compare each pair, and simulate the hand-off."""
+    views = (writer.view, reader.view)
+    longest = min(find_longest_prompt(view.layout) for view in views)
+    consumer, full_transfer = writer.view.consumer, writer.view.full_transfer
+    prefill, decode = writer.side.original_layout, reader.side.original_layout
     pairs: tuple[BufferPair, ...] = ()
-    if prefill.original_layout.buffers and decode.original_layout.buffers:
-        pairs = pair_buffers(prefill.original_layout, decode.original_layout)
+    if prefill.buffers and decode.buffers:
+        pairs = pair_buffers(prefill, decode)
     differences = tuple(
         (pair, difference)
         for pair in pairs
         for difference in find_differences(
             pair,
-            prefill.original_layout,
-            decode.original_layout,
+            prefill,
+            decode,
             find_clipped_axes(consumer, len(pair.present_buffer.shape or ()), full_transfer),
         )
     )
@@ -283,20 +288,12 @@ def build_comparison(
     placeholder = (
         max(1, min(longest, _LONGEST_WINDOW_PLACEHOLDER) // 2) if has_unsized_window else None
     )
-    setup = build_transfer_setup(
-        fill_missing_sizes(prefill.layout, placeholder),
-        fill_missing_sizes(decode.layout, placeholder),
-        consumer,
-        full_transfer=full_transfer,
-        longest_prompt=longest,
-    )
-    is_undecided = any(difference.is_undecided for _, difference in differences)
-    simulation = None if is_undecided else try_simulation(setup)
-    return Comparison(pairs, differences, setup, simulation, placeholder)
+    sized = (view._replace(layout=fill_missing_sizes(view.layout, placeholder)) for view in views)
+    setup = build_transfer_setup(*sized, longest_prompt=longest)
+    return Comparison(pairs, differences, setup, _try_simulation(setup), placeholder)
 
 
-def try_simulation(setup: TransferSetup) -> SimulationResult | None:
-    """Simulate a hand-off; return `None` if a shape is not known or a side selects nothing."""
+def _try_simulation(setup: TransferSetup) -> SimulationResult | None:
     if not setup.prefill_inputs or not setup.decode_inputs:
         return None
     try:

@@ -76,19 +76,18 @@ def find_problems(view: ConsumerView) -> Iterator[ConsumerProblem]:
     """Yield the problems that a consumer has with a layout; none for a layout without buffers."""
     if not view.layout.buffers:
         return
-    names = list(name_checks.list_buffer_names(view))
     own = [finding for check in view.consumer.checks for finding in check(view)]
     own += _check_paged_caches(view)
     refusals = tuple(finding for finding in own if finding.code == "KV610")  # no name changes them
     yield ConsumerProblem(refusals)
-    unselected = name_checks.check_unselected_names(names, view, can_help=not refusals)
+    unselected = name_checks.check_unselected_names(view, can_help=not refusals)
     yield ConsumerProblem((*unselected, *name_checks.check_output_suffixes(view)))
-    unreadable = name_checks.check_unreadable_layers(names, view)
+    unreadable = name_checks.check_unreadable_layers(view)
     yield ConsumerProblem(tuple(unreadable), "layer", view.selection.unreadable)
     yield ConsumerProblem(
         (
-            *name_checks.check_layer_numbers(names, view),
-            *name_checks.check_order(names, view),
+            *name_checks.check_layer_numbers(view),
+            *name_checks.check_order(view),
             *_check_updates(view),
             *_check_unknown_updates(view),
         )

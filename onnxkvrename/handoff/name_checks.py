@@ -17,8 +17,8 @@ from onnxkvrename.findings import (
     report_names,
 )
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.selection import ConsumerView
-from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.handoff.selection import BufferName, ConsumerView
+from onnxkvrename.layout.layout import Layout
 
 _TEMPLATE_HINT = (
     "fix the template in your --rules FILE: the consumer reads the layer at another place"
@@ -29,15 +29,6 @@ RULES_HINT = "set input_name and output_name in your --rules FILE"
 
 
 _DO, _HAVE = ("does", "do"), ("has", "have")
-
-
-class BufferName(NamedTuple):
-    """The input or output name of a buffer."""
-
-    buffer: KvBuffer
-    name: str
-    side: Literal["input", "output"]
-    is_selected: bool
 
 
 def format_rename_command(
@@ -87,25 +78,12 @@ def describe_non_kv(names: Sequence[str], consumer: Consumer) -> str:
     return f"{beginning}, but {consumer.name} selects {them} by {consumer.selecting_trait}"
 
 
-def list_buffer_names(view: ConsumerView) -> Iterator[BufferName]:
-    """Yield all names of KV buffers, each with whether the consumer selects it."""
-    for buffer in view.layout.buffers:
-        if buffer.input is not None:
-            is_selected = bool(view.consumer.selects_input(buffer.input))
-            yield BufferName(buffer, buffer.input, "input", is_selected)
-        if buffer.output is not None:
-            is_selected = bool(view.consumer.selects_output(buffer.output))
-            yield BufferName(buffer, buffer.output, "output", is_selected)
-
-
-def check_unselected_names(
-    names: Sequence[BufferName], view: ConsumerView, *, can_help: bool
-) -> Iterator[Finding]:
+def check_unselected_names(view: ConsumerView, *, can_help: bool) -> Iterator[Finding]:
     """Yield KV601, once for all names that are not selected for the same reason.
 
     With `can_help` the consumer can use the buffers under other names.
     """
-    layout, consumer = view.layout, view.consumer
+    layout, consumer, names = view.layout, view.consumer, view.buffer_names
     selected = {each.name for each in names if each.is_selected}
     groups: _Groups = {}
     for each in names:
@@ -226,27 +204,27 @@ def _suggest_normalizing(consumer: Consumer) -> str:
     return f"rename with `--target {consumer.name} --normalize`"
 
 
-def check_unreadable_layers(names: Sequence[BufferName], view: ConsumerView) -> Iterator[Finding]:
+def check_unreadable_layers(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV603 for the buffers in whose names the consumer cannot read a layer."""
     unreadable = {each.value.name for each in view.selection.unreadable}
     consumer = view.consumer.name
     return report_names(
         "KV603",
-        [each.name for each in names if each.is_selected and each.name in unreadable],
+        [each.name for each in view.buffer_names if each.is_selected and each.name in unreadable],
         _HAVE,
         f"no number where {consumer} reads the layer; {consumer} cannot start",
         _TEMPLATE_HINT,
     )
 
 
-def check_layer_numbers(names: Sequence[BufferName], view: ConsumerView) -> Iterator[Finding]:
+def check_layer_numbers(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV603 for the buffers in whose names the consumer reads another layer."""
     consumer = view.consumer
     if consumer.sort_key is None:
         return
     unreadable = {each.value.name for each in view.selection.unreadable}
     wrong: list[tuple[BufferName, int]] = []
-    for each in names:
+    for each in view.buffer_names:
         if each.is_selected and each.name not in unreadable:
             name = each.name if each.side == "input" else consumer.input_name_of(each.name)
             layer, _ = consumer.sort_key(name)
@@ -269,15 +247,15 @@ def check_layer_numbers(names: Sequence[BufferName], view: ConsumerView) -> Iter
         )
 
 
-def check_order(names: Sequence[BufferName], view: ConsumerView) -> Iterator[Finding]:
+def check_order(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV609, unless a name that is not selected or is not a KV buffer explains it."""
     selection, consumer = view.selection, view.consumer
     if not selection.is_ordered or selection.is_paired:
         return
     if consumer.pairs_by_name:
-        yield from _check_names_pair(names, view)
+        yield from _check_names_pair(view)
         return
-    if not all(each.is_selected for each in names) or view.non_kv_values:
+    if not all(each.is_selected for each in view.buffer_names) or view.non_kv_values:
         return
     if len(selection.inputs) != len(selection.outputs):
         yield build_finding(
@@ -303,12 +281,12 @@ def check_order(names: Sequence[BufferName], view: ConsumerView) -> Iterator[Fin
             return
 
 
-def _check_names_pair(names: Sequence[BufferName], view: ConsumerView) -> Iterator[Finding]:
+def _check_names_pair(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV609 for inputs for which a consumer that pairs by name does not find an output.
 
     Outputs without an input are right: those of an encoder.
     """
-    selected = {each.name for each in names if each.is_selected}
+    selected = {each.name for each in view.buffer_names if each.is_selected}
     is_elsewhere = view.consumer.is_written_elsewhere or (lambda name: False)
     alone = [
         source.name

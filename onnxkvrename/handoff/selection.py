@@ -92,6 +92,15 @@ class Selection(NamedTuple):
         return [*pairs, *((None, each) for each in self.outputs if each.value.name not in paired)]
 
 
+class BufferName(NamedTuple):
+    """A name of a buffer, and its side of the graph: ``input`` or ``output``."""
+
+    buffer: KvBuffer
+    name: str
+    side: str
+    is_selected: bool
+
+
 class ConsumerView(NamedTuple):
     """A layout as a consumer sees it, with the inputs and outputs that it selects.
 
@@ -108,6 +117,17 @@ class ConsumerView(NamedTuple):
         """The buffers whose inputs are selected, in the layout's order."""
         selects = self.consumer.selects_input
         return tuple(b for b in self.layout.buffers if b.input is not None and selects(b.input))
+
+    @property
+    def buffer_names(self) -> tuple[BufferName, ...]:
+        """All names of KV buffers, each with whether it is selected."""
+        selects = {"input": self.consumer.selects_input, "output": self.consumer.selects_output}
+        return tuple(
+            BufferName(buffer, name, side, bool(selects[side](name)))
+            for buffer in self.layout.buffers
+            for side, name in (("input", buffer.input), ("output", buffer.output))
+            if name is not None
+        )
 
     @property
     def non_kv_values(self) -> tuple[SelectedValue, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.selection import BufferId, SelectedValue, select_values
+from onnxkvrename.handoff.selection import BufferId, ConsumerView, SelectedValue
 from onnxkvrename.handoff.slots import (
     MemorySlot,
     build_slots,
@@ -108,26 +108,26 @@ class _SlotContent(NamedTuple):
 
 
 def build_transfer_setup(
-    prefill: Layout, decode: Layout, consumer: Consumer, *, full_transfer: bool, longest_prompt: int
+    writer: ConsumerView, reader: ConsumerView, *, longest_prompt: int
 ) -> TransferSetup:
     """Return both sides in the consumer's order, without outputs that have no slot.
 
     With separate memory decode makes the slots, and prefill fills one with each output.
     """
-    inputs, outputs = select_values(prefill, consumer)[:2]
-    if consumer.memory == "separate":
-        values = {value.name: value for value in prefill.inputs}
+    inputs, outputs = writer.selection.inputs, writer.selection.outputs
+    if writer.consumer.memory == "separate":
+        values = {value.name: value for value in writer.layout.inputs}
         inputs = tuple(
             each._replace(value=values.get(each.graph_input_name, each.value)) for each in outputs
         )
     return TransferSetup(
-        prefill,
-        decode,
+        writer.layout,
+        reader.layout,
         inputs,
         outputs[: len(inputs)],
-        select_values(decode, consumer).inputs,
-        consumer,
-        full_transfer,
+        reader.selection.inputs,
+        writer.consumer,
+        writer.full_transfer,
         longest_prompt,
     )
 

@@ -25,7 +25,6 @@ from onnxkvrename.handoff.comparison import (
     Comparison,
     Difference,
     format_buffer_type,
-    try_simulation,
 )
 from onnxkvrename.handoff.consumer import MemoryKind
 from onnxkvrename.handoff.consumer_checks import describe_content
@@ -136,13 +135,13 @@ class RootCause(NamedTuple):
 class Evidence(NamedTuple):
     """What the verdict follows from: facts, and findings with causes before consequences.
 
-    An error of a model itself, if there is one, is the `model_finding`: it comes before all others.
+    An error of a model itself, if there is one, is the `model_cause`: it comes before all others.
     """
 
     comparison: Comparison
     root_causes: tuple[RootCause, ...]
     findings: tuple[Finding, ...]
-    model_finding: Finding | None
+    model_cause: RootCause | None
 
     @property
     def codes(self) -> frozenset[str]:
@@ -276,8 +275,7 @@ def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
     """Find pairs whose difference affects a prompt, or may; one cause for equal differences."""
     simulation, placeholder = comparison.simulation, comparison.window_placeholder
     transferred = comparison.setup.transferred_ids
-    # The lengths at which a buffer itself differs do not depend on sizes that another one needs.
-    visible = simulation or try_simulation(comparison.setup)
+    visible = comparison.any_simulation
     groups: dict[tuple[Difference, int | None], list[BufferPair]] = {}
     for pair, difference in comparison.differences:
         ranges = () if visible is None else visible.differing_ranges.get(pair.buffer_id, ())
@@ -475,8 +473,8 @@ def judge_pairs(evidence: Evidence) -> tuple[PairResult, ...]:
         for buffer_id in root.buffer_ids
     }
     lost_code = "KV624" if "KV624" in evidence.codes else _TOKEN_CODE
-    if evidence.model_finding is not None:
-        lost_code = evidence.model_finding.code
+    if evidence.model_cause is not None:
+        lost_code = evidence.model_cause.finding.code
     undecided = {each for root in root_causes if root.is_undecided for each in root.buffer_ids}
     positions = [each.buffer_id for each in setup.decode_inputs]
     first = next((i for i, each in enumerate(positions) if each in undecided), len(positions))
@@ -549,13 +547,13 @@ def _decide_outcome(evidence: Evidence, refused: PromptRanges, corrupt: PromptRa
         return "corrupts" if is_certain else "unknown"
     if codes.difference(_UNDECIDED_CODES):
         return "loses"
-    return "unknown" if codes or evidence.model_finding is not None else "works"
+    return "unknown" if codes or evidence.model_cause is not None else "works"
 
 
 def _find_first_cause(evidence: Evidence) -> RootCause | None:
     """Return the error of a model, else what stops a side, else the first finding but KV616."""
-    if evidence.model_finding is not None:
-        return RootCause(evidence.model_finding)
+    if evidence.model_cause is not None:
+        return evidence.model_cause
     candidates = [finding for finding in evidence.findings if finding.code != _TOKEN_CODE]
     stopping = [finding for finding in candidates if finding.code in STARTUP_FAILURE_CODES]
     first = next(iter((*stopping, *candidates)), None)
@@ -614,8 +612,8 @@ def _find_blamed_ranges(
 
 def _find_fallback_cause(evidence: Evidence) -> RootCause | None:
     """Return the cause of lengths without a root cause, such as a broken model; or `None`."""
-    if evidence.model_finding is not None:
-        return RootCause(evidence.model_finding)
+    if evidence.model_cause is not None:
+        return evidence.model_cause
     candidates = [
         finding
         for finding in evidence.findings

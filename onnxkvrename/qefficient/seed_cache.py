@@ -109,10 +109,10 @@ class SeedPlan:
             redirected.append(build_job(job.model, output, seed.directory.parent))
         return tuple(redirected)
 
-    def build_sidecars(self) -> tuple[Sidecar, ...]:
+    def build_sidecars(self, jobs: Sequence[RenameJob]) -> tuple[Sidecar, ...]:
         """Return the file of parameters of each export as a sidecar of its models."""
         return tuple(
-            _build_params_sidecar(seed, self._resolve_directory(seed))
+            _build_params_sidecar(seed, self._resolve_directory(seed), jobs)
             for seed in self.seeds
             if seed.directory not in self._results
         )
@@ -382,8 +382,8 @@ def _check_complete(directory: Path, models: Sequence[Path]) -> None:
             )
 
 
-def _build_params_sidecar(seed: Seed, directory: Path) -> Sidecar:
-    def rewrite(data: bytes, models: Sequence[ModelReport]) -> RewrittenSidecar:
+def _build_params_sidecar(seed: Seed, directory: Path, jobs: Sequence[RenameJob]) -> Sidecar:
+    def rewrite(data: bytes) -> RewrittenSidecar:
         if seed.finding is not None:
             return RewrittenSidecar(data, findings=(seed.finding,))
         if seed.entry is None:
@@ -398,7 +398,10 @@ def _build_params_sidecar(seed: Seed, directory: Path) -> Sidecar:
         return RewrittenSidecar(content, renamed)
 
     root = seed.directory.parent
-    return Sidecar(seed.directory / PARAMS_FILE, directory / PARAMS_FILE, rewrite, root=root)
+    job = build_job(seed.directory / PARAMS_FILE, directory / PARAMS_FILE, root)
+    models = (Path(os.path.abspath(each.model)) for each in jobs)
+    owners = (index for index, model in enumerate(models) if seed.directory in model.parents)
+    return Sidecar(job, tuple(owners), rewrite)
 
 
 _ReportItem = TypeVar("_ReportItem", ModelReport, SidecarReport)

@@ -30,9 +30,9 @@ def check_batch(
 ) -> tuple[PreparedModel, ...]:
     """Return the models with the findings and errors that all of them together show.
 
-    There must be a buffer somewhere, windows must fit, and the disks must hold all results at
-    once. If a model cannot be read, nothing is checked that may depend on it: sets, models that
-    fill others, the consumer. Its error then says so.
+    There must be a buffer somewhere, and windows must fit. If a model cannot be read, nothing is
+    checked that may depend on it: sets, models that fill others, the consumer. Its error then says
+    so.
 
     Args:
         items: All models of the command, each prepared.
@@ -65,17 +65,41 @@ def check_batch(
             of_model += of_consumer
     if request.verify and request.group_windows and any(model.plan.feeds for model in models):
         items = _drop_filled(items, readable, models)
-    space = _SpaceCheck()
     checked = []
     for index, (item, across_models) in enumerate(zip(items, set_findings, strict=True)):
         findings = (*item.report.findings, *across_models)
-        error = item.report.error
-        if not request.only_checks and error is None:
-            error = space.claim(item)
         consumer = request.target if index in checked_for else None
-        report = item.report._replace(findings=findings, error=error, consumer=consumer or "")
+        report = item.report._replace(findings=findings, consumer=consumer or "")
         checked.append(item._replace(report=report, model=None))
     return tuple(checked)
+
+
+def check_space(items: Sequence[PreparedModel]) -> tuple[PreparedModel, ...]:
+    """Return the models, with an error for each whose disk cannot hold its files as well."""
+    claimed: Counter[int | None] = Counter()
+    checked = []
+    for item in items:
+        if item.report.error is None:
+            try:
+                _claim_space(item, claimed)
+            except KvRenameError as error:
+                item = item._replace(report=item.report._replace(error=error))
+        checked.append(item)
+    return tuple(checked)
+
+
+def _claim_space(item: PreparedModel, claimed: Counter[int | None]) -> None:
+    """Add what a model needs to the bytes that are claimed of each device, if there is space."""
+    if item.splice_plan is None or not (item.needs_write or item.data_copies):
+        return
+    directory = find_writable_directory(item.job)
+    status = read_status(directory)
+    device = None if status is None else status.st_dev
+    needed = sum(file.size for file, _ in item.data_copies)
+    if item.needs_write:
+        needed += item.splice_plan.size
+    check_free_space(directory, claimed[device] + needed, item.job.output)
+    claimed[device] += needed
 
 
 def _drop_filled(
@@ -195,28 +219,3 @@ def _group_for_consumer(models: Sequence[KvModel]) -> list[tuple[int, ...]]:
             if not any(layers[member] < other_layers for other_layers in layers.values())
         ]
     return sets
-
-
-class _SpaceCheck:
-    """Checks that the disks hold all results at once."""
-
-    def __init__(self) -> None:
-        self.claimed: Counter[int | None] = Counter()
-        """Bytes that earlier results need, by device."""
-
-    def claim(self, item: PreparedModel) -> KvRenameError | None:
-        """Claim the space for a result, or return the error of a disk that is too small."""
-        if item.splice_plan is None or not (item.needs_write or item.data_copies):
-            return None
-        try:
-            directory = find_writable_directory(item.job)
-            status = read_status(directory)
-            device = None if status is None else status.st_dev
-            needed = sum(file.size for file, _ in item.data_copies)
-            if item.needs_write:
-                needed += item.splice_plan.size
-            check_free_space(directory, self.claimed[device] + needed, item.job.output)
-        except KvRenameError as error:
-            return error
-        self.claimed[device] += needed
-        return None

@@ -78,12 +78,12 @@ def _add_models(models: Sequence[PreparedModel], files: RunFiles) -> list[_Outpu
 def _add_sidecars(sidecars: Sequence[PreparedSidecar], files: RunFiles) -> list[_Output]:
     outputs = []
     for item in sidecars:
-        path, output = item.sidecar.path, item.sidecar.output
-        source = files.add_input(path, f"the sidecar {path}")
-        in_place = item.sidecar.job.in_place
-        if item.plan is not None or not in_place:
-            replaced = source if in_place else None
-            file = files.add_output(output, f"the result of {path}", replaces=replaced)
+        job = item.sidecar.job
+        source = files.add_input(job.model, f"the sidecar {job.model}")
+        if item.plan is not None or not job.in_place:
+            replaced = source if job.in_place else None
+            role = f"the result of {job.model}"
+            file = files.add_output(job.output, role, replaces=replaced)
             outputs.append(_Output(item.model_index, file))
     return outputs
 

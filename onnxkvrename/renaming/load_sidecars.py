@@ -1,9 +1,8 @@
-"""Find the sidecars of a run, and where the result of each goes."""
+"""Find the sidecars of a run, where the result of each goes, and what is stale there."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar
 from onnxkvrename.renaming.request import Request, SidecarPolicy
-from onnxkvrename.rules.find_models import COMPILE_DIRECTORY, identify_path
+from onnxkvrename.rules.find_models import build_job, identify_path
 from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import RenameJob
@@ -50,7 +49,13 @@ def load_sidecars(
         WriteError: Two sidecars would be written to the same place.
     """
     formats = load_sidecar_formats(rules)
+    directories = [resolve_path(job.model.parent) for job in jobs]
     distinct: dict[str, Sidecar] = {}
+
+    def add(found: FoundSidecar, how: Fact) -> None:
+        sidecar = _place_sidecar(found, how, request, jobs, directories)
+        distinct.setdefault(identify_path(found.path), sidecar)
+
     for path in request.sidecar:
         detected = detect_format(formats, path.name, read_sidecar_head(path))
         if detected is None:
@@ -59,13 +64,11 @@ def load_sidecars(
                 path=str(path),
                 hint=describe_formats(formats),
             )
-        named = FoundSidecar(path, path.parent, detected, has_known_name=True)
-        distinct.setdefault(identify_path(path), _place_sidecar(named, "asked", request, jobs))
+        add(FoundSidecar(path, path.parent, detected, has_known_name=True), "asked")
     # Those that stay may be anything.
     with suppress(ModelError) if request.sidecars == "off" else nullcontext():
         for item in detect_sidecars(candidates, formats, strict=request.sidecars == "require"):
-            sidecar = _place_sidecar(item, _FOUND[request.sidecars], request, jobs)
-            distinct.setdefault(identify_path(item.path), sidecar)
+            add(item, _FOUND[request.sidecars])
     _check_distinct_outputs(distinct.values())
     return tuple(distinct.values())
 
@@ -73,34 +76,42 @@ def load_sidecars(
 def _check_distinct_outputs(sidecars: Iterable[Sidecar]) -> None:
     by_output: dict[str, Sidecar] = {}
     for sidecar in sidecars:
-        first = by_output.setdefault(resolve_path(sidecar.output), sidecar)
+        output = sidecar.job.output
+        first = by_output.setdefault(resolve_path(output), sidecar)
         if first is not sidecar:
             raise WriteError(
                 f"both {first.path} and {sidecar.path} would be written here",
-                path=str(sidecar.output),
+                path=str(output),
                 hint="rename with one of them at a time",
             )
 
 
 def _place_sidecar(
-    found: FoundSidecar, how: Fact, request: Request, jobs: Sequence[RenameJob]
+    found: FoundSidecar,
+    how: Fact,
+    request: Request,
+    jobs: Sequence[RenameJob],
+    directories: Sequence[str],
 ) -> Sidecar:
     """Return a sidecar with its models, and what its place says about it.
 
-    One that the user asked for is of all models if none is beside it.
+    One that the user asked for is of all models if none is beside it. The directories are those of
+    the models, links resolved.
     """
     path, directory = found.path, found.directory
     is_asked = how == "asked"
-    beside = _list_jobs_beside(directory, jobs)
-    below = [] if is_asked else _list_jobs_below(directory, jobs)
-    own_jobs = beside or below or list(jobs)
-    job = own_jobs[0]
+    real_directory = resolve_path(directory)
+    prefix = os.path.join(real_directory, "")
+    beside = [index for index, each in enumerate(directories) if each == real_directory]
+    below = [index for index, each in enumerate(directories) if each.startswith(prefix)]
+    owners = beside or (not is_asked and below) or range(len(jobs))
+    job = jobs[owners[0]]
     if job.in_place or (not is_asked and job.same_directory):
         output = path
     elif is_asked and not beside:
         output = job.output.parent / path.name
     else:
-        output = _resolve_output(path, job)
+        output = _resolve_output(found, job)
     facts: dict[Fact, bool] = {
         how: True,
         "beside both": job.same_directory and not job.in_place and not (is_asked and not beside),
@@ -108,25 +119,15 @@ def _place_sidecar(
         "known by content": not found.has_known_name,
         "a binding": found.format.is_binding,
     }
+    own_job = build_job(path, output, _find_root(output, job))
+    is_copied = request.directory is not None and not own_job.in_place
     return Sidecar(
-        path,
-        output,
+        own_job,
+        tuple(owners),
         found=found,
-        jobs=tuple(own_jobs),
         facts=frozenset(fact for fact, holds in facts.items() if holds),
-        root=_find_root(output, job),
-        is_package=request.takes_folders and found.format.is_package,
+        is_package=is_copied and found.format.is_package,
     )
-
-
-def _list_jobs_beside(directory: Path, jobs: Sequence[RenameJob]) -> list[RenameJob]:
-    real_directory = resolve_path(directory)
-    return [job for job in jobs if resolve_path(job.model.parent) == real_directory]
-
-
-def _list_jobs_below(directory: Path, jobs: Sequence[RenameJob]) -> list[RenameJob]:
-    prefix = os.path.join(resolve_path(directory), "")
-    return [job for job in jobs if resolve_path(job.model.parent).startswith(prefix)]
 
 
 def _find_root(output: Path, job: RenameJob) -> Path | None:
@@ -135,20 +136,19 @@ def _find_root(output: Path, job: RenameJob) -> Path | None:
     return job.root if is_below else None
 
 
-def _resolve_output(path: Path, job: RenameJob) -> Path:
+def _resolve_output(found: FoundSidecar, job: RenameJob) -> Path:
     """Return where a sidecar goes: in the same place relative to the result as to the model.
 
     Where the directories between an upper sidecar and its model are others on the side of the
     result, it goes beside the result.
     """
-    directory, model_directory = resolve_path(path.parent), resolve_path(job.model.parent)
+    directory, model_directory = resolve_path(found.directory), resolve_path(job.model.parent)
     steps = Path(os.path.relpath(directory, model_directory)).parts
-    if len(steps) == 1 and re.fullmatch(COMPILE_DIRECTORY, steps[0]):
-        return job.output.parent / steps[0] / path.name
     below = Path(model_directory).parts[-len(steps) :] if set(steps) == {os.pardir} else ()
-    if below and job.output.parent.parts[-len(below) :] == below:
-        return job.output.parent.parents[len(below) - 1] / path.name
-    return job.output.parent / path.name
+    place = job.output.parent
+    if below and place.parts[-len(below) :] == below:
+        place = place.parents[len(below) - 1]
+    return place / found.path.relative_to(found.directory)
 
 
 def check_sidecars_there(
@@ -180,7 +180,8 @@ def check_sidecars_there(
         plan = build_minimal_plan(model.splice_plan.expected_signature, rules)
         pairs.setdefault(directory, []).extend(plan.pairs)
         first.setdefault(directory, index)
-    replaced = {os.path.abspath(each.sidecar.output) for each in sidecars if each.plan is not None}
+    written = (each.sidecar.job.output for each in sidecars if each.plan is not None)
+    replaced = set(map(os.path.abspath, written))
     replaced.update(
         os.path.abspath(finding.name)
         for each in sidecars

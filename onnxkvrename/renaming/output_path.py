@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
 from onnxkvrename.limits import MAX_MODEL_BYTES
-from onnxkvrename.model.file import read_pieces, sum_piece_sizes
-from onnxkvrename.model.protobuf import Piece
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.confined import check_no_link
 from onnxkvrename.storage.directories import find_existing_directory
 from onnxkvrename.storage.read import (
     CACHE_FAULT,
-    OpenFile,
     find_cache,
     has_content,
     is_directory,
@@ -77,7 +74,51 @@ def _is_copied_folder(repository: Path, root: Path) -> bool:
     return real_root in repository.parents and read_status(repository / "blobs") is None
 
 
-def check_output_file(job: RenameJob) -> None:
+def check_output(
+    job: RenameJob,
+    status: os.stat_result,
+    size: int,
+    parts: Iterable[bytes],
+    others: Iterable[Path] = (),
+    *,
+    changes: bool,
+    force: bool,
+    has_choice: bool = True,
+) -> tuple[bool, tuple[Finding, ...]]:
+    """Check that a result can go where it is asked to.
+
+    Args:
+        job: The source, and where the result goes.
+        status: The status of the source.
+        size: The number of bytes of the result.
+        parts: These bytes, in any parts.
+        others: Further results of the job, such as its data.
+        changes: Whether the result differs from the source.
+        force: Whether to overwrite what is there.
+        has_choice: As for :func:`check_in_place_write`.
+
+    Returns:
+        Whether the result is there already, and KV504 if a different file is there.
+
+    Raises:
+        WriteError: The result cannot be there.
+        ModelError: It cannot be determined what is there.
+    """
+    if job.in_place:
+        if changes:
+            check_in_place_write(job.model, status, force=force, has_choice=has_choice)
+        return not changes, ()
+    check_output_place(job, *others)
+    _check_output_file(job)
+    if has_result(job, size, parts, force=force):
+        return True, ()
+    if force or not is_occupied(job.output):
+        return False, ()
+    message = "already exists with different content"
+    return False, (build_finding("KV504", str(job.output), message, "`--force` replaces it"),)
+
+
+def _check_output_file(job: RenameJob) -> None:
     """Check that the result of a job that is not in place can be a file where it goes.
 
     Raises:
@@ -96,9 +137,7 @@ def check_output_file(job: RenameJob) -> None:
     raise WriteError("is not a regular file", path=str(job.output), hint="choose another name")
 
 
-def is_up_to_date(
-    job: RenameJob, source: OpenFile, pieces: tuple[Piece, ...], *, force: bool
-) -> bool:
+def has_result(job: RenameJob, size: int, parts: Iterable[bytes], *, force: bool) -> bool:
     """Return whether the file at the output already has the bytes of the result.
 
     The job is not in place. With `force` the file there may be overwritten, so it need not be
@@ -110,7 +149,7 @@ def is_up_to_date(
     if read_status(job.output) is None:
         return False
     try:
-        return has_content(job.output, sum_piece_sizes(pieces), read_pieces(source, pieces))
+        return has_content(job.output, size, parts)
     except ModelError:
         if force:
             return False
@@ -209,18 +248,3 @@ def find_writable_directory(job: RenameJob) -> Path:
             hint="write to another directory",
         )
     return directory
-
-
-def find_blocking_file(job: RenameJob, up_to_date: bool, *, force: bool) -> Iterator[Finding]:
-    """Yield KV504 if a different file is where the result goes, and must not be overwritten.
-
-    Raises:
-        ModelError: It cannot be determined whether a file is there.
-    """
-    if not (job.in_place or up_to_date or force) and is_occupied(job.output):
-        yield build_finding(
-            "KV504",
-            str(job.output),
-            "already exists with different content",
-            "`--force` replaces it",
-        )

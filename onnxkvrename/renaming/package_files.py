@@ -14,7 +14,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.limits import MAX_FILES, build_limit_error
 from onnxkvrename.model.external_data import DataFile, plan_data_copies
-from onnxkvrename.renaming.output_path import check_output_place, find_writable_directory
+from onnxkvrename.renaming.output_path import check_output_place
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
 from onnxkvrename.rules.find_models import identify_path
@@ -24,7 +24,6 @@ from onnxkvrename.storage.read import (
     read_status,
     translate_read_errors,
 )
-from onnxkvrename.storage.temp_file import check_free_space
 
 
 def add_package_files(
@@ -46,7 +45,7 @@ def add_package_files(
     known |= {identify_path(data.directory / data.location) for data in data_files}
     for index, item in enumerate(sidecars):
         model = planned[item.model_index]
-        if not item.takes_folder or model.report.failed:
+        if not item.sidecar.is_package or model.report.failed:
             continue
         try:
             planned[item.model_index], count = _add_files(model, item, known, force)
@@ -61,16 +60,15 @@ def _add_files(
     model: PreparedModel, item: PreparedSidecar, known: Collection[str], force: bool
 ) -> tuple[PreparedModel, int]:
     """Return a model with the copies of a folder, and their number."""
-    folder, target = item.sidecar.path.parent, item.sidecar.output.parent
+    job = item.sidecar.job
+    folder, target = job.model.parent, job.output.parent
     files, findings = _find_files(folder, known, model.job.root)
     places = [target / file.location for file in files]
-    check_output_place(item.sidecar.job, *places)
+    check_output_place(job, *places)
     copies = []
     for file, place, finding in plan_data_copies(files, target, force=force):
         copies.append((file, place))
         findings += [] if finding is None else [finding]
-    needed = sum(file.size for file, _ in (*copies, *model.data_copies))
-    check_free_space(find_writable_directory(model.job), needed, item.sidecar.output)
     model = model._replace(
         report=model.report._replace(findings=(*model.report.findings, *findings)),
         data_files=(*model.data_files, *files),

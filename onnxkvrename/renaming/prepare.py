@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from onnxkvrename.model.file import (
     OpenModel,
     build_spliced_source,
     open_model,
+    read_pieces,
     read_stamp,
     sum_piece_sizes,
     write_stamp,
@@ -20,12 +21,9 @@ from onnxkvrename.model.file import (
 from onnxkvrename.model.protobuf import ByteSource, Piece, Span
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.renaming.output_path import (
-    check_in_place_write,
-    check_output_file,
-    check_output_place,
+    check_output,
     check_result_size,
-    find_blocking_file,
-    is_up_to_date,
+    has_result,
 )
 from onnxkvrename.renaming.parallel import name_worker
 from onnxkvrename.renaming.request import Request
@@ -40,18 +38,14 @@ class SplicePlan(NamedTuple):
     """The parts that make up a result, and the signature that reading it back must give.
 
     The pieces, new bytes and spans of the source, are in the order of the result. The identity is
-    that of the source that they refer to.
+    that of the source that they refer to. The size is that of the result, in bytes.
     """
 
     model_path: Path
     identity: FileIdentity
     pieces: tuple[Piece, ...]
     expected_signature: Signature
-
-    @property
-    def size(self) -> int:
-        """Bytes of the result."""
-        return sum_piece_sizes(self.pieces)
+    size: int
 
 
 class SidecarPlan(NamedTuple):
@@ -120,7 +114,8 @@ def _prepare_open_model(
     has_new_names = bool(model.plan.name_map)
     drops_stamp = model.stamp is not None and (has_new_names or change.strip)
     pieces, expected = splice_model(opened.source, scanned, drops_stamp=drops_stamp)
-    splice_plan = SplicePlan(job.model, opened.file.identity, pieces, expected)
+    size = sum_piece_sizes(pieces)
+    splice_plan = SplicePlan(job.model, opened.file.identity, pieces, expected, size)
     findings = list(model.findings)
     findings += (found for check in request.checks for found in check(job, rules, model.plan))
     if rules.target is not None and has_new_names:
@@ -148,15 +143,7 @@ def _prepare_open_model(
     if not request.group_windows:
         model = model.set_apart()
     prepared = PreparedModel(job, report, model, splice_plan, model.data_files)
-    if not request.only_checks:
-        return _check_output(prepared, opened, model.data_files, force=request.force)
-    try:
-        check_result_size(splice_plan.size, str(job.model))
-    except KvRenameError as error:
-        return prepared._replace(report=report._replace(error=error))
-    if _has_result(prepared, opened, force=request.force):
-        return prepared._replace(report=report._replace(status="unchanged"))
-    return prepared
+    return _check_output(prepared, opened, force=request.force, only_checks=request.only_checks)
 
 
 def prepare_stamp(
@@ -176,9 +163,10 @@ def prepare_stamp(
             pieces = write_stamp(opened.source, digest, (Span(0, opened.file.size),))
             if read_stamp(opened.source) != digest:
                 report = report._replace(stamp=digest, status="would-rename")
-            plan = SplicePlan(job.model, opened.file.identity, pieces, opened.signature)
+            size = sum_piece_sizes(pieces)
+            plan = SplicePlan(job.model, opened.file.identity, pieces, opened.signature, size)
             prepared = prepared._replace(report=report, splice_plan=plan)
-            return _check_output(prepared, opened, (), force=force)
+            return _check_output(prepared, opened, force=force)
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=error))
 
@@ -237,39 +225,43 @@ def _check_declared_growth(scanned: ScannedModel, rules: Rules) -> Iterator[Find
 
 
 def _check_output(
-    prepared: PreparedModel, opened: OpenModel, data: Sequence[DataFile], *, force: bool
+    prepared: PreparedModel, opened: OpenModel, *, force: bool, only_checks: bool = False
 ) -> PreparedModel:
-    """Add problems of the output path to the report, and plan the copies of external data."""
+    """Add problems of the output path to the report, and plan the copies of external data.
+
+    Where only checks are asked for, it only matters whether the result is there already.
+    """
     job, report, plan = prepared.job, prepared.report, prepared.splice_plan
     assert plan is not None
+    own_data = () if job.same_directory else prepared.data_files
+    places = tuple(job.output.parent / file.location for file in own_data)
     try:
         check_result_size(plan.size, str(job.model))
-        if job.in_place:
-            if report.has_changes:
-                has_choice = not report.stamp  # only a rename can be written elsewhere
-                status = opened.file.status
-                check_in_place_write(job.model, status, force=force, has_choice=has_choice)
-        else:
-            places = [] if job.same_directory else [job.output.parent / d.location for d in data]
-            check_output_place(job, *places)
-            check_output_file(job)
-        up_to_date = not job.in_place and is_up_to_date(job, opened.file, plan.pieces, force=force)
-        blocking = tuple(find_blocking_file(job, up_to_date, force=force))
+        if only_checks:
+            is_done = _has_result(prepared, opened, force=force)
+            report = report._replace(status="unchanged") if is_done else report
+            return prepared._replace(report=report)
+        is_there, blocking = check_output(
+            job,
+            opened.file.status,
+            plan.size,
+            read_pieces(opened.file, plan.pieces),
+            places,
+            changes=report.has_changes,
+            force=force,
+            has_choice=not report.stamp,  # only a rename can be written elsewhere
+        )
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=name_worker(error)))
-    needs_write = report.has_changes if job.in_place else not up_to_date
-    prepared = prepared._replace(needs_write=needs_write)
-    own_data = () if job.same_directory else data
     copies = tuple(plan_data_copies(own_data, job.output.parent, force=force))
-    if up_to_date and not copies:
+    if is_there and not copies:
         report = report._replace(status="unchanged")
-    if job.same_directory:
-        return prepared._replace(report=report._replace(findings=(*report.findings, *blocking)))
     clashes = (finding for _, _, finding in copies if finding is not None)
     return prepared._replace(
         report=report._replace(findings=(*report.findings, *clashes, *blocking)),
         data_copies=tuple((file, target) for file, target, _ in copies),
-        data_paths=tuple(job.output.parent / file.location for file in data),
+        data_paths=places,
+        needs_write=not is_there,
     )
 
 
@@ -283,7 +275,8 @@ def _has_result(prepared: PreparedModel, opened: OpenModel, *, force: bool) -> b
     if job.in_place:
         return False
     try:
-        if not is_up_to_date(job, opened.file, plan.pieces, force=force):
+        parts = read_pieces(opened.file, plan.pieces)
+        if not has_result(job, plan.size, parts, force=force):
             return False
         copies = plan_data_copies(prepared.data_files, job.output.parent, force=True)
         return job.same_directory or not any(True for _ in copies)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
@@ -11,11 +11,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, promote_to_errors, quote_path
 from onnxkvrename.limits import MAX_TEXT_BYTES, shorten_text
-from onnxkvrename.renaming.output_path import (
-    check_in_place_write,
-    check_output_place,
-    find_blocking_file,
-)
+from onnxkvrename.renaming.output_path import check_output, has_result
 from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.find_models import build_job, identify_path
@@ -25,15 +21,13 @@ from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.decisions import Decision, Fact, decide
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
-from onnxkvrename.sidecars.search import FoundSidecar, read_neighbours, read_value_names
+from onnxkvrename.sidecars.search import FoundSidecar, Neighbours, read_neighbours, read_value_names
 from onnxkvrename.sidecars.stale import build_unknown_finding
 from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import (
     FileIdentity,
     OpenFile,
     OutsideError,
-    has_content,
-    is_occupied,
     open_file,
     resolve_path,
 )
@@ -43,36 +37,27 @@ class Sidecar(NamedTuple):
     """A text file that is rewritten together with models, or not at all.
 
     Attributes:
-        path: The file.
-        output: Where the result goes; the file itself for in place.
-        rewrite: Returns the new content, from the old content and the reports of all models
-            of the run. By default its format says where the names are, and the table in
-            :mod:`onnxkvrename.sidecars.decisions` what becomes of it.
+        job: The file, and where its result goes, in the same form as a model's.
+        owners: The models that it belongs to, by their indexes. Its findings and errors count as
+            those of the first.
+        rewrite: Returns the new content from the old one. By default its format says where the
+            names are, and the table in :mod:`onnxkvrename.sidecars.decisions` what becomes of it.
         found: Its format, and the directory whose models it goes with.
-        jobs: The models that it belongs to.
         facts: What is known of it before it is read.
-        root: The directory that the user gave for results, if the output is below it.
-        is_package: True if all files of its directory go where the output goes.
+        is_package: True if all files of its directory go where the result goes.
     """
 
-    path: Path
-    output: Path
-    rewrite: Callable[[bytes, Sequence[ModelReport]], RewrittenSidecar] | None = None
+    job: RenameJob
+    owners: tuple[int, ...] = (0,)
+    rewrite: Callable[[bytes], RewrittenSidecar] | None = None
     found: FoundSidecar | None = None
-    jobs: tuple[RenameJob, ...] = ()
     facts: frozenset[Fact] = frozenset[Fact](["asked"])
-    root: Path | None = None
     is_package: bool = False
 
     @property
-    def directory(self) -> Path:
-        """The directory whose models it goes with."""
-        return self.path.parent if self.found is None else self.found.directory
-
-    @property
-    def job(self) -> RenameJob:
-        """The path and the output, in the same form as a model's."""
-        return build_job(self.path, self.output, self.root)
+    def path(self) -> Path:
+        """The file."""
+        return self.job.model
 
 
 class PreparedSidecar(NamedTuple):
@@ -80,8 +65,6 @@ class PreparedSidecar(NamedTuple):
 
     Attributes:
         sidecar: The sidecar.
-        model_index: The index of the model nearest to it; its findings and
-            errors count as that model's.
         report: What is reported about it.
         plan: The plan of its new bytes; ``None`` if there is nothing to write.
         findings: Problems with it.
@@ -89,37 +72,35 @@ class PreparedSidecar(NamedTuple):
     """
 
     sidecar: Sidecar
-    model_index: int
     report: SidecarReport
     plan: SidecarPlan | None = None
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
 
     @property
-    def takes_folder(self) -> bool:
-        """True if the other files of its directory are to be copied as well."""
-        return self.sidecar.is_package and not self.sidecar.job.in_place and self.error is None
+    def model_index(self) -> int:
+        """The index of the model whose findings and errors are those of the sidecar."""
+        return self.sidecar.owners[0]
 
 
 def prepare_sidecars(
-    sidecars: Sequence[Sidecar], models: Sequence[ModelReport], request: Request, rules: Rules
+    sidecars: Sequence[Sidecar], models: Sequence[PreparedModel], request: Request, rules: Rules
 ) -> Iterator[PreparedSidecar]:
     """Read sidecars and rewrite them in memory; nothing is written.
 
     Yields:
         Each sidecar, with its error if it has one.
     """
+    run = _Run([model.report for model in models], [model.job for model in models], request, rules)
     for sidecar in sidecars:
-        model_index = _find_nearest_model(sidecar.directory, models)
-        report = SidecarReport(str(sidecar.path), str(sidecar.output), "failed", 0)
-        item = PreparedSidecar(sidecar, model_index, report)
+        report = SidecarReport(str(sidecar.path), str(sidecar.job.output), "failed", 0)
+        item = PreparedSidecar(sidecar, report)
         try:
             if sidecar.rewrite is None:
-                yield _follow_decision(item, models, request, rules)
+                yield _follow_decision(item, run)
             else:
                 content = _read_content(sidecar)
-                rewritten = sidecar.rewrite(content.data, models)
-                yield _plan_write(item, content, rewritten, request)
+                yield _plan_write(item, content, sidecar.rewrite(content.data), request)
         except KvRenameError as error:
             yield item._replace(error=error)
 
@@ -127,7 +108,7 @@ def prepare_sidecars(
 def add_sidecar_findings(
     models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar]
 ) -> tuple[PreparedModel, ...]:
-    """Return the models, each with the findings and errors of the sidecars nearest to it."""
+    """Return the models, each with the findings and errors of its sidecars."""
     reports = [model.report for model in models]
     for sidecar in sidecars:
         report = reports[sidecar.model_index]
@@ -137,6 +118,41 @@ def add_sidecar_findings(
     return tuple(
         model._replace(report=report) for model, report in zip(models, reports, strict=True)
     )
+
+
+class _Run:
+    """What all sidecars of a run share.
+
+    Attributes:
+        models: The reports of the models.
+        jobs: The models, and where their results go.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ModelReport],
+        jobs: Sequence[RenameJob],
+        request: Request,
+        rules: Rules,
+    ) -> None:
+        self.models = models
+        self.jobs = jobs
+        self.request = request
+        self.rules = rules
+        self._neighbours: dict[tuple[Path, tuple[int, ...]], Neighbours] = {}
+
+    def collect_names(self, models: Iterable[OneModel]) -> ModelNames:
+        """Return the names of some models."""
+        return ModelNames.from_models(models, self.request.change, self.rules)
+
+    def read_neighbours(self, directory: Path, owners: tuple[int, ...]) -> Neighbours:
+        """Return the other models in the directory of some; each is read once for all sidecars."""
+        key = directory, owners
+        if key not in self._neighbours:
+            jobs = [self.jobs[index] for index in owners]
+            known = {path for job in jobs for path in (job.model, job.output)}
+            self._neighbours[key] = read_neighbours(directory, known)
+        return self._neighbours[key]
 
 
 class _Content(NamedTuple):
@@ -161,7 +177,7 @@ def _read_content(sidecar: Sidecar) -> _Content:
 
 def _open_sidecar(sidecar: Sidecar) -> AbstractContextManager[OpenFile]:
     """Open a sidecar; one of a folder that is copied whole only from within that folder."""
-    if sidecar.is_package and not sidecar.job.in_place:
+    if sidecar.is_package:
         return Folder(sidecar.path.parent).open_file(sidecar.path.name)
     return open_file(sidecar.path)
 
@@ -171,48 +187,47 @@ def _plan_write(
 ) -> PreparedSidecar:
     """Return a sidecar with the plan to write its new text, if that is not there yet."""
     sidecar, job, data = item.sidecar, item.sidecar.job, rewritten.data
-    check_output_place(job)
-    if job.in_place or not is_occupied(sidecar.output):
-        is_up_to_date = job.in_place and data == content.data
-    else:
-        is_up_to_date = has_content(sidecar.output, len(data), [data])
-    findings = rewritten.findings
+    changes, findings = data != content.data, rewritten.findings
     if not request.only_checks:
-        if job.in_place and not is_up_to_date:
-            check_in_place_write(sidecar.path, content.status, force=request.force)
+        force = request.force
+        is_there, blocking = check_output(
+            job, content.status, len(data), [data], changes=changes, force=force
+        )
         refusal = decide({*sidecar.facts, "unwritable"})
-        blocking = find_blocking_file(job, is_up_to_date, force=request.force)
         findings += tuple(each._replace(hint=refusal.format_hint(each.hint)) for each in blocking)
-    is_unchanged = is_up_to_date or data == content.data
+    elif job.in_place:
+        is_there = not changes
+    else:
+        is_there = has_result(job, len(data), [data], force=True)
+    is_unchanged = is_there or not changes
     report = item.report._replace(
         status="unchanged" if is_unchanged else "would-rename", changed=len(rewritten.renamed)
     )
-    plan = None if is_up_to_date else SidecarPlan(sidecar.path, content.identity, data)
+    plan = None if is_there else SidecarPlan(sidecar.path, content.identity, data)
     return item._replace(report=report, plan=plan, findings=findings)
 
 
-def _follow_decision(
-    item: PreparedSidecar, models: Sequence[ModelReport], request: Request, rules: Rules
-) -> PreparedSidecar:
+def _follow_decision(item: PreparedSidecar, run: _Run) -> PreparedSidecar:
     """Return a sidecar as the table of decisions says."""
-    case = _examine(item.sidecar, models, request, rules)
+    sidecar = item.sidecar
+    case = _examine(sidecar, run)
     decision = decide(case.facts)
     if decision.told == "the error":
         raise _complete_error(case.error, decision)
-    findings = tuple(_list_findings(item.sidecar, case, decision))
+    findings = tuple(_list_findings(sidecar, case, decision))
     if decision.verdict == "refuse":
         findings = promote_to_errors(findings)
     if decision.verdict == "leave" or case.content is None:
-        path = item.sidecar.path
         return item._replace(
-            sidecar=item.sidecar._replace(output=path),
-            report=item.report._replace(output=str(path), status="unchanged"),
+            sidecar=sidecar._replace(job=build_job(sidecar.path), is_package=False),
+            report=item.report._replace(output=str(sidecar.path), status="unchanged"),
             findings=findings,
         )
     try:
-        return _plan_write(item, case.content, case.result._replace(findings=findings), request)
+        result = case.result._replace(findings=findings)
+        return _plan_write(item, case.content, result, run.request)
     except KvRenameError as error:
-        raise _complete_error(error, decide({*item.sidecar.facts, "unwritable"})) from None
+        raise _complete_error(error, decide({*sidecar.facts, "unwritable"})) from None
 
 
 class _Case(NamedTuple):
@@ -223,8 +238,7 @@ class _Case(NamedTuple):
         error: Why it cannot be read, or can fit only one of two models.
         content: What was read of it.
         result: Its new text, and what is wrong with its names.
-        holder: Another model that has the names that change.
-        keeps_names: Whether its own model has these names.
+        reason: Which model has the names that change, and keeps them.
         misplaced: A model as it names it, and where that model will be.
     """
 
@@ -232,61 +246,56 @@ class _Case(NamedTuple):
     error: KvRenameError | None = None
     content: _Content | None = None
     result: RewrittenSidecar = RewrittenSidecar(b"")
-    holder: Path | None = None
-    keeps_names: bool = False
+    reason: str = ""
     misplaced: tuple[str, Path] | None = None
 
 
-def _examine(
-    sidecar: Sidecar, models: Sequence[ModelReport], request: Request, rules: Rules
-) -> _Case:
+def _examine(sidecar: Sidecar, run: _Run) -> _Case:
     """Read a sidecar and rewrite it in memory, as far as it is possible."""
-
-    def collect_names(some: Iterable[OneModel]) -> ModelNames:
-        return ModelNames.from_models(some, request.change, rules)
-
-    job, facts = sidecar.jobs[0], set(sidecar.facts)
-    own_paths = {str(each.model) for each in sidecar.jobs}
-    names = collect_names(_describe_model(each) for each in models if each.path in own_paths)
+    assert sidecar.found is not None
+    facts, own_models = set(sidecar.facts), [run.models[index] for index in sidecar.owners]
+    own_job = run.jobs[sidecar.owners[0]]
+    names = run.collect_names(map(_describe_model, own_models))
     if not names.kv_names:
         facts.add("of no buffers")
     if facts.issuperset(("asked", "beside both")):
-        message = f"is beside both {job.model} and {job.output}, and can match only one of them"
+        both = f"{own_job.model} and {own_job.output}"
+        message = f"is beside both {both}, and can match only one of them"
         hint = "write the model into another directory"
         return _Case(facts, ModelError(message, path=str(sidecar.path), hint=hint))
-    if _has_unread_model(models, own_paths, sidecar.directory):
+    directory = sidecar.found.directory
+    beside = (each for each in run.models if Path(each.path).parent == directory)
+    if any(each.error is not None and not each.value_names for each in (*own_models, *beside)):
+        # Nothing is known of the names in it, and its models fail with the error of that one.
         return _Case({*facts, "of an unread model"})
-    bound, places = _bind_models(sidecar.path.parent, models, collect_names)
+    bound, places = _bind_models(sidecar.path.parent, run)
     try:
         content = _read_content(sidecar)
-        result, holders = _rewrite(sidecar, content.data, names, bound)
+        result, holders = _rewrite(sidecar, content.data, names, bound, run)
     except KvRenameError as error:
         return _Case({*facts, "unreadable"}, error)
-    misplaced = _find_misplaced_model(sidecar, models, places)
+    misplaced = _find_misplaced_model(sidecar, run.models, places)
     is_stale = result.problem == "refused" or (result.renamed and not result.problem)
     further: dict[Fact, object] = {
         "refused": result.problem in ("refused", "of another token"),
         "of another token": result.problem == "of another token",
-        "stale": is_stale and job.same_directory,
-        "shared": is_stale and job.in_place and holders,
+        "stale": is_stale and own_job.same_directory,
+        "shared": is_stale and own_job.in_place and holders,
         "foreign": result.problem == "foreign",
         "nameless": not result.matched_names,
         "misplaced": misplaced,
     }
     facts.update(fact for fact, holds in further.items() if holds)
-    return _Case(
-        facts,
-        content=content,
-        result=result,
-        holder=next(iter(holders), None),
-        keeps_names=bool(result.renamed)
-        and all(names.may_be_current(old) for old, _ in result.renamed),
-        misplaced=misplaced,
-    )
+    reason, old_names = "", [old for old, _ in result.renamed]
+    if "beside both" in facts and old_names and all(map(names.may_be_current, old_names)):
+        reason = f" because {own_job.model} keeps them"
+    elif "found" in facts and holders:
+        reason = f" because {holders[0]} also has them"
+    return _Case(facts, None, content, result, reason, misplaced)
 
 
 def _rewrite(
-    sidecar: Sidecar, data: bytes, names: ModelNames, models: BoundModels
+    sidecar: Sidecar, data: bytes, names: ModelNames, models: BoundModels, run: _Run
 ) -> tuple[RewrittenSidecar, list[Path]]:
     """Return the new text of a sidecar, and the other models that have the names that change.
 
@@ -297,8 +306,7 @@ def _rewrite(
     result = rewrite_sidecar(data, path, sidecar_format, names, models)
     if "asked" in sidecar.facts or not (result.shared_names or result.findings):
         return result, []
-    known = {path for job in sidecar.jobs for path in (job.model, job.output)}
-    neighbours = read_neighbours(sidecar.directory, known)
+    neighbours = run.read_neighbours(sidecar.found.directory, sidecar.owners)
     if not sidecar_format.names_models(data):
         if neighbours.values:
             names = names._replace(neighbour_names=neighbours.names)
@@ -335,27 +343,20 @@ def _list_findings(sidecar: Sidecar, case: _Case, decision: Decision) -> Iterato
         yield build_finding(STALE_CODE, path, message, decision.format_hint(**hints))
     if decision.told == "it stays":
         own_hint = next((f.hint for f in case.result.findings if f.code == STALE_CODE), "")
-        message = (
-            f"keeps {_describe_stay(sidecar, case)}; with the result, {sidecar.found.format.effect}"
-        )
+        names = _describe_names(case.result.renamed) + case.reason
+        message = f"keeps {names}; with the result, {sidecar.found.format.effect}"
         yield build_finding(STALE_CODE, path, message, decision.format_hint(own_hint, **hints))
 
 
-def _describe_stay(sidecar: Sidecar, case: _Case) -> str:
-    """Return which names a sidecar keeps, and because of which model."""
-    renamed = case.result.renamed
-    names = "its names"
-    if renamed:
-        old, new = renamed[0]
-        names = (
-            f"{len(renamed)} old names (first: {shorten_text(old)}, "
-            f"now {shorten_text(new)} in the result)"
-        )
-    if "beside both" in case.facts and case.keeps_names:
-        return f"{names} because {sidecar.jobs[0].model} keeps them"
-    if "found" in case.facts and case.holder is not None:
-        return f"{names} because {case.holder} also has them"
-    return names
+def _describe_names(renamed: Sequence[tuple[str, str]]) -> str:
+    """Return how many names a sidecar keeps, and the first."""
+    if not renamed:
+        return "its names"
+    old, new = renamed[0]
+    return (
+        f"{len(renamed)} old names (first: {shorten_text(old)}, "
+        f"now {shorten_text(new)} in the result)"
+    )
 
 
 def _complete_error(error: KvRenameError | None, decision: Decision) -> KvRenameError:
@@ -365,40 +366,22 @@ def _complete_error(error: KvRenameError | None, decision: Decision) -> KvRename
     return error
 
 
-def _has_unread_model(
-    reports: Iterable[ModelReport], own_paths: Collection[str], directory: Path
-) -> bool:
-    """Return whether a model that a sidecar belongs to cannot be read.
-
-    Then nothing is known about the names in it, and its models fail with the error of that one.
-    """
-    return any(
-        report.path in own_paths or Path(report.path).parent == directory
-        for report in reports
-        if report.error is not None and not report.value_names
-    )
-
-
 def _describe_model(report: ModelReport) -> OneModel:
     return OneModel(report.pairs, report.value_names, report.name_map)
 
 
-def _bind_models(
-    directory: Path,
-    reports: Sequence[ModelReport],
-    collect_names: Callable[[Iterable[OneModel]], ModelNames],
-) -> tuple[BoundModels, dict[str, str]]:
+def _bind_models(directory: Path, run: _Run) -> tuple[BoundModels, dict[str, str]]:
     """Return the models that a configuration in a directory may refer to, one by one.
 
     Also the path, links resolved, of each model that it turns out to name, by its location.
     """
     places: dict[str, str] = {}
-    described = {identify_path(report.path): _describe_model(report) for report in reports}
+    described = {identify_path(report.path): _describe_model(report) for report in run.models}
     known: dict[str, OneModel | None] = {**described}
     real_directory = resolve_path(directory)
     beside = [
         described[identify_path(report.path)]
-        for report in reports
+        for report in run.models
         if resolve_path(Path(report.path).parent) == real_directory
     ]
     near = [described[path] for path in described if _is_below(path, real_directory)]
@@ -419,7 +402,7 @@ def _bind_models(
             known[path] = None if names is None else OneModel(graph_values=tuple(names))
         return known[path]
 
-    return BoundModels(find, tuple(beside), collect_names, tuple(near)), places
+    return BoundModels(find, tuple(beside), run.collect_names, tuple(near)), places
 
 
 def _find_misplaced_model(
@@ -434,21 +417,10 @@ def _find_misplaced_model(
         if real_path in reports:
             path, output = Path(reports[real_path].path), Path(reports[real_path].output)
             is_moved = resolve_path(output.parent) != resolve_path(path.parent)
-            if is_moved and resolve_path(sidecar.output.parent / location) != resolve_path(output):
+            place = sidecar.job.output.parent / location
+            if is_moved and resolve_path(place) != resolve_path(output):
                 return location, output
     return None
-
-
-def _find_nearest_model(directory: Path, models: Sequence[ModelReport]) -> int:
-    """Return the index of the model in a directory or nearest below it, 0 if there is none."""
-    sidecar_directory = resolve_path(directory)
-    directories = [resolve_path(Path(model.path).parent) for model in models]
-    below = [
-        index
-        for index, directory in enumerate(directories)
-        if _is_below(directory, sidecar_directory)
-    ]
-    return min(below, key=lambda index: len(directories[index]), default=0)
 
 
 def _is_below(directory: str, ancestor: str) -> bool:

@@ -211,11 +211,6 @@ class Request(NamedTuple):
         return not (self.only_checks or self.dry_run)
 
     @property
-    def takes_folders(self) -> bool:
-        """Whether a folder that a runtime loads as a whole goes along with its configuration."""
-        return self.directory is not None
-
-    @property
     def read_files(self) -> tuple[Path, ...]:
         """What is read beside models and sidecars; no result may replace it."""
         return (self.rules,) if isinstance(self.rules, Path) else ()

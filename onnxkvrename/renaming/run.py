@@ -16,7 +16,7 @@ from onnxkvrename.findings import CheckError, Finding, promote_to_errors
 from onnxkvrename.model.file import join_pieces, read_model_signature, sum_piece_sizes
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.renaming.batch_checks import check_batch
+from onnxkvrename.renaming.batch_checks import check_batch, check_space
 from onnxkvrename.renaming.output_path import check_result_size
 from onnxkvrename.renaming.parallel import map_ordered
 from onnxkvrename.renaming.place import (
@@ -28,7 +28,6 @@ from onnxkvrename.renaming.prepare import PreparedModel, prepare_model, prepare_
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import list_tasks
 from onnxkvrename.rules.check_together import check_models_together
-from onnxkvrename.rules.find_models import find_candidates
 from onnxkvrename.rules.kv_model import scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules, find_token_error
@@ -40,6 +39,7 @@ from onnxkvrename.rules.results import (
     SidecarReport,
     Status,
 )
+from onnxkvrename.rules.sidecar_files import find_candidates
 from onnxkvrename.storage.read import FileIdentity, is_directory
 from onnxkvrename.storage.recover import settle_stopped_runs
 
@@ -100,6 +100,8 @@ def rename_batch(
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
         models, prepared_sidecars = _prepare_sidecars(models, sidecars, request, rules)
+    if not request.only_checks:
+        models = check_space(models)
     models = _check_places(models, prepared_sidecars, request, rules, directory_map or {})
     models = tuple(_settle(model, strict=request.strict) for model in models)
     if not request.writes or any(model.report.failed for model in models):
@@ -153,9 +155,9 @@ def _prepare_sidecars(
     """Prepare the text files, and return the models with the findings about them."""
     from onnxkvrename.renaming.prepare_sidecars import add_sidecar_findings, prepare_sidecars
 
-    prepared = tuple(prepare_sidecars(sidecars, _list_reports(models), request, rules))
+    prepared = tuple(prepare_sidecars(sidecars, models, request, rules))
     models = add_sidecar_findings(models, prepared)
-    if not request.only_checks and any(item.takes_folder for item in prepared):
+    if not request.only_checks and any(item.sidecar.is_package for item in prepared):
         from onnxkvrename.renaming.package_files import add_package_files  # only with -d
 
         models, prepared = add_package_files(models, prepared, force=request.force)
@@ -218,7 +220,7 @@ def stamp_models(
         prepare_stamp(job, report, identity, digest, force=force)
         for job, report, identity in zip(jobs, reports, identities, strict=True)
     )
-    models = tuple(map(_settle, check_batch(models, Request(), rules)))
+    models = tuple(map(_settle, check_space(check_batch(models, Request(), rules))))
     if any(model.report.failed for model in models):
         return Report(_list_reports(models))
     writer = BatchWriter(list_tasks(models, (), force=force), inputs=inputs)

@@ -54,9 +54,9 @@ def format_handoff_verdict(handoff: Handoff) -> str:
             return _format_undecided(handoff)
         return f"hand-off {_format_outcome(handoff)}"
     result = "fail" if handoff.prefill.lacks_token else "corrupt every prompt"
-    text = f"hand-off would {result}: {handoff.consumer_name} selects no buffer on "
+    text = f"hand-off would {result}: {handoff.consumer.name} selects no buffer on "
     text += f"{' and '.join(sides)} (KV616)"
-    if not handoff.has_token:
+    if not handoff.consumer.token:
         return text
     if handoff.verdict.outcome == "unknown":
         return f"{text}; after a rename, {_format_undecided(handoff)}"
@@ -87,10 +87,10 @@ def _format_outcome(handoff: Handoff) -> str:
         return f"would fail at start-up{cause}"
     if len(verdict.affected_ranges) > 1:
         ranges = _format_each_range(verdict.affected_ranges, verdict)
-        return f"would fail because {_REFUSALS[handoff.memory]}, for {ranges}"
+        return f"would fail because {_REFUSALS[handoff.consumer.memory]}, for {ranges}"
     prompts = format_prompt_ranges(verdict.refused_ranges, verdict)
     causes = _format_causes(verdict.affected_ranges[0])
-    return f"would fail for {prompts} because {_REFUSALS[handoff.memory]}{causes}"
+    return f"would fail for {prompts} because {_REFUSALS[handoff.consumer.memory]}{causes}"
 
 
 def _is_always_wrong(handoff: Handoff) -> bool:
@@ -247,7 +247,7 @@ def render_handoff_table(handoff: Handoff, width: int | None) -> Iterator[Line]:
 
 def list_table_headings(handoff: Handoff) -> tuple[str, ...]:
     """Return the headings of the columns."""
-    is_renamed = handoff.has_token and list_sides_without_token(handoff)
+    is_renamed = handoff.consumer.token and list_sides_without_token(handoff)
     last = "AFTER RENAME" if is_renamed else "HAND-OFF"
     return "LAYERS", "PARTS", "PREFILL", "DECODE", last
 
@@ -321,7 +321,7 @@ def _format_common_state(handoff: Handoff, code: str) -> str:
 
 def render_prompt_lines(handoff: Handoff) -> Iterator[str]:
     """Yield a line for each requested prompt length."""
-    is_renamed = handoff.has_token and list_sides_without_token(handoff)
+    is_renamed = handoff.consumer.token and list_sides_without_token(handoff)
     condition = " after a rename" if is_renamed else ""
     for tokens in handoff.requested_lengths:
         outcome = format_prompt_outcome(handoff, tokens)
@@ -351,7 +351,7 @@ def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
     affected = [each for each in verdict.affected_ranges if is_in_ranges(tokens, each.ranges)]
     codes = f" ({', '.join(_list_codes(affected[0]))})" if affected and affected[0].causes else ""
     if prompt.is_refused:
-        return f"refused: {_REFUSALS[handoff.memory]}{codes}"
+        return f"refused: {_REFUSALS[handoff.consumer.memory]}{codes}"
     count = format_count(len(handoff.pair_results), "buffer")
     if affected:
         wrong_ids = prompt.wrong_buffer_ids

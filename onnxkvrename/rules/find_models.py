@@ -1,33 +1,25 @@
-"""Find the models below the paths of a command line, where their results go, and what is beside."""
+"""Find the models below the paths of a command line, and where their results go."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import find_similar, quote_path, quote_word
-from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.read import (
     is_directory,
     is_link,
-    is_occupied,
     read_status,
     resolve_path,
 )
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
-COMPILE_DIRECTORY = "qpc-[0-9A-Za-z]+"
-"""The names of directories below an export in which QEfficient keeps a compile of it."""
-_SIDECAR_NAMES = ("hashed_compile_params.json", "genai_config.json", "metadata.json")
-"""The names that files of the built-in formats of sidecars can have, beside families of them."""
-_PACKAGE_NAMES = ("genai_config.json", "inference_metadata.yaml")
-"""The files of those formats that may be in the directory above that of a model."""
 _URL = r"(?i)[a-z][a-z0-9+.-]+://|(?:s3|gs|gcs|az|abfss?|wasbs?|hdfs|https?|ftp|file|hf):/"
 """The start of a URL, also as it is left in a `Path`, which makes one slash of two."""
 
@@ -151,72 +143,6 @@ def identify_path(path: str | Path) -> str:
     return os.path.join(resolve_path(directory), name) if is_blob else real_path
 
 
-def may_be_sidecar(file_name: str) -> bool:
-    """Return whether a file of this name may be a sidecar of a built-in format."""
-    if file_name.endswith((".yaml", ".yml")):
-        return not file_name.startswith(".")
-    is_batch = file_name.startswith("aic_batch_io") and file_name.endswith(".json")
-    return is_batch or file_name in _SIDECAR_NAMES
-
-
-def find_possible_sidecars(
-    directories: Iterable[Path], is_candidate: Callable[[str], bool] = may_be_sidecar
-) -> tuple[tuple[Path, Path], ...]:
-    """Return the files that may be sidecars, by their names; no file is opened.
-
-    Lists each directory once, and the directories of compiles in it. So a rename without
-    sidecars has no other cost.
-
-    Args:
-        directories: The directories of models.
-        is_candidate: Tells the names of files that may be sidecars.
-
-    Returns:
-        Sorted paths, each with the one of `directories` that it belongs to.
-
-    Raises:
-        ModelError: A directory cannot be listed.
-    """
-    return tuple(
-        (directory / name, directory)
-        for directory in dict.fromkeys(directories)
-        for name in sorted(_list_candidates(directory, is_candidate))
-    )
-
-
-def find_candidates(directories: Iterable[Path], rules: Rules) -> tuple[tuple[Path, Path], ...]:
-    """Return the files that may be sidecars of the models in some directories.
-
-    Args:
-        directories: The directories of models.
-        rules: Rules that may name further files.
-
-    Returns:
-        As :func:`find_possible_sidecars`; also configurations one directory up, each with that
-        directory.
-
-    Raises:
-        ModelError: A directory cannot be listed, or it cannot be determined what is there.
-    """
-    patterns = [rule.file_pattern for rule in rules.sidecar_rules]
-
-    def is_candidate(name: str) -> bool:
-        return may_be_sidecar(name) or any(pattern.matches(name) for pattern in patterns)
-
-    directories = dict.fromkeys(directories)
-    above = dict.fromkeys(
-        directory.parent if directory.name not in ("", os.pardir) else directory / os.pardir
-        for directory in directories
-    )
-    packages = (
-        (directory / name, directory)
-        for directory in above
-        for name in _PACKAGE_NAMES
-        if directory not in directories and is_occupied(directory / name)
-    )
-    return (*find_possible_sidecars(directories, is_candidate), *packages)
-
-
 class _FoundModels(NamedTuple):
     """The models at or below a path of the command line, which was queried once.
 
@@ -259,7 +185,7 @@ def _search_directory(directory: Path, results: os.stat_result | None) -> list[P
     models: list[Path] = []
     pending = [os.fspath(directory)]
     while pending:
-        found, folders = _list_folder(pending.pop(), results)
+        found, folders = list_folder(pending.pop(), results)
         models += found
         pending += folders
     if not models:
@@ -271,8 +197,10 @@ def _search_directory(directory: Path, results: os.stat_result | None) -> list[P
     return sorted(models, key=_build_sort_key)
 
 
-def _list_folder(folder: str, results: os.stat_result | None) -> tuple[list[Path], list[str]]:
-    """Return the models in a folder, and the folders in it that may hold more.
+def list_folder(
+    folder: str | Path, results: os.stat_result | None = None
+) -> tuple[list[Path], list[str]]:
+    """Return the models in a folder, and the folders in it that may hold more, except `results`.
 
     Raises:
         ModelError: It cannot be listed, or it cannot be determined what is in it.
@@ -297,31 +225,6 @@ def _may_hold_models(directory: os.DirEntry[str], results: os.stat_result | None
     if directory.name.startswith(TEMP_PREFIX):
         return False
     return results is None or not os.path.samestat(os.lstat(directory.path), results)
-
-
-def _list_candidates(
-    directory: Path, is_candidate: Callable[[str], bool], *, in_compile: bool = False
-) -> list[str]:
-    """Return the names of candidates in a directory and in those of its compiles."""
-    names: list[str] = []
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if is_candidate(entry.name):
-                    names.append(entry.name)
-                elif not in_compile and _is_compile(entry):
-                    below = _list_candidates(Path(entry.path), is_candidate, in_compile=True)
-                    names += (os.path.join(entry.name, name) for name in below)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise ModelError(f"cannot be listed: {error.strerror}", path=str(directory)) from None
-    return names
-
-
-def _is_compile(entry: os.DirEntry[str]) -> bool:
-    is_named = entry.name.startswith("qpc-") and re.fullmatch(COMPILE_DIRECTORY, entry.name)
-    return bool(is_named) and entry.is_dir(follow_symlinks=False)
 
 
 def _build_sort_key(path: Path) -> list[tuple[bool, int, str]]:

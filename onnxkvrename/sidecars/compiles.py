@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from onnxkvrename.documents import UnreadableTextError, parse_json
 from onnxkvrename.errors import ModelError
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.rules.find_models import find_possible_sidecars
+from onnxkvrename.rules.sidecar_files import find_files_beside
 from onnxkvrename.sidecars.custom_io import parse_custom_io_dtypes
 from onnxkvrename.storage.read import read_text_file
 
@@ -50,7 +50,7 @@ def read_compiles(directories: Iterable[Path]) -> Compiles:
     """
     files: dict[Path, set[str]] = {}
     wanted = (_CUSTOM_IO, _PARAMS, _SIZES)
-    for path, directory in find_possible_sidecars(directories, wanted.__contains__):
+    for path, directory in find_files_beside(directories, wanted.__contains__):
         if path.parent != directory:
             files.setdefault(path.parent, set()).add(path.name)
     dtypes = [_read_dtypes(path, names) for path, names in files.items()]

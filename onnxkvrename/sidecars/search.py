@@ -10,9 +10,9 @@ from typing import NamedTuple
 from onnxkvrename.errors import ModelError
 from onnxkvrename.limits import MAX_FILES, MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
-from onnxkvrename.rules.find_models import find_possible_sidecars
+from onnxkvrename.rules.find_models import list_folder
 from onnxkvrename.sidecars.decisions import LEAVE_HINT
-from onnxkvrename.sidecars.formats import MODEL_SUFFIX, SidecarFormat, detect_format
+from onnxkvrename.sidecars.formats import SidecarFormat, detect_format
 from onnxkvrename.storage.read import open_file, read_status, resolve_path
 
 _YAML_COST = 8
@@ -120,9 +120,8 @@ def read_neighbours(directory: Path, models: Collection[Path]) -> Neighbours:
         ModelError: The directory cannot be listed.
     """
     known = {resolve_path(model) for model in models}
-    found = find_possible_sidecars([directory], lambda name: name.endswith(MODEL_SUFFIX))
-    others = [path for path, _ in found if path.parent == directory]
-    others = [path for path in others if resolve_path(path) not in known]
+    models_there, _ = list_folder(directory)
+    others = [path for path in sorted(models_there) if resolve_path(path) not in known]
     read = {path: read_value_names(path) for path in others[:MAX_FILES]}
     return Neighbours(
         {path: values for path, values in read.items() if values is not None},

@@ -10,10 +10,10 @@ from pathlib import Path
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.rules.find_models import find_candidates
 from onnxkvrename.rules.load import format_rules_option
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.sidecar_files import find_candidates
 from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.formats import load_sidecar_formats
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel, SameBufferError
@@ -64,7 +64,8 @@ def find_stale_sidecars(
     if not candidates:
         return
     neighbours: Neighbours | None = None
-    paths = {os.path.abspath(path) for path in (model, *others)}
+    models = (model, *others)
+    paths = {os.path.abspath(path) for path in models}
     for found in _detect_sidecars(candidates, rules, replaced_paths):
         path = str(found.path)
         try:
@@ -76,7 +77,7 @@ def find_stale_sidecars(
             continue
         stale, old_names = result.renamed, result.shared_names
         if stale and not found.format.names_models(data):
-            neighbours = neighbours or read_neighbours(model.parent, [model])
+            neighbours = neighbours or read_neighbours(model.parent, models)
             stale = tuple(pair for pair in stale if pair[0] not in neighbours.names)
             if stale and neighbours.unread:
                 yield build_unknown_finding(path, neighbours.unread[0])

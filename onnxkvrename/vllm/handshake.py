@@ -18,6 +18,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.projection import (
     Projection,
     check_nixl,
@@ -86,8 +87,7 @@ def check_handshake(
         other's (``handoff.tensor_parallel`` reports that), or if only some layers are MLA.
 
     Raises:
-        KvRenameError: The version, the dtype or a size in a request is not valid, or
-            `kernel_block_size` does not divide vLLM's block.
+        KvRenameError: `kernel_block_size` does not divide vLLM's block.
     """
     projections = [
         project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
@@ -185,7 +185,7 @@ def _is_hybrid_group(group: KvCacheGroup, vllm_version: str) -> bool:
 
 def _find_head_count(layout: Layout, request: ProjectionRequest) -> int | None:
     """Return the KV heads of all ranks together; ``None`` if layers have different numbers."""
-    whole = project_layout(layout, request._replace(tensor_parallel_size=1))
+    whole = build_specs(layout, request._replace(tensor_parallel_size=1))
     counts = {spec.kv_heads for spec in whole.specs if not spec.is_state}
     return counts.pop() if len(counts) == 1 else None
 

@@ -127,6 +127,11 @@ class Allocation(NamedTuple):
         return self.state != "not met"
 
 
+def is_block_outermost(layout: str) -> bool:
+    """Return whether in 0.33 one block holds all layers (``KVCacheLayout.is_block_outermost``)."""
+    return layout.startswith("B")
+
+
 def compute_padding_share(groups: Sequence[KvCacheGroup], bytes_per_block: int) -> float:
     """Return the share of padding in one block for each group, from 0 to 1 with 6 decimals.
 

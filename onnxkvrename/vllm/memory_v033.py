@@ -23,8 +23,9 @@ from onnxkvrename.vllm.memory import (
     build_single_tensor_caches,
     compute_padding_share,
     index_specs,
+    is_block_outermost,
 )
-from onnxkvrename.vllm.nixl_v033 import locate_layers, register_layers
+from onnxkvrename.vllm.nixl_v033 import register_layers
 from onnxkvrename.vllm.specs import (
     Condition,
     KvCacheGroup,
@@ -64,11 +65,6 @@ def build_allocations_v033(
     )
 
 
-def is_block_outermost(layout: str) -> bool:
-    """Return whether one block holds all layers (``KVCacheLayout.is_block_outermost``)."""
-    return layout.startswith("B")
-
-
 def _is_block_compact(layout: str) -> bool:
     """Return whether a page is one piece of memory (``KVCacheLayout.is_block_compact``)."""
     return set(layout[:2]) == {"L", "B"}
@@ -95,12 +91,7 @@ def _build_allocation(
         padding_share=compute_padding_share(groups, bytes_per_block),
         placements=placements,
         canonical=_build_canonical_caches(layout, groups, placements),
-        registration=register_layers(
-            locate_layers(layout, groups, placements),
-            groups,
-            bytes_per_block,
-            is_block_outermost=is_block_outermost(layout),
-        ),
+        registration=register_layers(layout, groups, placements, bytes_per_block),
     )
 
 

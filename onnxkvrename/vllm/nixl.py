@@ -222,20 +222,11 @@ def _count_read_spec_blocks(spec: KvCacheSpec, tokens: int) -> int | None:
     return min(offered, -(-tokens // spec.block_size) - skipped // spec.block_size)
 
 
-class StateTransfer(NamedTuple):
-    """How NIXL transfers the states of a block, the same for all regions with states.
+def split_states(groups: Iterable[KvCacheGroup], vllm_version: str) -> BlockCost | None:
+    """Return the cost of a block's states in one region, the same for all regions with states.
 
-    The descriptors are those of one region, and so are their bytes.
-    """
-
-    descriptors: int
-    bytes: int
-
-
-def split_states(groups: Iterable[KvCacheGroup], vllm_version: str) -> StateTransfer | None:
-    """Return how NIXL splits states, by the first layer of states (``derive_mamba_conv_split``).
-
-    A convolution's state has a descriptor for each projection, the recurrent state has one.
+    The first layer of states decides (``derive_mamba_conv_split``). A convolution's state has a
+    descriptor for each projection, the recurrent state has one.
     ``None`` without states. The version is one of `VLLM_VERSIONS`.
 
     Raises:
@@ -255,7 +246,7 @@ def split_states(groups: Iterable[KvCacheGroup], vllm_version: str) -> StateTran
             f"NIXL's connector takes only states of {kinds}, but these are {found}",
             "choose another connector",
         )
-    return StateTransfer(projections + 1, spec.unpadded_page_size)
+    return BlockCost(projections + 1, spec.unpadded_page_size)
 
 
 def _count_projections(shapes: Sequence[tuple[int, ...]], *, takes_mamba_1: bool) -> int | None:

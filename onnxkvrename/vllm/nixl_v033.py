@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.vllm.memory import Placement, index_specs
+from onnxkvrename.vllm.memory import Placement, index_specs, is_block_outermost
 from onnxkvrename.vllm.nixl import (
     BlockCost,
     NixlRegistration,
-    StateTransfer,
     explain_states_only,
     split_states,
 )
@@ -23,7 +22,7 @@ from onnxkvrename.vllm.specs import MLA_KINDS, KvCacheGroup, KvCacheSpec, Refusa
 _PARTITION_ERROR = "KV cache view cannot be partitioned into NIXL regions"
 
 
-class PlacedLayer(NamedTuple):
+class _PlacedLayer(NamedTuple):
     """A layer with the place of its pages.
 
     Attributes:
@@ -61,13 +60,43 @@ class _Region(NamedTuple):
     multiplicity: int = 1
 
 
-def locate_layers(
+def register_layers(
+    layout: str,
+    groups: Sequence[KvCacheGroup],
+    placements: Iterable[Placement],
+    bytes_per_block: int,
+) -> NixlRegistration:
+    """Return the registration of groups in a memory layout; with the reason if vLLM refuses it.
+
+    One block takes `bytes_per_block` for all layers.
+    """
+    layers = _locate_layers(layout, groups, placements)
+    block_outermost = is_block_outermost(layout)
+    try:
+        states = split_states(groups, "0.33")
+        regions = _build_regions(layers, bytes_per_block, block_outermost, states is not None)
+    except RefusalError as error:
+        return NixlRegistration(None, refused=error.refusal.reason)
+    refused = explain_states_only(groups)
+    if refused is not None:
+        return NixlRegistration(None, refused=refused)
+    costs = tuple(_sum_cost(index, group, regions, states) for index, group in enumerate(groups))
+    incomplete = None
+    # With layers outermost a page of attention is a region, or is refused.
+    shared = layers if block_outermost else [layer for layer in layers if layer.spec.is_state]
+    if not _are_covered(shared, regions, states):
+        incomplete = _explain_gap(states)
+    region_count = sum(region.multiplicity for region in regions.values())
+    return NixlRegistration(region_count, costs, incomplete=incomplete)
+
+
+def _locate_layers(
     layout: str, groups: Sequence[KvCacheGroup], placements: Iterable[Placement]
-) -> list[PlacedLayer]:
+) -> list[_PlacedLayer]:
     """Return all layers with the places of their pages, in the order of their numbers."""
     specs = index_specs(groups)
     layers = [
-        PlacedLayer(
+        _PlacedLayer(
             specs[member],
             member.group,
             start,
@@ -80,40 +109,10 @@ def locate_layers(
     return sorted(layers, key=lambda layer: layer.spec.layer)
 
 
-def register_layers(
-    layers: Sequence[PlacedLayer],
-    groups: Sequence[KvCacheGroup],
-    bytes_per_block: int,
-    *,
-    is_block_outermost: bool,
-) -> NixlRegistration:
-    """Return the registration of the layers of one allocation; with the reason if vLLM refuses it.
-
-    All layers are given, in the order of their numbers. One block takes `bytes_per_block` for all
-    of them. With `is_block_outermost` it contains them all.
-    """
-    try:
-        states = split_states(groups, "0.33")
-        regions = _build_regions(layers, bytes_per_block, is_block_outermost, states is not None)
-    except RefusalError as error:
-        return NixlRegistration(None, refused=error.refusal.reason)
-    refused = explain_states_only(groups)
-    if refused is not None:
-        return NixlRegistration(None, refused=refused)
-    costs = tuple(_sum_cost(index, group, regions, states) for index, group in enumerate(groups))
-    incomplete = None
-    # With layers outermost a page of attention is a region, or is refused.
-    shared = layers if is_block_outermost else [layer for layer in layers if layer.spec.is_state]
-    if not _are_covered(shared, regions, states):
-        incomplete = _explain_gap(states)
-    region_count = sum(region.multiplicity for region in regions.values())
-    return NixlRegistration(region_count, costs, incomplete=incomplete)
-
-
 def _build_regions(
-    layers: Sequence[PlacedLayer],
+    layers: Sequence[_PlacedLayer],
     bytes_per_block: int,
-    is_block_outermost: bool,
+    block_outermost: bool,
     has_states: bool,
 ) -> dict[int, _Region]:
     """Return the regions by their starts. The first of the layers with the same start decides.
@@ -122,9 +121,7 @@ def _build_regions(
         RefusalError: A page has padding, layers are outermost, and a group has several layers.
     """
     has_whole_rows = (
-        is_block_outermost
-        and not has_states
-        and any(layer.spec.kind in MLA_KINDS for layer in layers)
+        block_outermost and not has_states and any(layer.spec.kind in MLA_KINDS for layer in layers)
     )
     regions: dict[int, _Region] = {}
     for layer in layers:
@@ -142,7 +139,7 @@ def _build_regions(
 
 
 def _build_region(
-    layer: PlacedLayer, bytes_per_block: int, has_whole_rows: bool
+    layer: _PlacedLayer, bytes_per_block: int, has_whole_rows: bool
 ) -> tuple[int, _Region]:
     """Return the start of a layer's regions, and the regions."""
     spec, stride = layer.spec, layer.block_stride
@@ -171,7 +168,7 @@ def _sum_cost(
     group_index: int,
     group: KvCacheGroup,
     regions: dict[int, _Region],
-    states: StateTransfer | None,
+    states: BlockCost | None,
 ) -> BlockCost:
     """Return the cost of a block of a group.
 
@@ -198,10 +195,10 @@ def _holds_group(region: _Region, group_index: int) -> bool:
 
 
 def _are_covered(
-    layers: Sequence[PlacedLayer], regions: dict[int, _Region], states: StateTransfer | None
+    layers: Sequence[_PlacedLayer], regions: dict[int, _Region], states: BlockCost | None
 ) -> bool:
     """Return whether the descriptors of the layers' blocks cover the data of their pages."""
-    layers_by_view: dict[tuple[int, bool, int], list[PlacedLayer]] = {}
+    layers_by_view: dict[tuple[int, bool, int], list[_PlacedLayer]] = {}
     for layer in layers:
         view = (layer.group, layer.spec.is_state, layer.block_stride)
         layers_by_view.setdefault(view, []).append(layer)
@@ -237,7 +234,7 @@ def _cover(pieces: Sequence[tuple[int, int]], pages: Iterable[tuple[int, int]]) 
     return True
 
 
-def _explain_gap(states: StateTransfer | None) -> str:
+def _explain_gap(states: BlockCost | None) -> str:
     if states is None:
         return (
             "too little is moved: of layers whose pages have the same start, vLLM registers only "

@@ -16,7 +16,6 @@ from onnxkvrename.vllm.specs import (
     KvCacheGroup,
     KvCacheSpec,
     RefusalError,
-    count_most_common_page,
     is_uniform_type,
 )
 
@@ -43,7 +42,7 @@ def build_uniform_groups(specs: Sequence[KvCacheSpec]) -> tuple[KvCacheGroup, ..
             "vLLM 0.24 supports windowed MLA only together with full MLA",
             "a block-outermost layout of vLLM 0.33 may support it",
         )
-    counts = [count_most_common_page(layers) for layers in (full_mla, *windows.values())]
+    counts = [_count_most_common_page(layers) for layers in (full_mla, *windows.values())]
     group_size = choose_group_size(counts, minimum=counts[0])
     full_page_sizes = {spec.page_size for spec in full_mla}
     groups = [KvCacheGroup(tuple(full_mla), has_per_layer_specs=True)]
@@ -90,6 +89,14 @@ def choose_group_size(counts: Sequence[int], minimum: int) -> int:
     return min(sizes, key=lambda size: (sum(-count % size for count in counts), -size))
 
 
+def _count_most_common_page(specs: Iterable[KvCacheSpec]) -> int:
+    """Return how many layers have the most common page size.
+
+    This is ``get_num_layer_tuples`` of 0.24 and ``get_max_layers_per_page_size`` of 0.33.
+    """
+    return max(map(len, _group_by_page_size(specs).values()))
+
+
 class _Bucket(NamedTuple):
     """Layers of one type, and the number of them with each page size."""
 
@@ -133,7 +140,7 @@ def _choose_repeats_per_group(buckets: Iterable[_Bucket]) -> int | None:
     balanced = [bucket for bucket in buckets if bucket.is_balanced]
     minimum = max(
         (
-            count_most_common_page(bucket.specs)
+            _count_most_common_page(bucket.specs)
             for bucket in balanced
             if len(bucket.page_size_counts) > 1
         ),
@@ -141,14 +148,14 @@ def _choose_repeats_per_group(buckets: Iterable[_Bucket]) -> int | None:
     )
     if minimum is None:
         return None
-    return choose_group_size([count_most_common_page(b.specs) for b in balanced], minimum)
+    return choose_group_size([_count_most_common_page(b.specs) for b in balanced], minimum)
 
 
 def _count_groups(bucket: _Bucket, repeats: int | None) -> int:
     """Return into how many groups a bucket's pattern is split (``num_groups_for``)."""
     if repeats is None or not bucket.is_balanced:
         return 1
-    return -(-count_most_common_page(bucket.specs) // repeats)
+    return -(-_count_most_common_page(bucket.specs) // repeats)
 
 
 def _is_state_bucket(bucket: _Bucket, repeats: int | None) -> bool:

@@ -26,7 +26,6 @@ from onnxkvrename.vllm.specs import (
     ProjectionRequest,
     Refusal,
     RefusalError,
-    check_request,
     find_open_conditions,
 )
 from onnxkvrename.vllm.stages import (
@@ -69,10 +68,8 @@ def project_layout(
     vLLM numbers the layers of a draft model after the model's own, and groups all together.
 
     Raises:
-        KvRenameError: The version, the dtype or a size in the request is not valid, or it has
-            pipeline stages beside a draft model, which is not supported.
+        KvRenameError: It has pipeline stages beside a draft model, which is not supported.
     """
-    check_request(request)
     if draft is not None:
         if request.pipeline_parallel_size > 1:
             raise KvRenameError(

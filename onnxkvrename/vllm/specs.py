@@ -6,13 +6,10 @@ The types follow ``v1/kv_cache_interface.py`` of vLLM 0.24.0 and 0.33.0.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.rules.kinds import KINDS, BufferKind, get_kind_traits
 
@@ -149,39 +146,6 @@ class ProjectionRequest(NamedTuple):
     pipeline_parallel_size: int = 1
     gpu_memory: int | None = None
     draft_start: int | None = None
-
-
-def check_request(request: ProjectionRequest) -> None:
-    """Check the version of vLLM, the dtype and the sizes in a request.
-
-    Raises:
-        KvRenameError: The version or the dtype is not known, or a size is below 1 or above
-            `MAX_INT64`.
-    """
-    if request.vllm_version not in VLLM_VERSIONS:
-        raise KvRenameError(
-            f"vLLM {request.vllm_version} is not supported",
-            hint=f"supported: {', '.join(VLLM_VERSIONS)}",
-        )
-    if request.kv_cache_dtype is not None and request.kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise KvRenameError(
-            f"the KV cache dtype {request.kv_cache_dtype} is not supported",
-            hint=f"supported: {', '.join(KV_CACHE_DTYPES)}",
-        )
-    _check_size("block size", request.block_size)
-    _check_size("tensor parallelism", request.tensor_parallel_size)
-    _check_size("pipeline parallelism", request.pipeline_parallel_size)
-    for length in request.prompt_lengths:
-        _check_size("prompt", length)
-    if request.gpu_memory is not None:
-        _check_size("GPU memory", request.gpu_memory)
-
-
-def _check_size(name: str, size: int) -> None:
-    if size < 1:
-        raise KvRenameError(f"a {name} of {size} is too small", hint="give 1 or more")
-    if size > MAX_INT64:
-        raise KvRenameError(f"a {name} of {size} is too large", hint=f"give {MAX_INT64} or less")
 
 
 ConditionState = Literal["met", "not met", "requires"]
@@ -413,11 +377,3 @@ def is_uniform_type(specs: Sequence[KvCacheSpec], vllm_version: str) -> bool:
     if first.is_state and VERSION_TRAITS[vllm_version].splits_states_by_size:
         return len(kinds) == 1 and len({spec.page_size for spec in specs}) == 1
     return len(kinds) == 1
-
-
-def count_most_common_page(specs: Iterable[KvCacheSpec]) -> int:
-    """Return how many layers have the most common page size.
-
-    This is ``get_num_layer_tuples`` of 0.24 and ``get_max_layers_per_page_size`` of 0.33.
-    """
-    return max(Counter(spec.page_size for spec in specs).values())

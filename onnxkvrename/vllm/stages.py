@@ -144,14 +144,12 @@ def _split_layers(specs: Iterable[KvCacheSpec], stage_count: int) -> list[range]
         RefusalError: A stage has no layer with a KV cache.
     """
     layers = sorted({spec.layer for spec in specs})
-    layer_count = layers[-1] + 1
-    sizes = [layer_count // stage_count] * stage_count
-    for index in range(2, layer_count % stage_count + 2):
-        sizes[-index] += 1
+    fewest, remaining = divmod(layers[-1] + 1, stage_count)
+    longer = range(stage_count - 1 - remaining, stage_count - 1)
     ranges = list[range]()
-    for size in sizes:
+    for index in range(stage_count):
         start = ranges[-1].stop if ranges else 0
-        ranges.append(range(start, start + size))
+        ranges.append(range(start, start + fewest + (index in longer)))
         if not any(layer in ranges[-1] for layer in layers):
             raise RefusalError(
                 layers,

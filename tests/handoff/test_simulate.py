@@ -10,6 +10,7 @@ from handoff_sides import (
 )
 from tiers import thin
 
+from onnxkvrename.handoff.selection import build_view
 from onnxkvrename.handoff.simulate import (
     build_transfer_setup,
     is_in_ranges,
@@ -26,9 +27,8 @@ def test_the_simulation_agrees_with_a_transfer_of_real_bytes(
 ) -> None:
     prefill, decode = draw_sides(seed)
     longest = 9
-    scene = build_transfer_setup(
-        prefill, decode, CONSUMER, full_transfer=full_transfer, longest_prompt=longest
-    )
+    views = (build_view(side, CONSUMER, full_transfer) for side in (prefill, decode))
+    scene = build_transfer_setup(*views, longest_prompt=longest)
     shown = simulate_transfer(scene)
     names = {one.buffer_id: one.value.name for one in scene.decode_inputs}
     for tokens in range(1, longest + 1):
@@ -58,7 +58,8 @@ def test_offsets_that_meet_at_one_length_are_right_at_that_one(state: str, meeti
     decode = build_side_layout(
         f"conv_state.0:{state}", "past_key.1:1,ctx_len,4", *behind, ctx_len=40
     )
-    scene = build_transfer_setup(prefill, decode, CONSUMER, full_transfer=False, longest_prompt=40)
+    views = (build_view(side, CONSUMER) for side in (prefill, decode))
+    scene = build_transfer_setup(*views, longest_prompt=40)
     shown = simulate_transfer(scene)
     assert shown.wrong_ranges[2, "key"] == ((1, meeting - 1), (meeting + 1, 40))
     truth = {n: transfer_bytes(prefill, decode, n) for n in range(1, 41)}
@@ -74,9 +75,8 @@ def test_a_long_context_needs_no_more_than_a_few_lengths() -> None:
     full, window = describe_attention(0, 1), describe_attention(2, shape="2,sliding_window,4")
     prefill = build_side_layout(*full, *window, ctx_len=long, sliding_window=1 << 20)
     decode = build_side_layout(*full, *describe_attention(2), ctx_len=long)
-    shown = simulate_transfer(
-        build_transfer_setup(prefill, decode, CONSUMER, full_transfer=False, longest_prompt=long)
-    )
+    views = (build_view(side, CONSUMER) for side in (prefill, decode))
+    shown = simulate_transfer(build_transfer_setup(*views, longest_prompt=long))
     assert shown.refused_ranges == (((1 << 20) + 1, long),)
     assert shown.wrong_ranges[0, "key"] == ()
 

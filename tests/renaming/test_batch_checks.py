@@ -10,15 +10,11 @@ from genai_folders import build_decoder
 from models import saved
 from window_sets import build_window, write_windows
 
-from onnxkvrename import Finding, ModelError, Report, load_rules
-from onnxkvrename.findings import build_finding
-from onnxkvrename.renaming.prepare import prepare_model
-from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar, add_sidecar_findings
+from onnxkvrename import Report, load_rules
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.results import RenameJob, SidecarReport
-from onnxkvrename.sidecars.rewrite import RewrittenSidecar
+from onnxkvrename.rules.results import RenameJob
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
@@ -80,35 +76,6 @@ def test_a_result_may_not_stand_where_another_model_does_whatever_it_is_called(
     assert len(errors(judged(*jobs, force=True))) == 2
     jobs = [build_job(one, tmp_path / "c.onnx"), build_job(two, tmp_path / "alias" / "d.onnx")]
     assert errors(judged(*jobs, force=True)) == []
-
-
-def spoken(*faults: Finding, error: ModelError | None = None, owner: int = 0) -> PreparedSidecar:
-    """A text of which this is to be said."""
-    path = Path("names.txt")
-    report = SidecarReport("names.txt", "names.txt", "would-rename", 1)
-    companion = Sidecar(path, path, lambda data, models: RewrittenSidecar(data))
-    return PreparedSidecar(companion, owner, report, findings=faults, error=error)
-
-
-def test_what_is_said_of_texts_counts_for_their_models(decoder: Path) -> None:
-    job = build_job(decoder, decoder)
-    warning = build_finding("KV404", "x", "is in no model", "take it out")
-    items = [prepare_model(job, Request(token="VLLM"), load_rules()) for _ in range(2)]
-
-    def failed(text: PreparedSidecar) -> list[bool]:
-        return [item.report.failed for item in add_sidecar_findings(items, [text])]
-
-    assert failed(spoken(warning, owner=1)) == [False, False]
-    assert failed(spoken(error=ModelError("no"))) == [True, False]
-    (one, two) = add_sidecar_findings(items, [spoken(warning), spoken(warning, owner=1)])
-    assert one.report.findings == two.report.findings == (warning,)
-
-
-def test_the_error_of_a_model_comes_before_that_of_its_text(tmp_path: Path) -> None:
-    broken = saved(b"text", tmp_path / "broken.onnx")
-    item = prepare_model(build_job(broken, broken), Request(token="VLLM"), load_rules())
-    (judged,) = add_sidecar_findings([item], [spoken(error=ModelError("no"))])
-    assert judged.report.error is item.report.error is not None
 
 
 def test_a_model_that_cannot_be_read_keeps_others_from_being_called_barren(tmp_path: Path) -> None:

@@ -165,6 +165,16 @@ def test_it_goes_beside_a_result_elsewhere_and_stays_beside_the_source(
     assert (run(*RENAME, *how).code, snapshot(here)) == (0, again)
 
 
+def test_that_of_a_compile_above_its_model_keeps_its_place(here: Path, run) -> None:
+    for folder in ("below", COMPILE):
+        (here / folder).mkdir()
+    shutil.move(MODEL, f"below/{MODEL}")
+    shutil.move(SIDECAR, f"{COMPILE}/{SIDECAR}")
+    assert run(".", "--prefix", "VLLM", "-d", "out").code == 0
+    assert read(here / "out" / COMPILE / SIDECAR) == VLLM
+    assert not (here / "out" / "below" / SIDECAR).exists()
+
+
 @pytest.mark.parametrize("options", [["-o", f"out/{MODEL}"], ["-d", "out"]])
 def test_one_that_is_where_the_result_goes_and_has_the_old_names_is_said(
     options: list[str], here: Path, run
@@ -180,6 +190,17 @@ def test_one_that_is_where_the_result_goes_and_has_the_old_names_is_said(
     assert read(here / "out" / SIDECAR) == PLAIN
     assert run(Path("out") / MODEL, "--prefix", "VLLM").code == 0
     assert read(here / "out" / SIDECAR) == VLLM
+
+
+def test_so_it_is_where_each_result_replaces_a_model_that_has_them(here: Path, run) -> None:
+    """The second model there has the old names only until this run replaces it."""
+    (here / "out").mkdir()
+    (here / SIDECAR).rename(here / "out" / SIDECAR)
+    for name in (f"other-{MODEL}", f"out/{MODEL}", f"out/other-{MODEL}"):
+        shutil.copyfile(MODEL, name)
+    outcome = run(MODEL, f"other-{MODEL}", "--prefix", "VLLM", "-d", "out", "--force")
+    assert outcome.code == 0
+    assert outcome.err.count(f"warning KV406: {Path('out') / SIDECAR}") == 1
 
 
 def test_what_is_replaced_where_the_result_goes_is_not_said(here: Path, run) -> None:
@@ -406,6 +427,25 @@ def test_without_a_candidate_a_rename_lists_once_and_opens_nothing_more(
     assert run(*RENAME, "--dry-run").code == 0
     assert counts[0] == listed.count(str(here)) + 1
     assert not {"config.json", "hashed_export_params.json", "notes.txt"} & set(opened)
+
+
+def test_a_model_beside_several_sidecars_is_read_once(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename(MODEL, "OTHER", output="other.onnx", sidecars="off")
+    for digit in range(3):
+        (here / f"qpc-{digit}").mkdir()
+        shutil.copyfile(SIDECAR, here / f"qpc-{digit}" / SIDECAR)
+    opened, real = [], os.open
+
+    def count_open(path: object, *args: object, **how: object) -> int:
+        opened.append(os.path.basename(os.fspath(path)))
+        return real(path, *args, **how)
+
+    monkeypatch.setattr(os, "open", count_open)
+    assert run(*RENAME).code == 0
+    assert opened.count("other.onnx") == 1
+    assert [read(path) for path in here.rglob(SIDECAR)] == [VLLM] * 4
 
 
 # Real exports.

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Sample
@@ -15,7 +16,9 @@ from tiers import full
 
 from onnxkvrename import rename
 from onnxkvrename.limits import MAX_TEXT_BYTES
+from onnxkvrename.renaming import prepare_sidecars
 from onnxkvrename.sidecars.custom_io import render_custom_io
+from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
@@ -180,7 +183,72 @@ def test_two_sidecars_cannot_go_to_one_place(here: Path, run, snapshot) -> None:
     assert run(MODEL, "--prefix", "VLLM", *given).code == 0
 
 
+def test_a_link_that_leads_nowhere_is_in_the_way_as_it_is_of_a_model(here: Path, run) -> None:
+    (here / "out").mkdir()
+    (here / "out" / SIDECAR).symlink_to("nowhere")
+    args = (MODEL, "--prefix", "VLLM", "-d", "out")
+    outcome = run(*args)
+    assert (outcome.code, f"error KV504: out/{SIDECAR}" in outcome.err) == (1, True)
+    assert run(*args, "--force").code == 0
+    assert (here / "out" / SIDECAR).read_text() == VLLM
+    assert not (here / "out" / "nowhere").exists()
+
+
+def test_one_that_has_the_new_names_goes_along_too(here: Path, run) -> None:
+    (here / SIDECAR).write_text(VLLM)
+    assert run(MODEL, "--prefix", "VLLM", "-d", "out").code == 0
+    assert (here / "out" / SIDECAR).read_text() == VLLM
+
+
 # What is wrong with them.
+
+
+def test_what_is_said_of_one_counts_for_its_model(here: Path, run) -> None:
+    for folder in ("a", "b"):
+        (here / folder).mkdir()
+        shutil.copyfile(MODEL, here / folder / MODEL)
+    shutil.move(SIDECAR, here / "b" / SIDECAR)
+    with (here / "b" / SIDECAR).open("a") as file:
+        file.write(" - IOName: past_key.7\n   Precision: mxint8\n")
+    outcome = run("a", "b", "--prefix", "VLLM")
+    assert outcome.code == 0
+    assert f"\nb/{MODEL}: warning KV404: b/{SIDECAR} names past_key.7" in f"\n{outcome.err}"
+
+
+def test_the_error_of_a_model_comes_before_that_of_its_sidecar(here: Path, run) -> None:
+    os.link(MODEL, here / "twin")
+    (here / SIDECAR).write_text("- IOName: [")
+    assert refused(run(MODEL, "--prefix", "VLLM"), f"{MODEL}: has 2 hard links")
+
+
+def test_one_that_someone_changes_meanwhile_is_left_to_them(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (here / MODEL).read_bytes()
+    real = prepare_sidecars.rewrite_sidecar
+
+    def rewrite(*args: Any, **how: Any) -> RewrittenSidecar:
+        (here / SIDECAR).write_text("theirs")
+        return real(*args, **how)
+
+    monkeypatch.setattr(prepare_sidecars, "rewrite_sidecar", rewrite)
+    assert refused(run(MODEL, "--prefix", "VLLM"), "by another program")
+    assert read_directory(here) == {MODEL: before, SIDECAR: b"theirs"}
+
+
+def test_a_model_that_cannot_be_placed_takes_its_sidecar_back(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, real = read_directory(here), os.replace
+
+    def refuse(source: Path, target: Path, **how: Any) -> None:
+        if os.path.basename(target) == MODEL:
+            raise OSError(5, "Input/output error")
+        real(source, target, **how)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert refused(run(MODEL, "--prefix", "VLLM"), "Input/output error")
+    assert read_directory(here) == before
 
 
 def test_a_name_that_matches_nothing_is_a_warning(here: Path, run, snapshot) -> None:

@@ -67,6 +67,24 @@ def test_the_page_shows_what_happens(here: Path, run) -> None:
         assert re.search(rf"^{re.escape(sign)}(.*),$", page.read_text(), re.M)[1] in text
 
 
+def test_the_disk_must_hold_its_other_files_as_well(
+    here: Path, go, snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (here / "genai" / "adapter.bin").open("wb") as file:
+        file.truncate(10**6)
+    before, real = snapshot(here), os.statvfs
+
+    def little(path: object) -> os.statvfs_result:
+        given = list(real(here))
+        given[1], given[4] = 1, 10**6  # f_frsize, f_bavail
+        return os.statvfs_result(given)
+
+    monkeypatch.setattr(os, "statvfs", little)
+    outcome = go("genai", "-d", "out")
+    assert (outcome.code, "the disk has" in outcome.err) == (2, True)
+    assert snapshot(here) == before
+
+
 def test_a_dry_run_says_what_would_be_copied(here: Path, go) -> None:
     outcome = go("genai", "-d", "out", "-n", "--format", "json")
     (text,) = json.loads(outcome.out)["texts"]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.rules.find_models import may_be_sidecar
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
+from onnxkvrename.rules.sidecar_files import may_be_sidecar
 from onnxkvrename.sidecars.formats import BUILT_IN, SidecarFormat, detect_format
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar, rewrite_sidecar

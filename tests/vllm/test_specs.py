@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 from build_layouts import build_attention, build_layers, build_linear, build_mla, build_sliding
 
-from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import KvBuffer
-from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.specs import (
     VLLM_VERSIONS,
@@ -16,9 +14,7 @@ from onnxkvrename.vllm.specs import (
     build_merged_group,
     build_requirement,
     can_merge,
-    check_request,
     combine_states,
-    count_most_common_page,
     decide_condition,
     find_open_conditions,
     is_uniform_type,
@@ -92,10 +88,6 @@ def test_a_merged_group_has_the_first_spec_and_keeps_its_layers() -> None:
     assert group.bytes_per_block == 2 * 16 * 576 * 2
 
 
-def test_the_most_common_page_is_counted() -> None:
-    assert count_most_common_page(build(build_mla(0), build_mla(1, rank=256), build_mla(2))) == 2
-
-
 MET, UNMET = Condition("a", "met", ""), Condition("b", "not met", "")
 REQUIRED = build_requirement("c", "the graph cannot decide it")
 
@@ -121,32 +113,3 @@ def test_unmet_conditions_decide_before_required_ones(
 def test_a_decided_condition_has_the_reason_that_applies() -> None:
     assert decide_condition("a", True, "yes", why_not="no") == Condition("a", "met", "yes")
     assert decide_condition("a", False, "yes", why_not="no") == Condition("a", "not met", "no")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (ProjectionRequest(16, vllm_version="0.25"), "vLLM 0.25 is not supported"),
-        (ProjectionRequest(0), "a block size of 0 is too small"),
-        (ProjectionRequest(16, tensor_parallel_size=0), "a tensor parallelism of 0 is too small"),
-        (ProjectionRequest(16, prompt_lengths=(1, 0)), "a prompt of 0 is too small"),
-        (ProjectionRequest(1 << 63), "a block size of 9223372036854775808 is too large"),
-        (ProjectionRequest(16, pipeline_parallel_size=0), "a pipeline parallelism of 0 is too"),
-        (ProjectionRequest(16, gpu_memory=0), "a GPU memory of 0 is too small"),
-        (
-            ProjectionRequest(16, kv_cache_dtype="nvfp4"),
-            "the KV cache dtype nvfp4 is not supported",
-        ),
-    ],
-)
-def test_a_request_with_impossible_settings_raises(
-    settings: ProjectionRequest, message: str
-) -> None:
-    with pytest.raises(KvRenameError, match=message):
-        check_request(settings)
-
-
-def test_a_request_with_the_largest_sizes_passes() -> None:
-    largest = (1 << 31) - 1
-    check_request(ProjectionRequest(largest, largest, prompt_lengths=(largest,)))
-    check_request(ProjectionRequest(16, gpu_memory=MAX_INT64))

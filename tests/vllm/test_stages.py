@@ -65,10 +65,11 @@ def test_a_stage_has_no_view_and_no_transfer_of_the_whole_model() -> None:
     )
 
 
-def test_a_stage_without_a_cache_is_refused() -> None:
-    projection = project(build_layers(build_attention(0), build_attention(7)), stages=3)
+@pytest.mark.parametrize("stages", [3, 10**15])
+def test_a_stage_without_a_cache_is_refused(stages: int) -> None:
+    projection = project(build_layers(build_attention(0), build_attention(7)), stages=stages)
     (refusal,) = projection.refusals
-    assert refusal.reason == "3 pipeline stages: one has no layer with a KV cache"
+    assert refusal.reason == f"{stages} pipeline stages: one has no layer with a KV cache"
     assert [finding.code for finding in check_projection(projection)] == ["KV622"]
     assert (projection.groupings, projection.allocations, projection.stages) == ((), (), ())
 

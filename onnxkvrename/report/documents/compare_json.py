@@ -255,7 +255,7 @@ def describe_handoff(
         CompareContent,
         handoff,
         profile=profile,
-        target=handoff.consumer_name,
+        target=handoff.consumer.name,
         tensor_parallelism=handoff.ranks,
         prefill=_describe_side(handoff.prefill, reports[0]),
         decode=_describe_side(handoff.decode, reports[1]),
@@ -352,7 +352,7 @@ def _describe_memory(
     """Return the places of `values`, which go to the slots one by one."""
     shown = tuple(_hide_open_sizes(slots, side, handoff, tokens))
     described = (
-        _describe_slot(position, slot, value, handoff.memory)
+        _describe_slot(position, slot, value, handoff.consumer.memory)
         for position, (slot, value) in enumerate(zip_longest(shown, values[: len(shown)]))
     )
     return Memory(_mask_unknown(compute_memory_size(shown)), tuple(described))
