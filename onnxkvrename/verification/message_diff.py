@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from onnxkvrename.limits import MAX_SHOWN_CHARS, shorten_text
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.verification.strip_weights import is_repeated, read_model_without_weights
+from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 _NAME_FIELDS = {
     "attribute": ("name",),
@@ -103,7 +103,7 @@ def _compare_field(
 def _list_elements(message: Message, field: FieldDescriptor) -> dict[Any, Any]:
     """Return what a field holds, by its name if it has one, else by its position."""
     value = getattr(message, field.name)
-    if not is_repeated(field):
+    if not _is_repeated(field):
         # That a field is there may mean something although it says what its absence says:
         # a dimension of size 0, a tensor without data.
         return {None: value} if message.HasField(field.name) else {}
@@ -115,6 +115,14 @@ def _list_elements(message: Message, field: FieldDescriptor) -> dict[Any, Any]:
         elements[name, counts[name]] = element
         counts[name] += 1
     return elements
+
+
+def _is_repeated(field: FieldDescriptor) -> bool:
+    """Return whether a field may occur several times."""
+    # protobuf has `is_repeated` from 6.31 on, and warns of `label` since then.
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == FieldDescriptor.LABEL_REPEATED)
 
 
 def _format_key(key: Any, element: Any) -> str:

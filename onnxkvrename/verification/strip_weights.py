@@ -14,7 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
@@ -67,10 +67,9 @@ For a tensor these are both parts of a complex number.
 _DIGEST_FIELDS = {"tensor": _RAW_DATA, "attribute": 4}
 """For each of these messages a field of bytes, in which a digest takes the place of its values."""
 
-# Other messages than nodes, attributes and tensors take less memory, and count as half of one;
-# repeated texts count as a quarter. A model of a megabyte that is just below the limit takes up to
-# 65 megabytes.
-_PART_WEIGHT, _MESSAGE_WEIGHT, _TEXT_WEIGHT = 4, 2, 1
+# Other messages than nodes, attributes and tensors take less memory, and count as a quarter of one:
+# a value's type has four and one for each dimension. Texts take at most eight times their bytes.
+_PART_WEIGHT = 4
 _PARTS = {"NodeProto", "AttributeProto", "TensorProto", "SparseTensorProto", "GraphProto"} | {
     *("FunctionProto", "TrainingInfoProto"),
 }
@@ -224,11 +223,11 @@ def _encode_field(number: int, payload: bytes) -> bytes:
 
 
 class _Fields:
-    """The fields of a kind of message that count: texts, and messages with their own fields."""
+    """The fields of a kind of message that are messages, and what such a message counts."""
 
     def __init__(self, weight: int) -> None:
         self.weight = weight
-        self.by_number: dict[int, _Fields | None] = {}
+        self.by_number: dict[int, _Fields] = {}
 
 
 def has_too_many_parts(data: bytes) -> bool:
@@ -259,10 +258,10 @@ def _exceeds(data: bytes, limit: int) -> bool:
                     size, position = read_varint(data, position - 1)
                 if tag >> 3 in fields:
                     kind = fields[tag >> 3]
-                    total += _TEXT_WEIGHT if kind is None else kind.weight
+                    total += kind.weight
                     if total > limit:
                         return True
-                    if kind is not None and size:
+                    if size:
                         pending.append((position, min(position + size, end), kind.by_number))
                 position += size
             elif wire_type == 0:
@@ -273,14 +272,6 @@ def _exceeds(data: bytes, limit: int) -> bool:
     return False
 
 
-def is_repeated(field: FieldDescriptor) -> bool:
-    """Return whether a field may occur several times."""
-    # protobuf has `is_repeated` from 6.31 on, and warns of `label` since then.
-    if hasattr(field, "is_repeated"):
-        return bool(field.is_repeated)
-    return bool(field.label == FieldDescriptor.LABEL_REPEATED)
-
-
 @lru_cache(1)
 def _list_fields() -> _Fields:
     """Return the fields of a model that count, read off onnx's own description."""
@@ -288,13 +279,11 @@ def _list_fields() -> _Fields:
 
     def visit(descriptor: Descriptor) -> _Fields:
         if descriptor.full_name not in kinds:
-            weight = _PART_WEIGHT if descriptor.name in _PARTS else _MESSAGE_WEIGHT
+            weight = _PART_WEIGHT if descriptor.name in _PARTS else 1
             kind = kinds[descriptor.full_name] = _Fields(weight)
             for field in descriptor.fields:
                 if field.message_type is not None:
                     kind.by_number[field.number] = visit(field.message_type)
-                elif is_repeated(field) and field.cpp_type == field.CPPTYPE_STRING:
-                    kind.by_number[field.number] = None
         return kinds[descriptor.full_name]
 
     return visit(ModelProto.DESCRIPTOR)

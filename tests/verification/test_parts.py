@@ -27,7 +27,6 @@ EMPTY = {
     "subgraphs": field(NODE, field(ATTRIBUTE, field(SUBGRAPH, b"") * COUNT)),
     "initializers": field(INITIALIZER, b"") * COUNT,
     "value_info": field(VALUE_INFO, b"") * COUNT * 4,
-    "names of inputs": field(NODE, field(1, b"") * COUNT * 4),
 }
 
 
@@ -84,6 +83,12 @@ def test_a_large_graph_with_numbers_for_names_stays_below_the_limit() -> None:
     data = field(GRAPH, b"".join(nodes))
     assert not has_too_many_parts(data)
     assert len(read_model_without_weights(ByteSource.from_bytes(data)).graph.node) == 20_000
+
+
+def test_short_names_with_a_type_for_each_stay_below_the_limit() -> None:
+    model = decoder(*(node("Add", [f"a{i}", "x"], [f"a{i + 1}"]) for i in range(60_000)))
+    model.graph.value_info.extend(info(f"a{i}", 1, "s", 64, 8) for i in range(60_000))
+    assert not has_too_many_parts(model.SerializeToString())
 
 
 def test_large_weights_and_texts_count_little() -> None:
