@@ -226,7 +226,7 @@ def check_kind(layer: int, kind: BufferKind) -> None:
     if kind not in VLLM_KINDS:
         raise RefusalError(
             [layer],
-            f"vLLM has no cache for a {get_kind_traits(kind).label} ({kind})",
+            f"vLLM has no cache of kind {kind} ({get_kind_traits(kind).label})",
             "its figures cannot be computed",
         )
 

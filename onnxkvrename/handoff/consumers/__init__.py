@@ -1,8 +1,9 @@
 """Built-in consumers of KV buffers, with one file for each.
 
 A consumer is a module of this package with a `Consumer` named ``CONSUMER``. Its name for
-``--target`` is the name of its file, with ``-`` for ``_``. No other module must be changed. This
-is a complete ``pigeon_post.py``, for a consumer that receives whole buffers with the token
+``--target`` is the name of its file, with ``-`` for ``_``. Beside it, only the table
+``CONSUMER_TOKENS`` of `rules.checks` has its token, by which a rename knows it in other capitals.
+This is a complete ``pigeon_post.py``, for a consumer that receives whole buffers with the token
 ``pigeon``::
 
     from onnxkvrename.handoff.consumer import Consumer

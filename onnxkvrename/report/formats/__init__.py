@@ -1,7 +1,8 @@
 """Output formats, with one file for each, and the answer of a command that they render.
 
 A format is a module of this package with a :class:`Format` called ``FORMAT``; its name for
-``--format`` is the name of its file. No other module must be changed.
+``--format`` is the name of its file. No other module must be changed. Control characters in a line
+are escaped when it is printed, tabs too.
 
 Most commands have one :class:`FileResult` for each model. ``compare`` has one for the whole
 hand-off: it is about both sides, has decode's path, and the name in a finding may be prefill's.
