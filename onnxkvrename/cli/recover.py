@@ -111,10 +111,11 @@ def mention_unfinished_runs(answer: Answer) -> Answer:
 def mention_restored_files(answer: Answer, report: Report) -> Answer:
     """Return the answer of a rename that first undid runs that had stopped halfway.
 
-    A line says so of files that this run does not change itself: nobody else would expect them to
-    have other names than before.
+    A line says so of files that this run does not rename itself: nobody would expect them to have
+    other names than before.
     """
-    own = {resolve_path(model.output) for model in report.models}
+    renamed = (model for model in report.models if model.status == "renamed")
+    own = {resolve_path(model.output) for model in renamed}
     others = [str(path) for path in report.restored if str(path) not in own]
     if not others:
         return answer
@@ -268,6 +269,6 @@ def _describe_outcome(recovery: Recovery, show: _PathNames) -> Iterator[str]:
         parts = (f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items() if count)
         yield (
             f"{' and '.join(parts)} of runs that were killed or are still running (first: "
-            f"{show(recovery.leftovers[0])}); the next rename of the same models removes those of "
+            f"{show(recovery.leftovers[0])}); the next rename that writes here removes those of "
             "killed runs"
         )

@@ -114,12 +114,16 @@ def _check_both_sides(
     elif pair.may_be_alone:
         return
     elif pair.output is not None and pair.input is None:
-        hint = "export it again" if pair.layer in fed_layers else WINDOW_SIZE_HINT
+        hint = "the compiler rejects this model; export it again"
+        if not fed_layers:  # no state has an input by this name, so perhaps by another
+            hint = "`--pairs dataflow` finds inputs by the graph, whatever their names are"
+        elif pair.layer not in fed_layers:
+            hint = f"the compiler rejects this model; {WINDOW_SIZE_HINT}"
         yield build_finding(
             "KV101",
             pair.output.old_name,
             f"has no input, so the next step cannot read {pair.buffer} of layer {pair.layer}",
-            f"the compiler rejects this model; {hint}{patterns}",
+            f"{hint}{patterns}",
         )
     elif pair.output is None and pair.input is not None:
         yield build_finding(

@@ -29,7 +29,7 @@ Fact = Literal[
     "foreign",  # it names buffers, but none of its models
     "misplaced",  # a model will not be where it names it
 ]
-LEAVE_HINT = "`--sidecars off` does not change it"
+LEAVE_HINT = "`--sidecars off` leaves it as it is"
 """How to continue without a sidecar that was found."""
 
 

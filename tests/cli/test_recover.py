@@ -477,6 +477,12 @@ def test_a_rename_that_undoes_a_stopped_run_says_which_other_files_it_restored(
     assert "undone" not in run("in", *RENAME).err
 
 
+def test_a_rename_with_nothing_to_do_says_what_it_restored(many: Path, run) -> None:
+    outcome = run("in", "--strip")
+    assert outcome.code == 0
+    assert "a rename that had stopped halfway was undone first: 6 files in " in outcome.err
+
+
 # What other runs have left.
 
 
@@ -506,7 +512,7 @@ def test_locks_and_temporary_files_of_other_runs_are_counted(
     assert outcome.err.splitlines() == [
         "no run to undo or to finish here",
         "1 lock and 1 temporary file of runs that were killed or are still running (first: "
-        f"{lock.relative_to(tmp_path)}); the next rename of the same models removes those of "
+        f"{lock.relative_to(tmp_path)}); the next rename that writes here removes those of "
         "killed runs",
     ]
     document = json.loads(run("recover", "in", "--format", "json").out)
