@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ BLOCK_SIZE = 1 << 16
 PREFIX_SIZE = 5
 """The most bytes of a tag, and of a length, that protobuf's parsers accept."""
 _NUMBER_SIZE = 10
+_MAX_VARINT_BITS = 70
+"""Bits in the ten bytes that a number may have."""
 _FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
 _SHORT_BLOCK_SIZE = 1 << 12
 _HEADER_SIZE = 32
@@ -351,13 +353,22 @@ def read_fields(
         yield record
 
 
-def split_message(data: bytes) -> list[tuple[int, int | bytes]]:
+class UnusualMessageError(Exception):
+    """A message is not as protobuf itself writes it; a parser may still accept it."""
+
+
+def split_message(
+    data: bytes, wire_types: Mapping[int, tuple[int, ...]]
+) -> list[tuple[int, int | bytes]]:
     """Return the fields of a message in memory: numbers, and payloads or unsigned values.
 
-    Groups, which ONNX does not have, are refused.
+    Args:
+        data: The message.
+        wire_types: The fields that it may have, each with the wire types that protobuf reads.
 
     Raises:
-        ModelError: No protobuf parser accepts the bytes.
+        UnusualMessageError: It has another field, one with another wire type, or a number in more
+            bytes than it needs. What a parser makes of these is for a parser to say.
     """
     fields: list[tuple[int, int | bytes]] = []
     position, size = 0, len(data)
@@ -365,32 +376,34 @@ def split_message(data: bytes) -> list[tuple[int, int | bytes]]:
         while position < size:
             tag, position = data[position], position + 1
             if tag > 0x7F:
-                tag, position = read_varint(data, position - 1)
-            wire_type = tag & 7
+                tag, position = read_plain_varint(data, position - 1)
+            number, wire_type = tag >> 3, tag & 7
+            if wire_type not in wire_types.get(number, ()):
+                raise UnusualMessageError
             if wire_type == VARINT:
-                value, position = read_varint(data, position)
-                fields.append((tag >> 3, value))
+                value, position = read_plain_varint(data, position)
+                fields.append((number, value))
                 continue
             if wire_type == LENGTH:
                 length, position = data[position], position + 1
                 if length > 0x7F:
-                    length, position = read_varint(data, position - 1)
+                    length, position = read_plain_varint(data, position - 1)
             else:
                 length = _FIXED_SIZES[wire_type]
             end = position + length
             if end > size:
                 break
-            fields.append((tag >> 3, data[position:end]))
+            fields.append((number, data[position:end]))
             position = end
-    except (IndexError, KeyError):
+    except IndexError:
         position = -1
     if position != size:
-        raise ModelError("is cut short or damaged: a message has no end")
+        raise UnusualMessageError
     return fields
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return a number and its end; what is cut short raises IndexError."""
+    """Return a number and its end; what is cut short or too long raises IndexError."""
     byte = data[position]
     value, shift = byte & 0x7F, 7
     while byte >= 0x80:
@@ -398,7 +411,22 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
         byte = data[position]
         value |= (byte & 0x7F) << shift
         shift += 7
+        if shift > _MAX_VARINT_BITS:
+            raise IndexError
     return value, position + 1
+
+
+def read_plain_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return a number and its end.
+
+    Raises:
+        IndexError: It is cut short or too long.
+        UnusualMessageError: It has more bytes than it needs.
+    """
+    value, end = read_varint(data, position)
+    if end - position > 1 and not data[end - 1]:
+        raise UnusualMessageError
+    return value, end
 
 
 def list_fields(source: ByteSource, parent: Record, numbers: frozenset[int]) -> list[Record]:

@@ -42,9 +42,15 @@ class SmallConstants:
         # An initializer of an input is only its default.
         self._inputs = frozenset(body.inputs)
         self._truths: dict[str, bool | None] = {}
+        self._integers: dict[str, tuple[int, ...] | None] = {}
 
     def find_integers(self, name: str) -> tuple[int, ...] | None:
         """Return a short list of integers; `None` if it is not such a constant of this body."""
+        if name not in self._integers:
+            self._integers[name] = self._read_integers(name)
+        return self._integers[name]
+
+    def _read_integers(self, name: str) -> tuple[int, ...] | None:
         node = self.find_node(name)
         values: tuple[int, ...] | None
         if node is not None and (attribute := node.find_attribute("value_ints")) is not None:
@@ -95,7 +101,7 @@ class SmallConstants:
 
 def _read_integers(tensor: bytes) -> tuple[int, ...] | None:
     """Return the values of a list of integers; `None` if it is something else."""
-    fields = group_fields(tensor)
+    fields = group_fields(tensor, "TensorProto")
     dims, dtype = read_integers(fields.get(_DIMS, ())), _read_dtype(fields)
     if dtype not in ("INT64", "INT32") or len(dims) != 1 or _is_external(fields):
         return None
@@ -110,7 +116,7 @@ def _read_integers(tensor: bytes) -> tuple[int, ...] | None:
 
 def _read_tensor_truth(tensor: bytes) -> bool | None:
     """Return whether all elements are true, or all are not; `None` if that is not known."""
-    fields = group_fields(tensor)
+    fields = group_fields(tensor, "TensorProto")
     dtype, count = _read_dtype(fields), prod(read_integers(fields.get(_DIMS, ())))
     data = [value for number in _DATA_FIELDS for value in fields.get(number, ())]
     size = sum(len(value) if isinstance(value, bytes) else 1 for value in data)

@@ -22,12 +22,17 @@ from onnxkvrename.model.proto_reader import (
     read_optional_string,
 )
 from onnxkvrename.model.protobuf import (
+    FIXED32,
+    FIXED64,
     LENGTH,
+    VARINT,
     ByteSource,
     Record,
+    UnusualMessageError,
     encode_varint,
     list_fields,
     read_fields,
+    read_plain_varint,
     read_varint,
     split_message,
 )
@@ -56,7 +61,45 @@ _FUNCTION_FIELDS = frozenset(
         *(_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD),
     }
 )
-_INPUT_TAG, _OUTPUT_TAG = _NODE << 3 | LENGTH, 2 << 3 | LENGTH
+_TEXT, _NUMBER = (LENGTH,), (VARINT,)
+_WIRE_TYPES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
+    "NodeProto": dict.fromkeys(range(1, 11), _TEXT),
+    "AttributeProto": {
+        **dict.fromkeys((1, 4, 5, 6, 9, 10, 11, 13, 14, 15, 21, 22, 23), _TEXT),
+        2: (FIXED32,),
+        3: _NUMBER,
+        7: (FIXED32, LENGTH),
+        8: (VARINT, LENGTH),
+        20: _NUMBER,
+    },
+    "TensorProto": {
+        **dict.fromkeys((3, 6, 8, 9, 12, 13, 16), _TEXT),
+        1: (VARINT, LENGTH),
+        2: _NUMBER,
+        4: (FIXED32, LENGTH),
+        5: (VARINT, LENGTH),
+        7: (VARINT, LENGTH),
+        10: (FIXED64, LENGTH),
+        11: (VARINT, LENGTH),
+        14: _NUMBER,
+    },
+}
+"""The fields of messages that are read here, with the wire types that protobuf reads of each."""
+_MERGED_FIELDS = frozenset({5, 6, 14, 22})
+"""The fields of an attribute that are one message: protobuf merges several of them."""
+_FIELDS_BY_TYPE = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7, 7: 8, 8: 9, 9: 10, 10: 11, 11: 22, 12: 23}
+_FIELDS_BY_TYPE |= {13: 14, 14: 15}
+"""The field with the value of an attribute, by its type; others do not count."""
+_ATTRIBUTE_HEAD = frozenset({1, 13, 20, 21})
+_DROPPED_FIELDS: Mapping[str, frozenset[int]] = {
+    "node": frozenset({6}),
+    "attribute": frozenset({4, 7, 8, 9, 13}),
+    "tensor": frozenset({4, 5, 6, 7, 9, 10, 11, 12}),
+    "graph": frozenset({10}),
+}
+"""The fields that are left out where they are large, by the kind of message: data and docs."""
+_NODE_TAGS = frozenset(number << 3 | LENGTH for number in range(1, 11))
+_OUTPUT_TAG = 2 << 3 | LENGTH
 _GRAPH_TAGS = (6 << 3 | LENGTH, 11 << 3 | LENGTH)
 """The first bytes of a graph, and of one in a list of graphs, in an attribute."""
 
@@ -135,7 +178,7 @@ class Operation(NamedTuple):
     def list_attributes(self) -> Iterator[Attribute]:
         """Yield the attributes, in the order of the file."""
         for data in self.attribute_bytes:
-            yield Attribute(data, group_fields(data))
+            yield Attribute(data, _select_value(group_fields(data, "AttributeProto")))
 
     def find_attribute(self, name: str) -> Attribute | None:
         """Return the first attribute with a name."""
@@ -175,7 +218,12 @@ class Body:
         self._operations: dict[int, Operation] = {}
         self._subgraphs: dict[int, Mapping[str, Body]] = {}
         for number, node in enumerate(nodes):
-            for output in _list_outputs(node):
+            try:
+                made = _list_outputs(node)
+            except UnusualMessageError:
+                nodes[number] = _write_again(node, "NodeProto")
+                made = _list_outputs(nodes[number])
+            for output in made:
                 if self.producers.setdefault(output, number) != number:
                     self._ambiguous = self._ambiguous or output
 
@@ -290,21 +338,28 @@ def _limit_parts(message: Record) -> int:
 
 
 def _read_small(source: ByteSource, message: Record, kind: str, limit: int) -> bytes:
-    """Return a message without the fields that are large and no messages themselves: weights."""
+    """Return a message without its large data: weights and texts, but no name."""
     if message.end - message.start <= limit:
         return source.read_slice(message.start, message.end - message.start)
-    nested, parts = NESTED_FIELDS.get(kind, {}), list[bytes]()
+    nested, dropped = NESTED_FIELDS.get(kind, {}), _DROPPED_FIELDS.get(kind, frozenset())
+    parts, sizes = list[tuple[int, bytes]](), dict[int, int]()
     most_parts = _limit_parts(message)
     for record in read_fields(source, message):
+        number, size = record.number, record.end - record.start
+        if number in dropped:
+            sizes[number] = sizes.get(number, 0) + size
+            if sizes[number] > limit:
+                continue
         if len(parts) > most_parts:
             raise source.build_limit_error(most_parts, "parts of a node", record)
-        if record.end - record.start <= limit:
-            parts.append(source.read_slice(record.tag_start, record.end - record.tag_start))
-        elif record.wire_type == LENGTH and record.number in nested:
-            payload = _read_small(source, record, nested[record.number], limit)
-            parts += (encode_varint(record.number << 3 | LENGTH), encode_varint(len(payload)))
-            parts.append(payload)
-    return b"".join(parts)
+        if size > limit and record.wire_type == LENGTH and number in nested:
+            payload = _read_small(source, record, nested[number], limit)
+            head = encode_varint(number << 3 | LENGTH) + encode_varint(len(payload))
+            parts.append((number, head + payload))
+        else:
+            data = source.read_slice(record.tag_start, record.end - record.tag_start)
+            parts.append((number, data))
+    return b"".join(data for number, data in parts if sizes.get(number, 0) <= limit)
 
 
 def _read_constant(source: ByteSource, record: Record, limit: int) -> tuple[str, bytes | None]:
@@ -321,32 +376,32 @@ def _read_constant(source: ByteSource, record: Record, limit: int) -> tuple[str,
     return read_optional_string(source, name), data
 
 
-def _list_outputs(node: bytes) -> Iterator[str]:
-    """Yield the names of a node's outputs; of all nodes, so by itself rather than as fields."""
+def _list_outputs(node: bytes) -> list[str]:
+    """Return the names of a node's outputs; of all nodes, so by itself rather than as fields."""
+    outputs = list[str]()
     position, size = 0, len(node)
     try:
         while position < size:
             tag, length, start = node[position], node[position + 1], position + 2
-            if tag > 0x7F or tag & 7 != LENGTH:
-                yield from (_decode(name) for name in group_fields(node[position:]).get(2, ()))
-                return
+            if tag not in _NODE_TAGS:
+                raise UnusualMessageError
             if length > 0x7F:
-                length, start = read_varint(node, position + 1)
+                length, start = read_plain_varint(node, position + 1)
             position = start + length
             if tag == _OUTPUT_TAG and length:
-                yield node[start:position].decode("utf-8", "surrogateescape")
+                outputs.append(node[start:position].decode("utf-8", "surrogateescape"))
     except IndexError:
         position = -1
     if position != size:
-        raise ModelError("is cut short or damaged: a node has no end")
+        raise UnusualMessageError
+    return outputs
 
 
 def _read_operation(number: int, node: bytes) -> Operation:
     inputs, outputs, attributes = list[str](), list[str](), list[bytes]()
     name = op_type = domain = overload = ""
-    for field, value in split_message(node):
-        if not isinstance(value, bytes):
-            continue
+    for field, value in split_message(node, _WIRE_TYPES["NodeProto"]):
+        assert isinstance(value, bytes)  # all its fields have a length
         if field == 1:
             inputs.append(value.decode("utf-8", "surrogateescape"))
         elif field == 2:
@@ -377,12 +432,58 @@ def _read_subgraphs(operation: Operation, limit: int, depth: int) -> Iterator[tu
             yield name, _read_graph_body(source, source.root, limit, depth)
 
 
-def group_fields(data: bytes) -> dict[int, list[int | bytes]]:
-    """Return the values of a message's fields, by number."""
+def group_fields(data: bytes, kind: str) -> dict[int, list[int | bytes]]:
+    """Return the values of a message's fields, by number, as protobuf understands them.
+
+    Args:
+        data: The message.
+        kind: ``AttributeProto`` or ``TensorProto``.
+
+    Raises:
+        ModelError: No protobuf parser accepts the bytes.
+    """
+    try:
+        fields = _group_fields(data, kind)
+    except UnusualMessageError:
+        return _group_fields(_write_again(data, kind), kind)
+    is_merged = kind == "AttributeProto" and any(
+        len(fields.get(number, ())) > 1 for number in _MERGED_FIELDS
+    )
+    return _group_fields(_write_again(data, kind), kind) if is_merged else fields
+
+
+def _group_fields(data: bytes, kind: str) -> dict[int, list[int | bytes]]:
     fields: dict[int, list[int | bytes]] = {}
-    for number, value in split_message(data):
+    for number, value in split_message(data, _WIRE_TYPES[kind]):
         fields.setdefault(number, []).append(value)
     return fields
+
+
+def _write_again(data: bytes, kind: str) -> bytes:
+    """Return a message as protobuf writes it, which says what a parser makes of its bytes."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    message = getattr(onnx, kind)()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError(
+            f"cannot be parsed by onnx: {error}", hint="export or copy it again"
+        ) from None
+    message.DiscardUnknownFields()
+    return bytes(message.SerializeToString())
+
+
+def _select_value(fields: Mapping[int, list[int | bytes]]) -> Mapping[int, list[int | bytes]]:
+    """Return the fields of an attribute without values of other types than its own."""
+    kinds = [value for value in fields.get(20, ()) if isinstance(value, int)]
+    own = _FIELDS_BY_TYPE.get(kinds[-1]) if kinds else None
+    return {
+        number: values
+        for number, values in fields.items()
+        if number in _ATTRIBUTE_HEAD or number == own
+    }
 
 
 def read_integers(values: Iterable[int | bytes]) -> tuple[int, ...]:

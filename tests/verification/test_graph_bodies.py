@@ -5,7 +5,7 @@ from contextlib import suppress
 import onnx.helper
 import onnx.parser
 import pytest
-from models import field, read_graph_of
+from models import CLOSE, OPEN, field, read_graph_of, varint
 from onnx import ModelProto
 
 from onnxkvrename import ModelError
@@ -162,7 +162,7 @@ def test_graphs_in_each_other_come_to_an_end() -> None:
     """Bytes that protobuf's parsers refuse, as they nest messages more than 100 deep."""
     data = b""
     for _ in range(40):
-        data = field(1, field(2, "a") + field(5, field(6, data)))
+        data = field(1, field(2, "a") + field(5, field(20, 5) + field(6, data)))
     body = read_graph(ByteSource.from_bytes(field(7, data) + field(8, b""))).main
 
     def follow(body: Body) -> None:
@@ -179,3 +179,102 @@ def test_a_node_that_is_cut_short_is_refused_or_has_fewer_fields(end: int) -> No
     with suppress(ModelError):
         operation = read_graph(ByteSource.from_bytes(data)).main.get_operation(0)
         assert onnx.NodeProto.FromString(node[:end]).op_type == operation.op_type
+
+
+# Bytes that protobuf does not write, and a parser may understand differently from what they seem.
+
+LONG = "n" * 1100
+
+
+def fixed64(number: int, text: str) -> bytes:
+    """A field of eight bytes, where a text belongs: for a parser, one that it does not know."""
+    return varint(number << 3 | 1) + text.encode().ljust(8)[:8]
+
+
+def tensor_of(*ints: int) -> bytes:
+    return (
+        field(1, len(ints))
+        + field(2, 7)
+        + field(9, b"".join(n.to_bytes(8, "little") for n in ints))
+    )
+
+
+@pytest.mark.parametrize(
+    "node",
+    {
+        "another operator": field(2, "y") + field(4, "Neg") + fixed64(4, "Identity"),
+        "another operand": field(1, "x") + fixed64(1, "operand2") + field(2, "y") + field(4, "Neg"),
+        "another output": field(2, "y") + fixed64(2, "output_2") + field(4, "Neg"),
+        "a long operand": field(1, LONG) + field(1, "x") + field(2, "y") + field(4, "F"),
+        "a long output": field(1, "x") + field(2, LONG) + field(2, "y") + field(4, "F"),
+        "an unknown group": field(2, "y") + OPEN + field(4, "Abs") + CLOSE + field(4, "Neg"),
+        "an overlong tag": field(2, "y") + b"\xa2\x00\x03Neg",
+        "an overlong length": field(2, "y") + field(4, "Neg", width=3),
+        "two values of one attribute": field(2, "y")
+        + field(4, "Constant")
+        + field(
+            5,
+            field(1, "value")
+            + field(20, 4)
+            + field(5, tensor_of(1, 2)[:2])
+            + field(5, tensor_of(1, 2)[2:]),
+        ),
+        "a value of another type": field(2, "y")
+        + field(4, "Constant")
+        + field(5, field(1, "value_ints") + field(8, 3) + field(20, 2)),
+        "a value of another wire type": field(2, "y")
+        + field(4, "Constant")
+        + field(5, field(1, "value_ints") + field(8, 3) + fixed64(8, "12345678") + field(20, 7)),
+        "a value without a type": field(2, "y")
+        + field(4, "Constant")
+        + field(5, field(1, "value_ints") + field(8, 3)),
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_a_node_is_what_onnx_makes_of_its_bytes(node: tuple[str, bytes]) -> None:
+    data = field(7, field(1, node[1]))
+    model = ModelProto.FromString(data)
+    model.DiscardUnknownFields()
+    assert describe(data) == describe(model.SerializeToString())
+
+
+def describe(data: bytes) -> object:
+    (operation,) = read_graph(ByteSource.from_bytes(data)).main.list_operations()
+    attributes = [
+        (each.name, each.integers, each.get_bytes(5)) for each in operation.list_attributes()
+    ]
+    return operation._replace(attribute_bytes=()), attributes
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\xa2\x80\x80\x80\x80\x00\x03Neg",
+        b"\x00",
+        b"\x22\x90\x80\x80\x80\x80\x80\x80\x80\x80\x80\x00",
+    ],
+    ids=["a tag of six bytes", "field 0", "a length of eleven bytes"],
+)
+def test_a_node_that_onnx_cannot_parse_is_an_error(damage: bytes) -> None:
+    with pytest.raises(ModelError, match="onnx"):
+        read_graph(ByteSource.from_bytes(field(7, field(1, field(2, "y") + damage))))
+
+
+def test_a_long_list_of_one_attribute_is_left_out_and_not_cut() -> None:
+    ints = b"".join(field(8, 1) for _ in range(100_000))
+    node = field(2, "y") + field(4, "Constant")
+    node += field(5, field(1, "value_ints") + ints + field(20, 7) + field(8, 5))
+    (operation,) = read_graph(
+        ByteSource.from_bytes(field(7, field(1, node)))
+    ).main.list_operations()
+    assert [each.integers for each in operation.list_attributes()] == [()]
+
+
+def test_no_name_is_left_out_of_a_large_node() -> None:
+    node = field(1, LONG) + field(1, "x") + field(2, LONG + "2") + field(2, "y") + field(4, LONG)
+    (operation,) = read_graph(
+        ByteSource.from_bytes(field(7, field(1, node + field(6, LONG))))
+    ).main.list_operations()
+    assert operation.inputs == (LONG, "x")
+    assert operation.outputs == (LONG + "2", "y")
+    assert operation.op_type == LONG

@@ -66,8 +66,8 @@ def trace_model(path: Path) -> TracedModel:
         ModelError: The file is not a readable model, or may have too many states.
     """
     with open_model(path) as opened:
-        graph = read_graph(opened.source)
         try:
+            graph = read_graph(opened.source)
             pairs = find_state_pairs(graph, opened.signature)
         except ModelError as error:
             raise opened.source.build_error(error.message, hint=error.hint) from None
