@@ -244,6 +244,8 @@ def read_record(record: type[_Record], values: object) -> _Record:
         problem = f"{problem[0].lower()}{problem[1:]}"
         path = place.removeprefix(".")
         raise UnreadableTextError(f"{path}: {problem}" if path else problem) from None
+    except UnicodeEncodeError:
+        raise UnreadableTextError("has half a surrogate pair, which is not Unicode") from None
     return cast(_Record, _restore(found))
 
 

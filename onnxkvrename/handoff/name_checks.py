@@ -306,6 +306,7 @@ def _check_names_pair(view: ConsumerView) -> Iterator[Finding]:
 
 def _find_unpaired_name(view: ConsumerView) -> str:
     """Return a name of a buffer with one side only, or one that is also on the wrong side."""
-    single = (b.names[0] for b in view.layout.buffers if b.input is None or b.output is None)
+    single = [b.names[0] for b in view.layout.buffers if b.input is None or b.output is None]
     values = (*view.selection.inputs, *view.selection.outputs)
-    return (*single, *(each.value.name for each in values if each.buffer is None))[0]
+    lone = [each.value.name for each in values if each.buffer is None]
+    return next(iter((*single, *lone)), "")  # a manifest may leave out what its buffers name

@@ -379,6 +379,8 @@ def _trace_if(node: _SubgraphNode) -> list[Any] | None:
 
     A branch that a constant condition never takes counts for nothing.
     """
+    if any(summary.inputs for summary in node.summaries.values()):
+        return None  # a branch has none
     branches = {name: node.apply(name, ()) for name in node.summaries}
     if len(branches) != 2 or len({*map(len, branches.values())}) != 1:
         return None

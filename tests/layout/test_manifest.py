@@ -475,6 +475,7 @@ def test_a_manifest_describes_the_weights_that_tell_models_apart() -> None:
         ("update", None, r"\.update: expected str"),
         ("update_axis", True, r"\.update_axis: expected int"),
         ("kind_guessed", 1, r"\.kind_guessed: expected bool"),
+        ("layer", "\ud800", "not Unicode"),
     ],
 )
 def test_an_update_that_cannot_be_is_refused(key: str, value: object, fault: str) -> None:

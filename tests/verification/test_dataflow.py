@@ -488,6 +488,16 @@ def test_a_loop_that_does_not_fit_its_body_is_untraced() -> None:
     ] * 2  # fmt: skip
 
 
+def test_a_branch_with_an_input_is_untraced() -> None:
+    def widen(model: ModelProto) -> None:
+        graph = model.graph.node[0].attribute[0].g
+        graph.input.add().CopyFrom(model.graph.input[0])
+        graph.input[0].name = "extra"
+
+    node = format_if("t = Neg(k)", UNCHANGED)
+    assert trace_flows(node, change=widen)[0] == "untraced: the If does not fit its body"
+
+
 # Local functions
 
 LAYER = format_function(
