@@ -74,9 +74,9 @@ def test_findings_come_before_the_table_which_can_be_long() -> None:
     ("paths", "heading"),
     [
         (("prefill.onnx", "decode.onnx"), "prefill.onnx to decode.onnx"),
-        (("/work/" + "x/" * 40 + "a/m.onnx", "/work/" + "x/" * 40 + "b/m.onnx"),
+        (("/disk/" + "x/" * 40 + "a/m.onnx", "/disk/" + "x/" * 40 + "b/m.onnx"),
          "…/a/m.onnx to …/b/m.onnx"),
-        (("/work/" + "x/" * 40 + "m.onnx",) * 2, "…/m.onnx to …/m.onnx"),
+        (("/disk/" + "x/" * 40 + "m.onnx",) * 2, "…/m.onnx to …/m.onnx"),
         (("C:\\" + "x\\" * 40 + "a.onnx", "C:\\" + "x\\" * 40 + "b.onnx"),
          "…/a.onnx to …/b.onnx"),
         (("a" * 40 + "b" * 40, "/c"), f"{'a' * 24}…{'b' * 23} to /c"),
