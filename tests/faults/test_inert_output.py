@@ -7,11 +7,9 @@ not escape.
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +23,7 @@ from faults.hostile_output import (
     save_hostile_model,
 )
 from ruamel.yaml import YAML
+from terminals import run_on_terminal
 from tiers import full, thin
 
 from onnxkvrename import KvRenameError
@@ -227,25 +226,10 @@ def test_the_judge_catches_a_printer_that_does_not_escape(
 
 def read_terminal(*args: object, **environment: str) -> tuple[int, str]:
     """Return the exit code of the command on a terminal, and all that the terminal gets."""
-    import pty
-
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
+    return run_on_terminal(
         [sys.executable, "-m", "onnxkvrename", *map(str, args)],
-        stdout=slave,
-        stderr=slave,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LANG": "C.UTF-8", **environment},
+        {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LANG": "C.UTF-8", **environment},
     )
-    os.close(slave)
-    received = io.BytesIO()
-    try:
-        while part := os.read(master, 1 << 16):
-            received.write(part)
-    except OSError:  # how the end of a terminal looks on Linux
-        pass
-    finally:
-        os.close(master)
-    return process.wait(), received.getvalue().decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize(

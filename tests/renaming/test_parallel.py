@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import window_sets
+from terminals import run_on_terminal
 from tiers import full
 
 from onnxkvrename import KvRenameError, Report, __version__, load_rules
@@ -98,8 +99,6 @@ os.register_at_fork(before=record)
 def test_on_a_terminal_no_thread_is_alive_when_a_worker_is_forked(tmp_path: Path) -> None:
     """The progress bars have a thread: its locks would be copied into a child that has no thread
     to release them."""
-    import pty
-
     root, log = window_sets.write_windows(tmp_path / "windows", 64), tmp_path / "threads"
     script = (
         f"{RECORD_THREADS_AT_FORKS}\n"
@@ -108,25 +107,14 @@ def test_on_a_terminal_no_thread_is_alive_when_a_worker_is_forked(tmp_path: Path
         "assert 'rich.progress' in sys.modules\n"
         "sys.exit(code)"
     )
-    master, slave = pty.openpty()
     command = [sys.executable, "-W", "error", "-c", script, log, root]
-    process = subprocess.Popen(
+    code, shown = run_on_terminal(
         [*map(str, command), "--prefix", "VLLM", "--jobs", "2"],
-        stdout=subprocess.DEVNULL,
-        stderr=slave,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        {**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        stdout_too=False,
     )
-    os.close(slave)
-    shown = b""
-    try:
-        while part := os.read(master, 1 << 16):
-            shown += part
-    except OSError:  # how the end of a terminal looks on Linux
-        pass
-    finally:
-        os.close(master)
-    assert process.wait() == 0, shown.decode()
-    assert b"writing" in shown  # there was a bar
+    assert code == 0, shown
+    assert "writing" in shown  # there was a bar
     assert log.read_text("utf-8").splitlines() == ["MainThread"] * 2
 
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import models
 import pytest
 from models import node, saved
+from terminals import run_on_terminal
 from window_sets import write_windows
 
 from onnxkvrename import Finding, ModelReport, Report, rename
@@ -28,28 +28,14 @@ def drawn(
 
 def on_terminal(*args: object, cwd: Path | None = None, **environment: str) -> str:
     """Return the output of the command on a terminal of 100 columns."""
-    import pty
-
-    master, slave = pty.openpty()
     kept = {key: os.environ[key] for key in ("PATH", "PYTHONPATH") if key in os.environ}
-    process = subprocess.Popen(
+    code, output = run_on_terminal(
         [sys.executable, "-m", "onnxkvrename", *map(str, args)],
-        stdout=slave,
-        stderr=slave,
-        cwd=cwd,
-        env={**kept, "TERM": "xterm", "COLUMNS": "100", "LANG": "C.UTF-8", **environment},
+        {**kept, "LANG": "C.UTF-8", **environment},
+        cwd,
     )
-    os.close(slave)
-    output = b""
-    try:
-        while part := os.read(master, 1 << 16):
-            output += part
-    except OSError:  # how the end of a terminal looks on Linux
-        pass
-    finally:
-        os.close(master)
-    assert process.wait() in (0, 1)
-    return output.decode().replace("\r\n", "\n")
+    assert code in (0, 1)
+    return output
 
 
 @pytest.fixture
