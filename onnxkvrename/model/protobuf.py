@@ -27,7 +27,8 @@ PREFIX_SIZE = 5
 _NUMBER_SIZE = 10
 _MAX_VARINT_BITS = 70
 """Bits in the ten bytes that a number may have."""
-_FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
+FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
+"""Bytes of a field of fixed size, by its wire type."""
 _SHORT_BLOCK_SIZE = 1 << 12
 _HEADER_SIZE = 32
 """Bytes that hold any tag and length."""
@@ -389,7 +390,7 @@ def split_message(
                 if length > 0x7F:
                     length, position = read_plain_varint(data, position - 1)
             else:
-                length = _FIXED_SIZES[wire_type]
+                length = FIXED_SIZES[wire_type]
             end = position + length
             if end > size:
                 break

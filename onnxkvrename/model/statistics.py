@@ -33,7 +33,7 @@ NESTED_FIELDS = {
     },
 }
 """For each kind of message the fields that may hold tensors, and the kind of each."""
-_VALUE_FIELDS = frozenset((4, 5, 6, 7, 9, 10, 11))
+VALUE_FIELDS = frozenset((4, 5, 6, 7, 9, 10, 11))
 """The fields of a TensorProto that hold its values."""
 _EXTERNAL_DATA_FIELD = 13
 _MIN_TENSOR_SIZE = 3
@@ -98,7 +98,7 @@ def _measure_values(source: ByteSource, tensor: Record) -> int | None:
         return 0
     size = 0
     for record in read_fields(source, tensor):
-        if record.number in _VALUE_FIELDS:
+        if record.number in VALUE_FIELDS:
             size += record.end - record.start
         elif record.number == _EXTERNAL_DATA_FIELD:
             return None

@@ -47,10 +47,10 @@ class SmallConstants:
     def find_integers(self, name: str) -> tuple[int, ...] | None:
         """Return a short list of integers; `None` if it is not such a constant of this body."""
         if name not in self._integers:
-            self._integers[name] = self._read_integers(name)
+            self._integers[name] = self._read_short_list(name)
         return self._integers[name]
 
-    def _read_integers(self, name: str) -> tuple[int, ...] | None:
+    def _read_short_list(self, name: str) -> tuple[int, ...] | None:
         node = self.find_node(name)
         values: tuple[int, ...] | None
         if node is not None and (attribute := node.find_attribute("value_ints")) is not None:

@@ -24,6 +24,7 @@ from onnxkvrename.model.proto_reader import (
 from onnxkvrename.model.protobuf import (
     FIXED32,
     FIXED64,
+    FIXED_SIZES,
     LENGTH,
     VARINT,
     ByteSource,
@@ -33,10 +34,9 @@ from onnxkvrename.model.protobuf import (
     list_fields,
     read_fields,
     read_plain_varint,
-    read_varint,
     split_message,
 )
-from onnxkvrename.model.statistics import NESTED_FIELDS
+from onnxkvrename.model.statistics import NESTED_FIELDS, VALUE_FIELDS
 
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload of an operator or a local function."""
@@ -94,7 +94,7 @@ _ATTRIBUTE_HEAD = frozenset({1, 13, 20, 21})
 _DROPPED_FIELDS: Mapping[str, frozenset[int]] = {
     "node": frozenset({6}),
     "attribute": frozenset({4, 7, 8, 9, 13}),
-    "tensor": frozenset({4, 5, 6, 7, 9, 10, 11, 12}),
+    "tensor": VALUE_FIELDS | {12},
     "graph": frozenset({10}),
 }
 """The fields that are left out where they are large, by the kind of message: data and docs."""
@@ -455,8 +455,21 @@ def group_fields(data: bytes, kind: str) -> dict[int, list[int | bytes]]:
 def _group_fields(data: bytes, kind: str) -> dict[int, list[int | bytes]]:
     fields: dict[int, list[int | bytes]] = {}
     for number, value in split_message(data, _WIRE_TYPES[kind]):
+        if isinstance(value, bytes):
+            _check_packed(value, _WIRE_TYPES[kind][number])
         fields.setdefault(number, []).append(value)
     return fields
+
+
+def _check_packed(payload: bytes, wire_types: tuple[int, ...]) -> None:
+    """Raise UnusualMessageError if a list of numbers in one payload is not whole."""
+    if VARINT in wire_types:
+        try:
+            _unpack(payload)
+        except IndexError:
+            raise UnusualMessageError from None
+    elif len(wire_types) > 1 and len(payload) % FIXED_SIZES[wire_types[0]]:
+        raise UnusualMessageError
 
 
 def _write_again(data: bytes, kind: str) -> bytes:
@@ -492,12 +505,18 @@ def read_integers(values: Iterable[int | bytes]) -> tuple[int, ...]:
     for value in values:
         if isinstance(value, int):
             integers.append(_make_signed(value))
-            continue
-        position = 0
-        while position < len(value):
-            number, position = read_varint(value, position)
-            integers.append(_make_signed(number))
+        else:
+            integers += map(_make_signed, _unpack(value))
     return tuple(integers)
+
+
+def _unpack(payload: bytes) -> list[int]:
+    """Return the numbers of a packed list; one that is cut short raises IndexError."""
+    numbers, position = list[int](), 0
+    while position < len(payload):
+        number, position = read_plain_varint(payload, position)
+        numbers.append(number)
+    return numbers
 
 
 def _make_signed(value: int) -> int:

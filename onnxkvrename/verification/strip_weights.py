@@ -22,6 +22,7 @@ from onnxkvrename.errors import ModelError
 from onnxkvrename.limits import MAX_ENTRIES, build_limit_error
 from onnxkvrename.model.file import join_pieces, splice_payloads
 from onnxkvrename.model.protobuf import (
+    FIXED_SIZES,
     LENGTH,
     ByteSource,
     Record,
@@ -73,7 +74,6 @@ _PART_WEIGHT = 4
 _PARTS = {"NodeProto", "AttributeProto", "TensorProto", "SparseTensorProto", "GraphProto"} | {
     *("FunctionProto", "TrainingInfoProto"),
 }
-_FIXED_SIZES = {1: 8, 5: 4}
 
 
 class RemovedData(NamedTuple):
@@ -268,7 +268,7 @@ def _exceeds(data: bytes, limit: int) -> bool:
                 _, position = read_varint(data, position)
             else:
                 # What is in a group of an unknown field counts as if it were not in one.
-                position += _FIXED_SIZES.get(wire_type, 0)
+                position += FIXED_SIZES.get(wire_type, 0)
     return False
 
 

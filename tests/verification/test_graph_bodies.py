@@ -247,6 +247,17 @@ def describe(data: bytes) -> object:
 
 
 @pytest.mark.parametrize(
+    "values",
+    [field(8, b"\x80") + field(20, 7), field(7, b"\0" * 5) + field(20, 6)],
+    ids=["integers", "floats"],
+)
+def test_a_packed_list_that_is_not_whole_is_an_error(values: bytes) -> None:
+    node = field(2, "y") + field(4, "Constant") + field(5, field(1, "value") + values)
+    with pytest.raises(ModelError, match="onnx"):
+        describe(field(7, field(1, node)))
+
+
+@pytest.mark.parametrize(
     "damage",
     [
         b"\xa2\x80\x80\x80\x80\x00\x03Neg",
