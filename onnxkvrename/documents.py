@@ -99,7 +99,6 @@ class ObjectReader:
         self.values = values
         self._path = path
         self._separator = separator
-        self._read_keys: set[str] = set()
 
     def read_string(self, key: str, default: str | None = None) -> str:
         """Return a text."""
@@ -147,18 +146,11 @@ class ObjectReader:
             for index, values in enumerate(self._read_list(key, description, dict, default))
         ]
 
-    def reject_unread_keys(self) -> None:
-        """Raise `UnreadableTextError` for the first key that has not been read."""
-        for key in self.values:
-            if key not in self._read_keys:
-                raise self.build_error(key, "is not a known key")
-
     def build_error(self, key: str, problem: str) -> UnreadableTextError:
         """Return the error for the value of a key; `problem` completes the sentence."""
         return UnreadableTextError(f"{self._path}{shorten_text(key)}{self._separator}{problem}")
 
     def _read(self, key: str, description: str, kind: type, default: Any = None) -> Any:
-        self._read_keys.add(key)
         if key not in self.values:
             if default is None:
                 raise self.build_error(key, "is missing")

@@ -133,14 +133,3 @@ def test_a_caller_chooses_how_a_message_names_key_and_type() -> None:
         document.read_object("a").read_objects("b")[0].read_string("c")
     with pytest.raises(UnreadableTextError, match=r"^a: must be tables$"):
         document.read_objects("a", "tables")
-
-
-def test_a_key_that_nobody_reads_is_refused() -> None:
-    document = ObjectReader({"a": "", "b": "", "c": ""})
-    document.read_string("a")
-    with pytest.raises(UnreadableTextError, match=r"^b is not a known key$"):
-        document.reject_unread_keys()
-    document.read_strings("d", default=[])
-    document.read_string("b")
-    document.read_string("c")
-    document.reject_unread_keys()
