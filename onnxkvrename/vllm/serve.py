@@ -613,7 +613,7 @@ def _build_settings(
             field, read = _FLAGS[flag.name]
             fields[field] = read(value)
         elif flag.name == "--model":
-            fields["model"] = value.text or ""
+            fields["model"] = first[0] if first else value.text or ""
         elif key in _OBJECTS and path:
             _nest(nested.setdefault(key, {}), path, value)
         elif flag.name in _OBJECTS:
