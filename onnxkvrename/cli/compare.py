@@ -13,18 +13,16 @@ import click
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.api.serving import ServedPair, compare_served, read_served_pair
 from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.options import SIDES, SideValues, declare_command, parse_dim_sizes
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import decide_exit_code
-from onnxkvrename.handoff.compare import Handoff, compare_sides
+from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.find_consumers import (
     DEFAULT_CONSUMER,
-    configure_consumer,
     load_consumer,
 )
-from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
-from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
@@ -37,6 +35,7 @@ from onnxkvrename.options import (
     DIM,
     FULL_TRANSFER,
     PAGE,
+    SERVE,
     SPECIALIZATIONS,
     TARGET,
     Format,
@@ -47,6 +46,7 @@ from onnxkvrename.options import (
     Quiet,
     ReplacedByPage,
     RulesFile,
+    ServeLine,
     Strict,
     Verbose,
 )
@@ -72,7 +72,6 @@ from onnxkvrename.report.tables import find_width
 from onnxkvrename.report.wrapping import wrap_sentences
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.vllm.handshake import Handshake, check_handshake
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
 
@@ -86,41 +85,28 @@ class CompareArguments(NamedTuple):
     specializations: Annotated[SideValues[Path], SPECIALIZATIONS] = SideValues()
     custom_io: Annotated[SideValues[Path], CUSTOM_IO] = SideValues()
     full_transfer: Annotated[bool, FULL_TRANSFER] = False
-    tp: Annotated[
-        str | None,
-        Option(
-            "--tp",
-            "Also check that heads and states divide among P ranks of prefill and D of decode.",
-            "P:D",
-        ),
-    ] = None
+    serve: Annotated[
+        SideValues[ServeLine],
+        SERVE._replace(help=f"Also: do these workers accept each other? {SERVE.help}"),
+    ] = SideValues()
     block_size: Annotated[
         str | None,
         Option(
             "--block-size",
             "Also check that vLLM's NIXL connector accepts blocks of P tokens in prefill and D in "
-            "decode, with the ranks of --tp.",
+            "decode, whatever both are started with.",
             "P:D",
-        ),
-    ] = None
-    kernel_block_size: Annotated[
-        int | None,
-        Option(
-            "--kernel-block-size",
-            "With --block-size: tokens in a block of the attention backend, if it divides vLLM's "
-            "blocks.",
-            "N",
-            most=1 << 20,
-            needs="block_size",
+            excludes=("serve",),
+            why="the line says it",
         ),
     ] = None
     vllm_version: Annotated[
         str | None,
         Option(
             "--vllm",
-            f"With --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
+            f"With --serve or --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
             choices=VLLM_VERSIONS,
-            needs="block_size",
+            needs=("serve", "block_size"),
         ),
     ] = None
     tokens: Annotated[
@@ -162,33 +148,19 @@ def command(arguments: CompareArguments) -> int:
     sides = (arguments.prefill, arguments.decode)
     rules = find_rules(arguments.profile, arguments.rules, sides, arguments.pairs, consumer.token)
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
-    ranks = _parse_ranks(arguments.tp)
-    requests = _build_requests(arguments, ranks)
+    served = _read_served_pair(arguments)
     prefill, decode, notes = _load_sides(arguments, rules)
-    handshake = Handshake()
-    if requests is not None:
-        layouts = (prefill.layout, decode.layout)
-        first, second = (
-            request._replace(kv_cache_dtype=layout.kv_cache_dtype)
-            for request, layout in zip(requests, layouts, strict=True)
-        )
-        handshake = check_handshake(layouts, (first, second), arguments.kernel_block_size)
-    consumer = configure_consumer(consumer, prefill.layout)
-    handoff = compare_sides(
-        build_loaded_side("prefill", arguments.prefill, prefill, consumer, rules),
-        build_loaded_side("decode", arguments.decode, decode, consumer, rules),
+    handoff = compare_served(
+        sides,
+        (prefill, decode),
         consumer,
-        ranks=ranks,
+        rules,
+        served,
         full_transfer=arguments.full_transfer,
         tokens=arguments.tokens,
-        more_findings=handshake.findings,
-        more_notes=(*notes, *handshake.notes),
+        notes=notes,
         strict=arguments.strict,
     )
-    if requests is not None and not handshake.notes:  # a note says what is not known of it
-        fact = f"the code of vLLM {requests[0].vllm_version}'s NIXL connector"
-        basis = handoff.basis._replace(facts=(*handoff.basis.facts, fact))
-        handoff = handoff._replace(basis=basis)
     content = cache(
         partial(describe_handoff, handoff, (prefill.reports, decode.reports), rules.profile_choice)
     )
@@ -198,33 +170,23 @@ def command(arguments: CompareArguments) -> int:
     return print_answer(answer, arguments.output_format)
 
 
-def _parse_ranks(text: str | None) -> TensorParallelSizes | None:
-    return None if text is None else TensorParallelSizes(*_parse_pair("--tp", text, "2:4"))
-
-
-def _parse_pair(option: str, text: str, example: str) -> tuple[int, int]:
-    """Return the numbers of prefill and decode."""
-    sizes = re.fullmatch("([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", text)
+def _read_served_pair(arguments: CompareArguments) -> ServedPair | None:
+    """Return how both sides are started, if that is known."""
+    version = arguments.vllm_version or VLLM_VERSIONS[-1]
+    values = {"": arguments.serve.both, **arguments.serve._asdict()}
+    lines = {side: value[0] for side, value in values.items() if side != "both" and value}
+    if arguments.block_size is None:
+        return read_served_pair(lines, version)
+    sizes = re.fullmatch("([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", arguments.block_size)
     if sizes is None:
         raise click.UsageError(
-            f"{option} {text!r}: pass a number for prefill and one for decode, such as {example}"
+            f"--block-size {arguments.block_size!r}: pass a number for prefill and one for decode, "
+            "such as 64:128"
         )
-    return int(sizes[1]), int(sizes[2])
-
-
-def _build_requests(
-    arguments: CompareArguments, ranks: TensorParallelSizes | None
-) -> tuple[ProjectionRequest, ProjectionRequest] | None:
-    """Return vLLM's settings of both sides, if its handshake is asked for."""
-    if arguments.block_size is None:
-        return None
-    sizes = _parse_pair("--block-size", arguments.block_size, "64:128")
-    version = arguments.vllm_version or VLLM_VERSIONS[-1]
     prefill, decode = (
-        ProjectionRequest(size, count, version)
-        for size, count in zip(sizes, ranks or (1, 1), strict=True)
+        ProjectionRequest(int(size), vllm_version=version) for size in sizes.groups()
     )
-    return prefill, decode
+    return ServedPair((prefill, decode), from_lines=False)
 
 
 def _load_sides(

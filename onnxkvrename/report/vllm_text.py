@@ -16,6 +16,7 @@ from onnxkvrename.vllm.specs import (
     ProjectionRequest,
     Refusal,
     find_open_conditions,
+    list_shown_conditions,
 )
 from onnxkvrename.vllm.stages import count_gpu_blocks
 
@@ -45,7 +46,7 @@ def _render_lines(projection: Projection) -> Iterator[str]:
     if len(projection.stages) > 1:
         yield from _render_stages(projection)
     yield from _render_open_points(projection.allocations)
-    for condition in find_open_conditions(projection.conditions):
+    for condition in list_shown_conditions(projection.conditions):
         yield f"  {condition.state}  {condition.name}: {condition.why}"
 
 
@@ -120,7 +121,10 @@ def _render_allocations(
         heads = _ALLOCATION_COLUMNS if gpu_memory is None else (*_ALLOCATION_COLUMNS, "NUM_BLOCKS")
         yield from format_columns([heads, *rows])
     rows = _merge_rows(
-        (_format_name(a), row) for a in allocations for row in _list_transfer_rows(a)
+        (_format_name(a), row)
+        for a in allocations
+        if a.is_possible
+        for row in _list_transfer_rows(a)
     )
     if rows:
         yield from format_columns([_TRANSFER_COLUMNS, *rows])
@@ -185,8 +189,10 @@ def _list_transfer_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
 def _list_view_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
     """Yield one row for all groups with the same references into the CanonicalKVCaches."""
     view = allocation.canonical
+    if not allocation.is_possible:
+        return
     if view is None:
-        if allocation.is_possible and allocation.placements:
+        if allocation.placements:
             yield "unknown", "-", "-"
         return
     counts = Counter(view.tensors)
@@ -221,8 +227,11 @@ def _render_open_points(allocations: Iterable[Allocation]) -> Iterator[str]:
 
 def _list_open_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
     """Yield the conditions that decide, then the limits of NIXL and its transfers."""
-    for condition in find_open_conditions(allocation.conditions):
+    list_conditions = list_shown_conditions if allocation.is_possible else find_open_conditions
+    for condition in list_conditions(allocation.conditions):
         yield condition.state, f"{condition.name}: {condition.why}"
+    if not allocation.is_possible:
+        return
     registration = allocation.registration
     if registration is not None and registration.refused is not None:
         yield "refused", f"NIXL: {registration.refused}"

@@ -11,7 +11,7 @@ backends that do not support a whole block divide it into kernel blocks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from onnxkvrename.vllm.projection import (
     find_nixl_allocation,
     project_layout,
 )
+from onnxkvrename.vllm.settle import find_kernel_blocks
 from onnxkvrename.vllm.specs import (
     FULL_KINDS,
     MLA_KINDS,
@@ -34,7 +35,7 @@ from onnxkvrename.vllm.specs import (
     ProjectionRequest,
 )
 
-_KERNEL_HINT = "or --kernel-block-size N, if the attention backends divide blocks"
+_KERNEL_HINT = "or name the backends in --serve (--attention-backend), if they divide blocks"
 
 
 class Handshake(NamedTuple):
@@ -78,8 +79,8 @@ def check_handshake(
     Args:
         layouts: The buffers of prefill, and of decode.
         requests: The settings of each, for the same version of vLLM.
-        kernel_block_size: Tokens in a kernel block of the attention backends; ``None`` if these
-            use vLLM's blocks undivided.
+        kernel_block_size: Tokens in a kernel block of the attention backends on both sides;
+            ``None`` for those of the backends that lines name, else vLLM's blocks undivided.
 
     Returns:
         The findings and notes. If vLLM refuses a side by itself, only that is reported. Nothing
@@ -92,8 +93,9 @@ def check_handshake(
     projections = [
         project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
     ]
-    sides = [_build_side(projection, kernel_block_size) for projection in projections]
-    is_known = all(_has_known_blocks(each, kernel_block_size) for each in projections)
+    kernel_blocks = [kernel_block_size or _find_kernel_block(each) for each in projections]
+    sides = [*map(_build_side, projections, kernel_blocks)]
+    is_known = all(map(_has_known_blocks, projections, kernel_blocks))
     refusals = [
         finding._replace(message=f"{name}: {finding.message}")
         for name, projection in zip(("prefill", "decode"), projections, strict=True)
@@ -102,6 +104,9 @@ def check_handshake(
         )
         if finding.code == "KV622"
     ]
+    differences = tuple(_list_differences(projections))
+    if differences:
+        return Handshake(tuple(refusals), differences)
     if not is_known:
         why = "kernel blocks of pages with padding, of several sizes or of packed groups"
         return Handshake(tuple(refusals), (f"vLLM: not known for {why}",))
@@ -123,6 +128,29 @@ def check_handshake(
     findings = tuple(_check_sides(prefill, decode, heads, version))
     notes = () if findings else tuple(_list_notes(prefill, decode, heads, version))
     return Handshake(findings, notes)
+
+
+def _find_kernel_block(projection: Projection) -> int | None:
+    """Return the smaller blocks into which a side's backend divides; ``None`` if it does not."""
+    allocation = find_nixl_allocation(projection)
+    grouping_index = 0 if allocation is None else allocation.grouping_index
+    groupings = projection.groupings[grouping_index : grouping_index + 1]
+    specs = [spec for grouping in groupings for group in grouping.groups for spec in group.specs]
+    kernel_blocks = find_kernel_blocks(projection.request, specs)
+    divided = {size for block, size in kernel_blocks.items() if size and size != block}
+    return min(divided, default=None)
+
+
+def _list_differences(projections: Sequence[Projection]) -> Iterator[str]:
+    """Yield why the projections are not what the lines start, so that nothing is known of them."""
+    for side, projection in zip(("prefill", "decode"), projections, strict=True):
+        for condition in projection.conditions:
+            is_known = condition.name in ("kernel block size", "state kind")
+            if condition.by_line and condition.state == "not met" and not is_known:
+                yield f"vLLM: not known for {side}'s {condition.name}: {condition.why}"
+        stages = projection.request.pipeline_parallel_size
+        if stages > 1:
+            yield f"vLLM: not known for {stages} pipeline stages of {side}"
 
 
 def _list_ranks(requests: tuple[ProjectionRequest, ProjectionRequest]) -> list[int]:
@@ -150,7 +178,7 @@ def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side 
     if block_size % kernel_block:
         raise KvRenameError(
             f"a kernel's block of {kernel_block} tokens does not divide vLLM's of {block_size}",
-            hint="choose --kernel-block-size as the attention backend does: it divides both",
+            hint="choose it as the attention backend does: it divides both",
         )
     return _Side(
         request.tensor_parallel_size,
@@ -211,7 +239,7 @@ def _check_sides(
             "",
             f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM {version} "
             "requires decode's to be a multiple of prefill's",
-            f"choose block sizes that divide: --block-size P:D; {_KERNEL_HINT}",
+            f"choose block sizes that divide (--block-size); {_KERNEL_HINT}",
         )
     elif read != written and version == "0.24" and decode.is_hybrid:
         yield build_finding(
