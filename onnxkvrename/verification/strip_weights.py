@@ -24,6 +24,7 @@ from onnxkvrename.model.file import join_pieces, splice_payloads
 from onnxkvrename.model.protobuf import (
     FIXED_SIZES,
     LENGTH,
+    SHORT_SIZE,
     ByteSource,
     Record,
     Span,
@@ -35,6 +36,8 @@ from onnxkvrename.model.statistics import NESTED_FIELDS
 from onnxkvrename.verification.graph_bodies import BYTES_PER_PART, KEPT_BYTES
 
 _CHUNK_SIZE = 1 << 20
+_MIN_HEADER_SIZE = 2
+"""Bytes of a tag and a length."""
 _REMOVED_DATA_KEY = b"onnxkvrename.taken"
 _DATA_FIELDS = {
     4: "float_data",
@@ -135,12 +138,22 @@ def _find_edits(
     source: ByteSource, limit: int, *, digest_key: bytes
 ) -> Iterator[tuple[Record, bytes]]:
     """Yield the messages to replace; only messages that are large themselves are visited."""
+    short_count = short_bytes = 0
+
+    def count_shorts(payloads: list[bytes]) -> None:
+        nonlocal short_count, short_bytes
+        short_count += len(payloads)
+        short_bytes += sum(map(len, payloads)) + _MIN_HEADER_SIZE * len(payloads)
+        if short_count > MAX_ENTRIES + short_bytes // BYTES_PER_PART:
+            raise _build_parts_error(source)  # early: the rest need not be read
+
     pending = [(source.root, "model")]
     while pending:
         message, kind = pending.pop()
         nested = NESTED_FIELDS.get(kind, {})
         large_fields = list[tuple[Record, str]]()
-        records = read_fields(source, message, stems=(), always=frozenset(nested))
+        shorts = dict.fromkeys(nested, count_shorts) if limit >= SHORT_SIZE else {}
+        records = read_fields(source, message, stems=(), always=frozenset(nested), shorts=shorts)
         for count, record in enumerate(records):
             if count > MAX_ENTRIES + (record.end - message.start) // BYTES_PER_PART:
                 raise _build_parts_error(source)  # early: to visit each would take minutes
