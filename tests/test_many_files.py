@@ -73,7 +73,10 @@ def test_windows_with_one_outcome_are_one_line(windows: Path, run) -> None:
         f"{COUNT} files in windows ({FIRST}): unchanged: every buffer carries VLLM",
         f"{COUNT} models: 0 renamed, {COUNT} unchanged; {buffers}",
     ]
-    assert run(*call, "--format", "github").out == f"::notice title=total::{again}"
+    assert (
+        run(*call, "--format", "github").out
+        == f"::notice title=total::{again.err.splitlines()[1]}\n"
+    )
     assert len(run(*call, "-v").err.splitlines()) == COUNT + 1
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from onnxkvrename.errors import FlushError, UndoError
-from onnxkvrename.findings import format_count, format_layer_ranges
+from onnxkvrename.findings import format_count, format_layers
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.formats import (
     Answer,
@@ -27,6 +27,7 @@ from onnxkvrename.report.formats.text import (
     GREEN,
     RED,
     YELLOW,
+    build_verdict_line,
     format_files,
     render_finding_lines,
 )
@@ -175,8 +176,7 @@ def render_states(
     """
     is_short = is_folded(report, verbose=verbose)
     for row in list_state_rows(report, dry_run=dry_run, verbose=verbose):
-        state = Span(row.state, row.style)
-        yield build_line(Span(row.label, BOLD), ": ", state, row.destination)
+        yield build_verdict_line(row.label, row.state, row.style, row.destination)
         if width is not None and not is_short:
             has_result = _has_result(report, row.models[0], dry_run=dry_run)
             yield from _render_model(row.models[0], width, verbose=verbose, has_result=has_result)
@@ -208,7 +208,7 @@ def _list_buffer_facts(model: ModelReport) -> Iterator[tuple[str, str]]:
     for kind, pairs in kinds.items():
         buffers = ", ".join(dict.fromkeys(pair.buffer for pair in pairs))
         layers = sorted({pair.layer for pair in pairs})
-        yield kind, f"{buffers} of {format_layer_ranges(layers)}"
+        yield kind, f"{buffers} of {format_layers(layers)}"
     for old, new in list(model.name_map.items())[:1]:
         yield "names", f"{old} -> {new}"
     kept = [item for item in model.unchanged_names if item.reason != REASON_NOT_RETAINED]
