@@ -10,12 +10,13 @@ from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.tables import format_columns
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
-from onnxkvrename.vllm.projection import Projection
+from onnxkvrename.vllm.projection import Projection, list_transfer_releases
 from onnxkvrename.vllm.specs import (
     KvCacheGroup,
     ProjectionRequest,
     Refusal,
     find_open_conditions,
+    list_releases,
 )
 from onnxkvrename.vllm.stages import count_gpu_blocks
 
@@ -44,9 +45,23 @@ def _render_lines(projection: Projection) -> Iterator[str]:
     yield from _render_allocations(projection.allocations, request.gpu_memory)
     if len(projection.stages) > 1:
         yield from _render_stages(projection)
-    yield from _render_open_points(projection.allocations)
+    yield from _render_open_points(projection.allocations, request.vllm_version)
     for condition in find_open_conditions(projection.conditions):
         yield f"  {condition.state}  {condition.name}: {condition.why}"
+    if projection.groupings:
+        yield f"  holds for  {_format_memory_releases(request)}"
+
+
+def _format_memory_releases(request: ProjectionRequest) -> str:
+    releases = list_releases(request.vllm_version)
+    if request.release in releases:
+        return f"vLLM {_format_releases(releases)}: groups and memory"
+    return f"vLLM {request.release}: groups and memory, of the allocations above"
+
+
+def _format_releases(releases: tuple[str, ...]) -> str:
+    """Return a range of releases: ``0.33``, ``0.30 to 0.33``."""
+    return " to ".join(dict.fromkeys((releases[0], releases[-1])))
 
 
 def _format_tokens(tokens: int) -> str:
@@ -55,7 +70,9 @@ def _format_tokens(tokens: int) -> str:
 
 
 def _list_settings(request: ProjectionRequest) -> Iterator[str]:
-    yield f"vLLM {request.vllm_version}"
+    is_planned = request.release == request.vllm_version
+    planned_as = "" if is_planned else f", planned as {request.vllm_version}"
+    yield f"vLLM {request.release}{planned_as}"
     yield f"blocks of {_format_tokens(request.block_size)}"
     yield f"tensor parallel size {request.tensor_parallel_size}"
     if request.pipeline_parallel_size > 1:
@@ -212,14 +229,20 @@ def _format_count(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,}"
 
 
-def _render_open_points(allocations: Iterable[Allocation]) -> Iterator[str]:
+def _render_open_points(allocations: Iterable[Allocation], version: str) -> Iterator[str]:
     """Yield what each allocation depends on."""
     yield from format_columns(
-        _merge_rows((_format_name(a), point) for a in allocations for point in _list_open_points(a))
+        _merge_rows(
+            (_format_name(a), point)
+            for a in allocations
+            for point in _list_open_points(a, list_transfer_releases(a, version))
+        )
     )
 
 
-def _list_open_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
+def _list_open_points(
+    allocation: Allocation, releases: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
     """Yield the conditions that decide, then the limits of NIXL and its transfers."""
     for condition in find_open_conditions(allocation.conditions):
         yield condition.state, f"{condition.name}: {condition.why}"
@@ -239,3 +262,5 @@ def _list_open_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
     if fewer:
         why = "the next token does not attend to the other blocks"
         yield "decode reads", f"fewer descriptors: {', '.join(fewer)}; {why}"
+    if releases:
+        yield "holds for", f"vLLM {_format_releases(releases)}: NIXL's regions and transfers"
