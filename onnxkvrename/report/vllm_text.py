@@ -53,7 +53,7 @@ def render_projection(projection: Projection | None, width: int | None) -> Itera
     )
     yield from _render_table(_POINT_COLUMNS, points, width)
     conditions = find_open_conditions(projection.conditions)
-    facts = [(c.state, f"{c.name}: {c.why}") for c in conditions]
+    facts = [(str(c.state), f"{c.name}: {c.why}") for c in conditions]
     if projection.groupings:
         facts.append(("holds for", _format_memory_releases(request)))
     yield from _render_facts(facts, width)
