@@ -98,8 +98,11 @@ _PLAIN_CONNECTORS = frozenset(
 
 
 def find_backend(serve: ServeSettings, vllm_version: str) -> AttentionBackend | None:
-    """Return the backend that a line names; ``None`` if it names none that is known here."""
-    return BACKENDS[vllm_version].get(serve.attention_backend or "")
+    """Return the backend that a line names; ``None`` if it names none that is known here.
+
+    The version is a release of vLLM: what its neighbors have is not known of it.
+    """
+    return BACKENDS.get(vllm_version, {}).get(serve.attention_backend or "")
 
 
 def choose_block_size(serve: ServeSettings, vllm_version: str) -> int:

@@ -1,7 +1,8 @@
 """Project a layout onto vLLM: specs, groups, memory, and what a prompt transfers.
 
-Two versions are known, 0.24 and 0.33. A projection for 0.33 also lists two allocations that it does
-not have, as impossible.
+Two versions are known, 0.24 and 0.33; a release before or between them is projected as one of them,
+as far as that holds. A projection for 0.33 also lists two allocations that it does not have, as
+impossible.
 """
 
 from __future__ import annotations
@@ -18,19 +19,25 @@ from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignm
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.memory_v024 import build_allocations_v024
 from onnxkvrename.vllm.memory_v033 import build_allocations_v033
-from onnxkvrename.vllm.nixl import build_transfers
+from onnxkvrename.vllm.nixl import NixlTransfer, build_transfers, split_states
 from onnxkvrename.vllm.serve import DEFAULT_CONNECTOR, ServeSettings
 from onnxkvrename.vllm.settle import settle_conditions
 from onnxkvrename.vllm.specs import (
     KV_CACHE_DTYPES,
     MLA_KINDS,
     VERSION_TRAITS,
+    VLLM_RELEASES,
+    VLLM_VERSIONS,
     Condition,
+    KvCacheGroup,
     KvCacheSpec,
     ProjectionRequest,
     Refusal,
     RefusalError,
+    build_requirement,
     find_open_conditions,
+    list_releases,
+    plan_request,
 )
 from onnxkvrename.vllm.stages import (
     PipelineStage,
@@ -74,6 +81,7 @@ def project_layout(
     Raises:
         KvRenameError: It has pipeline stages beside a draft model, which is not supported.
     """
+    request = plan_request(request)
     if draft is not None:
         if request.pipeline_parallel_size > 1:
             raise KvRenameError(
@@ -90,6 +98,9 @@ def project_layout(
     except RefusalError as error:
         return Projection(request, model.specs, model.conditions, (error.refusal,))
     conditions = (*model.conditions, *list_alignment_conditions(specs, request))
+    unknown_groups = _explain_other_groups(layout, request)
+    if unknown_groups is not None:
+        return Projection(request, (), (*conditions, unknown_groups))
     version = request.vllm_version
     grouping = group_layers(specs, version)
     if version == "0.24":
@@ -99,15 +110,19 @@ def project_layout(
         block_outermost = group_layers(specs, version, block_outermost=True)
         groupings = (grouping, block_outermost)
         allocations = build_allocations_v033(specs, grouping, block_outermost)
+    other_memory = VLLM_RELEASES[request.release].other_memory
+    allocations = tuple(each for each in allocations if each.name not in other_memory)
     try:
         stages = build_stages(groupings, allocations, request) if allocations else ()
     except RefusalError as error:
         return Projection(request, specs, conditions, (error.refusal,))
     allocations = tuple(_count_transfers(each, groupings, request) for each in allocations)
+    allocations = tuple(apply_stages(groupings, allocations, stages, request))
     allocations = tuple(
-        _settle_allocation(each, groupings, request)
-        for each in apply_stages(groupings, allocations, stages, request)
+        _limit_transfers(each, groupings[each.grouping_index].groups, request)
+        for each in allocations
     )
+    allocations = tuple(_settle_allocation(each, groupings, request) for each in allocations)
     grouped = next((each.groups for each in groupings if each.groups), ())
     final_specs = [spec for group in grouped for spec in group.specs] or specs
     conditions = settle_conditions(conditions, request, final_specs)
@@ -121,7 +136,7 @@ def build_request(
 
     Args:
         serve: The line.
-        vllm_version: One of `VLLM_VERSIONS`.
+        vllm_version: One of `VLLM_RELEASES`.
         prompt_lengths: Lengths in tokens of the prompts whose transfer is counted.
 
     Raises:
@@ -148,14 +163,14 @@ def build_request(
 def list_serve_notes(serve: ServeSettings, vllm_version: str) -> Iterator[str]:
     """Yield what is assumed where a line says nothing, and what of it is not understood."""
     if serve.connector is None:
-        yield f"{DEFAULT_CONNECTOR} is assumed, as there is no --kv-transfer-config"
+        yield f"{DEFAULT_CONNECTOR} is assumed: --kv-transfer-config is missing"
     if serve.block_size is None:
         size = choose_block_size(serve, vllm_version)
         if find_backend(serve, vllm_version) is None:
             why = "the default, unless the attention backend prefers another size"
         else:
-            why = f"as {serve.attention_backend} prefers"
-        yield f"blocks of {size} tokens are assumed, as there is no --block-size: {why}"
+            why = f"{serve.attention_backend} prefers them"
+        yield f"blocks of {size} tokens are assumed: --block-size is missing ({why})"
     yield from serve.notes
 
 
@@ -180,6 +195,58 @@ def _count_transfers(
     return allocation._replace(transfers=transfers)
 
 
+def _explain_other_groups(layout: Layout, request: ProjectionRequest) -> Condition | None:
+    """Return why the groups of a release are not known; ``None`` if they are.
+
+    Where all of `VLLM_VERSIONS` form the same groups, so do the releases before and between them.
+    """
+    if VLLM_RELEASES[request.release].has_same_groups:
+        return None
+    candidates = set[tuple[KvCacheGroup, ...]]()
+    for version in VLLM_VERSIONS:
+        asked = request._replace(vllm_version=version)
+        try:
+            specs: Sequence[KvCacheSpec] = align_blocks(build_specs(layout, asked).specs, asked)
+        except RefusalError:
+            specs = ()
+        for block_outermost in (False, True):
+            candidates.add(group_layers(specs, version, block_outermost=block_outermost).groups)
+    if len(candidates) == 1:
+        return None
+    versions = " and ".join(VLLM_VERSIONS)
+    return build_requirement(
+        "groups", f"not known for vLLM {request.release}, as {versions} form different ones"
+    )
+
+
+def _limit_transfers(
+    allocation: Allocation, groups: Sequence[KvCacheGroup], request: ProjectionRequest
+) -> Allocation:
+    """Leave out the registration and transfers that are not known of a release."""
+    release = VLLM_RELEASES[request.release]
+    if allocation.registration is None or (
+        allocation.name not in release.other_transfers
+        and (release.has_same_states or not _has_refused_states(groups, release.planned_as))
+    ):
+        return allocation
+    unknown = f"NIXL in vLLM {request.release}: it may register other regions than "
+    transfers = tuple(
+        NixlTransfer(
+            each.tokens, each.blocks, None, None, None, unknown=unknown + release.planned_as
+        )
+        for each in allocation.transfers
+    )
+    return allocation._replace(registration=None, transfers=transfers)
+
+
+def _has_refused_states(groups: Sequence[KvCacheGroup], version: str) -> bool:
+    try:
+        split_states(groups, version)
+    except RefusalError:
+        return True
+    return False
+
+
 def _append_draft(layout: Layout, draft: Layout) -> Layout:
     """Return the layout with the layers of a draft model after its own."""
     start = max(layout.layers, default=-1) + 1
@@ -198,6 +265,15 @@ _USE_CONDITIONS = frozenset(
     {"version", "one group", "several groups", "flag", "connector", "layout", "model runner"}
 )
 """The conditions that decide whether vLLM uses an allocation, whether it works or not."""
+
+
+def list_transfer_releases(allocation: Allocation, version: str) -> tuple[str, ...]:
+    """Return the releases for which the registration holds that a version has, oldest first."""
+    if allocation.registration is None:
+        return ()
+    if allocation.registration.refused is not None:
+        return (version,)
+    return list_releases(version, allocation.name)
 
 
 def find_nixl_allocation(projection: Projection) -> Allocation | None:
@@ -246,9 +322,14 @@ def check_nixl(projection: Projection) -> Iterator[Finding]:
     Only the allocation that the connector selects counts. What is not computed, such as the regions
     of pipeline stages, gives no finding; nor does a line with another connector.
     """
-    serve = projection.request.serve
+    serve, version = projection.request.serve, projection.request.vllm_version
     if serve is not None and not serve.uses_nixl:
         return
+    for condition in projection.conditions:
+        is_named = serve is not None and serve.connector is not None
+        if is_named and condition.name == "state kind" and condition.state == "not met":
+            message = f"vLLM {version}'s NIXL connector stops at states in another layout than DS"
+            yield build_finding("KV622", "", message, "set VLLM_SSM_CONV_STATE_LAYOUT=DS")
     allocation = find_nixl_allocation(projection)
     fault = None if allocation is None else _explain_fault(allocation)
     if allocation is None or fault is None:

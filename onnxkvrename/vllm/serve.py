@@ -691,7 +691,7 @@ def _apply_objects(
 def _apply_transfer_config(
     fields: dict[str, Any], config: Mapping[str, Any], value: _Value
 ) -> None:
-    known = _CONFIG_KEYS | (_OLD_CONFIG_KEYS if value.version == "0.24" else set())
+    known = _CONFIG_KEYS | (set() if value.version == "0.33" else _OLD_CONFIG_KEYS)
     unknown = sorted(set(config) - known)
     if unknown:
         raise value.build_error(f"vLLM {value.version} has no key {shorten_text(unknown[0])}")

@@ -77,7 +77,7 @@ def settle_conditions(
     serve = request.serve
     if serve is None:
         return tuple(conditions)
-    backend = find_backend(serve, request.vllm_version)
+    backend = find_backend(serve, request.release or request.vllm_version)
     facts = _Facts(serve, request, specs, backend, allocation)
     return tuple(_settle(condition, facts) for condition in conditions)
 
@@ -219,7 +219,7 @@ def find_kernel_blocks(
     attention = [spec for spec in specs if not spec.is_state]
     blocks = {spec.block_size for spec in attention if spec.block_size is not None}
     serve, version = request.serve, request.vllm_version
-    backend = None if serve is None else find_backend(serve, version)
+    backend = None if serve is None else find_backend(serve, request.release or version)
     if serve is None or backend is None:
         return dict.fromkeys(blocks)
     layout = find_layout(serve, version, uses_mla=any(s.kind in MLA_KINDS for s in specs))
@@ -290,7 +290,7 @@ def _decide_state_layout(facts: _Facts) -> Condition | None:
         return None
     if facts.serve.ssm_conv_state_layout == "DS":
         return _meet("VLLM_SSM_CONV_STATE_LAYOUT=DS")
-    return _miss("for NIXL: VLLM_SSM_CONV_STATE_LAYOUT=DS is not set")
+    return _miss("VLLM_SSM_CONV_STATE_LAYOUT=DS is not set, which NIXL's connector requires")
 
 
 _DECISIONS: Mapping[str, Callable[[_Facts], Condition | None]] = {
