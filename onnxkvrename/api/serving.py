@@ -79,6 +79,16 @@ def read_served_pair(lines: Mapping[str, str], vllm_version: str) -> ServedPair 
     return ServedPair((prefill, decode), tuple(named))
 
 
+def apply_serve(loaded: LoadedLayout, serve: ServeSettings, vllm_version: str) -> LoadedLayout:
+    """Return the buffers with the cache dtype of a line; that of a manifest stays.
+
+    Raises:
+        KvRenameError: A manifest has another one, or its pages are not known.
+    """
+    dtype = build_request(serve, vllm_version).kv_cache_dtype
+    return loaded._replace(layout=set_cache_dtype(loaded.layout, dtype))
+
+
 def compare_served(
     paths: tuple[Path, Path],
     sides: tuple[LoadedLayout, LoadedLayout],

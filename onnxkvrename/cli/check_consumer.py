@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.api.serving import apply_serve
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, print_notes
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
@@ -24,7 +25,6 @@ from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
     replace_findings,
-    set_cache_dtype,
 )
 from onnxkvrename.options import (
     CUSTOM_IO,
@@ -49,7 +49,6 @@ from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consume
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.sidecars.stale import find_stale_sidecars
-from onnxkvrename.vllm.projection import build_request
 from onnxkvrename.vllm.serve import read_serve_option
 from onnxkvrename.vllm.specs import VLLM_VERSIONS
 
@@ -108,8 +107,7 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
         print_notes(serve.notes, arguments.quiet)
         full_transfer = arguments.full_transfer or serve.uses_full_transfer
         arguments = arguments._replace(full_transfer=full_transfer)
-        dtype = build_request(serve, VLLM_VERSIONS[-1]).kv_cache_dtype
-        loaded = loaded._replace(layout=set_cache_dtype(loaded.layout, dtype))
+        loaded = apply_serve(loaded, serve, VLLM_VERSIONS[-1])
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)

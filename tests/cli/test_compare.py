@@ -578,6 +578,55 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
         assert ("vLLM 0.33's NIXL connector" in verdict) == bool(options)
 
 
+NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "codes_found", "said"),
+    [
+        ("--block-size 16", "--block-size 32 -tp 2", [], "2 blocks of prefill make one of decode"),
+        ("--block-size 32", "--block-size 16", ["KV622"], "blocks of 32 tokens in prefill"),
+        ("-tp 1", "-tp 3", ["KV619"], "cannot be divided among 3 ranks"),
+        ("--block-size 64 --attention-backend FLASHMLA", "--block-size 64", [], ""),
+        # A backend that divides blocks hands over in its own.
+        (
+            "--block-size 128 --attention-backend FLASHMLA",
+            "--block-size 64",
+            [],
+            "based on",
+        ),
+        (f"{NIXL}LMCacheConnectorV1", "", [], "the handshake of LMCacheConnectorV1 is not known"),
+        (f"{NIXL}NixlPushConnector", "", [], "the handshake of NixlPushConnector is not known"),
+        ("-dcp 2", "", [], "prefill's parallelism: context parallelism of 2 ranks"),
+        ("-pp 2", "", [], "not known for 2 pipeline stages of prefill"),
+        ("--block-size 16", None, [], "decode: no --serve line: vLLM's defaults are assumed"),
+        ("--hf-overrides {}", "", [], "prefill: not read, although it may change caches: --hf-"),
+        ("vllm serve M", "vllm serve M", [], "note: NixlConnector is assumed"),
+    ],
+)
+def test_two_lines_and_two_exports_are_enough(
+    prefill: str, decode: str | None, codes_found: list[str], said: str, run, named
+) -> None:
+    model = named("decoder.onnx")
+    lines = [f"prefill:{prefill}"] + ([] if decode is None else [f"decode:{decode or '-tp 1'}"])
+    options = [word for line in lines for word in ("--serve", line)]
+    outcome = run("compare", model, model, *options)
+    found = codes(document(run("compare", model, model, *options, "--format", "json").out))
+    assert (outcome.code, sorted(set(found))) == (int(bool(codes_found)), codes_found)
+    assert said in outcome.out + outcome.err
+
+
+def test_a_variable_of_vllm_qaic_is_read_on_both_sides(run, named) -> None:
+    model = named("serving/hybrid.onnx")
+    line = "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M"
+    sizes = ("--dim", "sliding_window=8")
+    full = run("compare", model, model, *sizes, "--full-transfer", "--format", "json").out
+    both = run("compare", model, model, *sizes, "--serve", line, "--format", "json").out
+    assert document(both)["full_transfer"] is document(full)["full_transfer"] is True
+    one = run("compare", model, model, *sizes, "--serve", f"prefill:{line}")
+    assert "prefill: VLLM_QAIC_USE_FULL_KV_TRANSFER is set on this side only" in one.out
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -327,6 +327,20 @@ def test_a_projection_counts_the_blocks_that_fit_into_a_gpu(here: Path, run) -> 
     }
 
 
+def test_a_line_decides_what_the_graph_leaves_open(here: Path, run) -> None:
+    line = "vllm serve M --block-size 16 --attention-backend FLASH_ATTN --kv-cache-dtype fp8"
+    outcome = run("manifest", MODEL, "--format", "text", "--serve", line, "--tokens", "40")
+    assert outcome.code == 0
+    rows = [" ".join(row.split()) for row in outcome.out.splitlines()]
+    assert "met kernel block size: FLASH_ATTN takes them undivided" in rows
+    assert "met kv_cache_dtype: --kv-cache-dtype fp8" in rows
+    assert "LBHNC met layout: NixlConnector asks for LBHNC" in rows
+    assert outcome.err == "note: NixlConnector is assumed: --kv-transfer-config is missing\n"
+    assert run("manifest", MODEL, "-q", "--serve", line).err == ""
+    conditions = document(run("manifest", MODEL, "--serve", line).out)["vllm"]["conditions"]
+    assert {each["state"] for each in conditions if each["by_line"]} == {"met"}
+
+
 def test_heads_that_do_not_divide_are_a_finding(here: Path, run) -> None:
     outcome = run("manifest", MODEL, "--serve", "-tp 3")
     said = document(outcome.out)
