@@ -11,7 +11,7 @@ backends that do not support a whole block divide it into kernel blocks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -112,9 +112,14 @@ def check_handshake(
         )
         if finding.code == "KV622"
     ]
-    differences = tuple(_list_differences(projections))
-    if differences:
-        return Handshake(tuple(refusals), differences)
+    differences = [tuple(_list_differences(each)) for each in projections]
+    if differences[0] != differences[1] or (any(differences) and sides[0] != sides[1]):
+        unknown = (
+            f"vLLM: not known for {name}: {difference}"
+            for name, found in zip(("prefill", "decode"), differences, strict=True)
+            for difference in found
+        )
+        return Handshake(tuple(refusals), tuple(unknown))
     if not is_known:
         why = "kernel blocks of pages with padding, of several sizes or of packed groups"
         return Handshake(tuple(refusals), (f"vLLM: not known for {why}",))
@@ -149,16 +154,15 @@ def _find_kernel_block(projection: Projection) -> int | None:
     return min(divided, default=None)
 
 
-def _list_differences(projections: Sequence[Projection]) -> Iterator[str]:
-    """Yield why the projections are not what the lines start, so that nothing is known of them."""
-    for side, projection in zip(("prefill", "decode"), projections, strict=True):
-        for condition in projection.conditions:
-            is_known = condition.name in ("kernel block size", "state kind")
-            if condition.by_line and condition.state == "not met" and not is_known:
-                yield f"vLLM: not known for {side}'s {condition.name}: {condition.why}"
-        stages = projection.request.pipeline_parallel_size
-        if stages > 1:
-            yield f"vLLM: not known for {stages} pipeline stages of {side}"
+def _list_differences(projection: Projection) -> Iterator[str]:
+    """Yield what differs between what a line starts and its projection; two alike still meet."""
+    for condition in projection.conditions:
+        is_known = condition.name in ("kernel block size", "state kind")
+        if condition.by_line and condition.state == "not met" and not is_known:
+            yield f"{condition.name}: {condition.why}"
+    stages = projection.request.pipeline_parallel_size
+    if stages > 1:
+        yield f"{stages} pipeline stages"
 
 
 def _list_ranks(requests: tuple[ProjectionRequest, ProjectionRequest]) -> list[int]:
