@@ -400,7 +400,7 @@ def _parse_amount(text: str) -> int | None:
     number, fraction, unit = match.groups()
     power = " kmgt".index(unit.lower() or " ")
     if fraction is None:
-        return int(number) * (1024 if unit.isupper() else 1000) ** power
+        return int(number) * int((1024 if unit.isupper() else 1000) ** power)
     return int(float(number + fraction) * 1000**power) if unit.islower() else None
 
 
