@@ -180,7 +180,7 @@ def _compare_memory(
     posted_share = 2 if allocation.name == "packed" and transfer.incomplete else 1
     yield _judge("bytes", posted.size * posted_share, transfer.bytes)
     reads = transfer.decode_reads
-    yield _judge("blocks that decode reads", read, reads and [*reads.blocks])
+    yield _judge("blocks that decode reads", [*map(len, read)], reads and [*reads.blocks])
     if posted.covers_pages is not None:
         projected_complete = transfer.incomplete is None
         yield _judge(
@@ -244,7 +244,7 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
     """Yield whether two drawn workers hand over, as findings say it and as vLLM's workers do."""
     if not witness.can_allocate:
         return
-    from witness_memory import MemoryWitness
+    from witness_memory import MemoryWitness, PairRefusal
 
     assert isinstance(witness, MemoryWitness)
     prefill, decode = draw_pair(seed)
@@ -259,7 +259,8 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
     except KvRenameError:
         return  # the kernel's block does not divide vLLM's
     findings = [*check_tensor_parallelism(layout, layout, ranks), *handshake.findings]
-    refusal = witness.refuse_pair(prefill, decode, kernel_block)
+    met = witness.meet(prefill, decode, kernel_block)
+    refusal = met if isinstance(met, PairRefusal) else None
     if not findings and any("not known" in note for note in handshake.notes):
         yield "pairs of workers, not known here", True, ""
     elif refusal is None:

@@ -29,6 +29,7 @@ EXECUTED_MODULES = {
     f"{_CONNECTORS}.utils",
     f"{_CONNECTORS}.v1.nixl.base_scheduler",
     f"{_CONNECTORS}.v1.nixl.base_worker",
+    f"{_CONNECTORS}.v1.nixl.pull_worker",
     f"{_CONNECTORS}.v1.nixl.tp_mapping",
     f"{_CONNECTORS}.v1.nixl.utils",
     f"{_CONNECTORS}.v1.offloading.canonical_mapping",

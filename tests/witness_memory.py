@@ -89,17 +89,27 @@ class Memory:
                 worker.register_kv_caches(self.caches)
         return worker
 
-    def connect(self, prefill: Memory) -> None:
-        """Let ranks of this side, decode, meet those of `prefill`; raise what vLLM raises."""
+    def connect(self, prefill: Memory) -> list[Any]:
+        """Let the ranks of this side, decode, meet those of `prefill`; raise what vLLM raises.
+
+        Returns:
+            NIXL's worker of each rank of decode.
+        """
         remote = prefill.register(engine="prefill").xfer_handshake_metadata.agent_metadata_bytes
         ranks = prefill.architecture.tp
-        for rank in sorted({0, self.architecture.tp - 1}):
+        workers = []
+        for rank in range(self.architecture.tp):
             worker = self.register(rank, "decode")
             with self.witness.modules.importable():
                 for remote_rank in worker.transfer_topo.handshake_target_ranks(ranks):
                     # vLLM decodes metadata of its own from each rank, and changes it.
                     meta = SimpleNamespace(**copy.deepcopy(vars(remote)))
-                    worker.add_remote_agent(meta, remote_rank, ranks)
+                    name = worker.add_remote_agent(meta, remote_rank, ranks)
+                    # vLLM's thread of handshakes keeps these names.
+                    key = remote_rank if self.witness.is_v024 else (0, remote_rank)
+                    worker._remote_agents[meta.engine_id][key] = name
+            workers.append(worker)
+        return workers
 
     def post(self, worker: Any, block_ids: tuple[list[int], ...], kernel_blocks: int = 1) -> Posted:
         """Return what `worker` posts for blocks of each group.
@@ -166,8 +176,10 @@ class Memory:
             part.zero_()
         return covers
 
-    def list_blocks(self, prompt_length: int) -> tuple[tuple[list[int], ...], list[int]]:
-        """Return the blocks that prefill offers of each group, and how many decode reads."""
+    def list_blocks(
+        self, prompt_length: int
+    ) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:
+        """Return the blocks that prefill offers of each group, and those that decode allocates."""
         return self.witness.list_blocks(self.plan, self.config, prompt_length)
 
     def build_canonical_view(self) -> tuple[list[int], list[list[tuple[int, int]]]] | str:
@@ -212,6 +224,81 @@ class PairRefusal(NamedTuple):
     reason: str
 
 
+class Read(NamedTuple):
+    """What a rank of decode asks NIXL for, for one prompt.
+
+    Attributes:
+        reads: The number of transfers, one for each rank of prefill that it reads from.
+        descriptors: The number of descriptors of all of them.
+        size: Bytes of these descriptors.
+    """
+
+    reads: int
+    descriptors: int
+    size: int
+
+
+class Pair(NamedTuple):
+    """Workers that met: decode's have added prefill's as their remote agents."""
+
+    witness: MemoryWitness
+    prefill: Memory
+    decode: Memory
+    workers: list[Any]
+
+    def read(self, prompt_length: int) -> list[Read] | PairRefusal:
+        """Return what each rank of decode posts for a prompt, or the assertion that fails."""
+        offered, _ = self.prefill.list_blocks(prompt_length)
+        _, allocated = self.decode.list_blocks(prompt_length)
+        posted = []
+        for worker in self.workers:
+            agent = worker.nixl_wrapper
+            agent.reads.clear()
+            try:
+                with self.witness.modules.importable():
+                    worker.start_load_kv(_make_load(offered, allocated))
+            except (*REFUSALS, RuntimeError) as error:
+                return PairRefusal("read", f"{type(error).__name__}: {error}")
+            for local, remote in agent.reads:
+                if not np.array_equal(local[:, 1], remote[:, 1]):
+                    return PairRefusal("read", "NIXL refuses lengths that differ")
+            local_parts = [local for local, _ in agent.reads]
+            posted.append(
+                Read(
+                    len(local_parts),
+                    sum(map(len, local_parts)),
+                    sum(int(part[:, 1].sum()) for part in local_parts),
+                )
+            )
+        return posted
+
+
+def _make_load(offered: Any, allocated: Any) -> SimpleNamespace:
+    """Return what decode's scheduler tells its workers about one request."""
+    request = SimpleNamespace(
+        awaiting_kvs=True,
+        local_block_ids=allocated,
+        local_num_computed_blocks=(),
+        local_physical_block_ids=(),
+        remote=SimpleNamespace(
+            block_ids=offered,
+            blocks_expiry_time=None,
+            engine_id="prefill",
+            num_tokens=None,
+            registration_generation=0,
+            request_id="request",
+        ),
+    )
+    return SimpleNamespace(
+        heartbeat_by_engine={},
+        reqs_in_batch=(),
+        reqs_not_processed=(),
+        reqs_to_recv={"request": request},
+        reqs_to_send={},
+        scheduler_clock=0,
+    )
+
+
 class MemoryWitness(Witness):
     """vLLM of one version, with its runner's allocation and its connectors."""
 
@@ -233,6 +320,7 @@ class MemoryWitness(Witness):
 
             import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler as scheduler
             import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker as worker
+            import vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker as puller
             import vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker as offloading
             import vllm.model_executor.layers.attention.mla_attention as mla
             import vllm.v1.attention.backend as backend
@@ -251,7 +339,7 @@ class MemoryWitness(Witness):
         )
         self.nixl = worker
         self.scheduler = scheduler.NixlBaseConnectorScheduler
-        self.worker_class = _make_worker_class(worker.NixlBaseConnectorWorker)
+        self.worker_class = _make_worker_class(puller.NixlPullConnectorWorker)
         self.offloading = offloading.OffloadingConnectorWorker
         self.manager, self.utils, self.runner, self.mixin = manager, utils, runner, mixin
         self._multiple_of = backend.MultipleOf
@@ -325,13 +413,13 @@ class MemoryWitness(Witness):
             make = self.mixin.KVConnectorModelRunnerMixin.allocate_uniform_kv_caches
             return make(plan, groups, "auto", cpu, sizes)[1]
 
-    def refuse_pair(
+    def meet(
         self, prefill: Architecture, decode: Architecture, kernel_block_size: int | None = None
-    ) -> PairRefusal | None:
-        """Return why prefill and decode do not hand over as NIXL has them by default.
+    ) -> Pair | PairRefusal:
+        """Let decode's workers meet prefill's as NIXL has them by default.
 
         vLLM plans, allocates and registers each side in the layout that NIXL's connector selects,
-        and decode's worker adds prefill's as its remote agent.
+        and decode's workers add prefill's as their remote agents.
 
         Args:
             prefill: The model of the worker that is read.
@@ -340,15 +428,16 @@ class MemoryWitness(Witness):
                 take any undivided.
 
         Returns:
-            ``None`` if vLLM refuses nothing, and the descriptors of each side cover its blocks.
+            The pair, or why not: vLLM refuses, or the descriptors of a side do not cover its
+            blocks.
         """
         self._kernel_blocks = [kernel_block_size or self._multiple_of(1)]
         try:
-            return self._refuse_pair(prefill, decode)
+            return self._meet(prefill, decode)
         finally:
             self._kernel_blocks = [self._multiple_of(1)]
 
-    def _refuse_pair(self, prefill: Architecture, decode: Architecture) -> PairRefusal | None:
+    def _meet(self, prefill: Architecture, decode: Architecture) -> Pair | PairRefusal:
         sides = []
         for name, architecture in (("prefill", prefill), ("decode", decode)):
             try:
@@ -357,13 +446,13 @@ class MemoryWitness(Witness):
             except (*REFUSALS, AttributeError, RuntimeError) as error:
                 return PairRefusal(name, f"{type(error).__name__}: {error}")
         try:
-            sides[1].connect(sides[0])
+            workers = sides[1].connect(sides[0])
         except (*REFUSALS, RuntimeError) as error:
             return PairRefusal("handshake", f"{type(error).__name__}: {error}")
         for name, side in zip(("prefill", "decode"), sides, strict=True):
             if side.covers_blocks() is False:
                 return PairRefusal(name, "the descriptors do not cover the blocks")
-        return None
+        return Pair(self, sides[0], sides[1], workers)
 
     def _build_side(self, architecture: Architecture) -> Memory:
         """Return a side's memory in the layout that NIXL's connector selects."""
@@ -378,8 +467,8 @@ class MemoryWitness(Witness):
 
     def list_blocks(
         self, plan: Any, config: Any, prompt_length: int
-    ) -> tuple[tuple[list[int], ...], list[int]]:
-        """Return the blocks that prefill offers of each group, and how many decode reads."""
+    ) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:
+        """Return the blocks that prefill offers of each group, and those that decode allocates."""
         with self.modules.importable():
             cache_config = self.utils.generate_scheduler_kv_cache_config([plan])
             scheduler = self.scheduler(config, "engine", cache_config)
@@ -388,15 +477,20 @@ class MemoryWitness(Witness):
                 if self.is_v024
                 else scheduler.get_exchange_clipped_blocks
             )
-            offered = self._allocate_blocks(cache_config, prompt_length, 0)
-            count = (
-                scheduler._mamba_prefill_token_count
-                if self.is_v024
-                else scheduler._get_remote_prefill_token_count
-            )
+            request = _make_request(prompt_length)
+            if self.is_v024:
+                if scheduler._has_mamba:
+                    scheduler._truncate_mamba_request_for_prefill(request)
+                count = scheduler._mamba_prefill_token_count
+            else:
+                scheduler._truncate_request_for_prefill(request)
+                count = scheduler._get_remote_prefill_token_count
+            offered = self._allocate_blocks(cache_config, request.num_prompt_tokens, 0)
             read = self._allocate_blocks(cache_config, 0, count(prompt_length))
-            read_ids = clip(tuple(read.get_unhashed_block_ids_all_groups()))
-            return clip(tuple(offered.get_block_ids())), [len(ids) for ids in read_ids]
+            return (
+                clip(tuple(offered.get_block_ids())),
+                clip(tuple(read.get_unhashed_block_ids_all_groups())),
+            )
 
     def _allocate_blocks(self, cache_config: Any, computed: int, loaded: int) -> Any:
         """Return the blocks of a request that computes some tokens, or loads them."""
@@ -420,6 +514,18 @@ class MemoryWitness(Witness):
         return manager.get_blocks("request")
 
 
+def _make_request(prompt_length: int) -> SimpleNamespace:
+    """Return a request of prefill, as far as vLLM truncates it."""
+    return SimpleNamespace(
+        _all_token_ids=[0] * prompt_length,
+        get_skip_reading_prefix_cache=lambda: False,
+        kv_transfer_params={"do_remote_decode": True},
+        max_tokens=1,
+        num_prompt_tokens=prompt_length,
+        prompt_token_ids=[0] * prompt_length,
+    )
+
+
 class _LazyTorch:
     """torch, but zeros take no memory before they are written."""
 
@@ -432,10 +538,15 @@ class _LazyTorch:
 
 
 class _Agent:
-    """An agent of NIXL that takes everything."""
+    """An agent of NIXL that takes everything, and keeps what is to be transferred.
+
+    Attributes:
+        reads: The descriptors of each transfer that was started: local and remote ones, in pairs.
+    """
 
     def __init__(self, *_: object) -> None:
-        pass
+        self._lists: list[Any] = []
+        self.reads: list[tuple[Any, Any]] = []
 
     def get_reg_descs(self, ranges: Any, memory_type: str) -> Any:
         return ranges
@@ -447,10 +558,32 @@ class _Agent:
         return blocks
 
     def prep_xfer_dlist(self, agent: str, blocks: Any, mem_type: str = "") -> int:
-        return 1
+        self._lists.append(blocks)
+        return len(self._lists) - 1
+
+    def make_prepped_xfer(
+        self,
+        operation: str,
+        local: int,
+        local_ids: Any,
+        remote: int,
+        remote_ids: Any,
+        notif_msg: bytes = b"",
+    ) -> tuple[Any, Any]:
+        """Return pairs of (address, length); a list may be empty."""
+        assert operation == "READ"
+        pairs = []
+        for handle, ids in ((local, local_ids), (remote, remote_ids)):
+            starts, sizes = _expand_descriptors(self._lists[handle])
+            chosen = np.asarray(ids, np.int64)
+            pairs.append(np.stack((starts[chosen], sizes[chosen]), axis=1))
+        return pairs[0], pairs[1]
+
+    def transfer(self, handle: tuple[Any, Any]) -> None:
+        self.reads.append(handle)
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_: b""
+        return lambda *_, **__: b""
 
 
 class _OnDevice:
