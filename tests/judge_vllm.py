@@ -16,12 +16,12 @@ import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
@@ -44,7 +44,11 @@ from onnxkvrename.vllm.handshake import check_handshake  # noqa: E402
 from onnxkvrename.vllm.memory import Allocation  # noqa: E402
 from onnxkvrename.vllm.memory_v033 import KV_CACHE_LAYOUTS  # noqa: E402
 from onnxkvrename.vllm.projection import Projection, project_layout  # noqa: E402
+from onnxkvrename.vllm.reads import PromptReads  # noqa: E402
 from onnxkvrename.vllm.specs import ProjectionRequest  # noqa: E402
+
+if TYPE_CHECKING:
+    from witness_memory import Pair
 
 VERSIONS = ("0.24.0", "0.33.0")
 _LENGTHS = (1, 127, 128, 129, 600, 1024, 1500)
@@ -250,8 +254,11 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
     prefill, decode = draw_pair(seed)
     layout, version = build_layout(decode), "0.24" if witness.is_v024 else "0.33"
     requests = tuple(ProjectionRequest(s.block_size, s.tp, version) for s in (prefill, decode))
-    if any(project_layout(layout, request).refusals for request in requests):
+    projections = [project_layout(layout, request) for request in requests]
+    if any(projection.refusals for projection in projections):
         return  # refused by the model's classes, which are no part of this
+    lengths = _draw_lengths(seed, projections)
+    requests = tuple(request._replace(prompt_lengths=lengths) for request in requests)
     ranks = TensorParallelSizes(prefill.tp, decode.tp)
     kernel_block = random.Random(seed).choice([None, None, None, 16])
     try:
@@ -260,13 +267,42 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
         return  # the kernel's block does not divide vLLM's
     findings = [*check_tensor_parallelism(layout, layout, ranks), *handshake.findings]
     met = witness.meet(prefill, decode, kernel_block)
-    refusal = met if isinstance(met, PairRefusal) else None
     if not findings and any("not known" in note for note in handshake.notes):
         yield "pairs of workers, not known here", True, ""
-    elif refusal is None:
-        yield _judge("pairs of workers that vLLM accepts", [], findings)
+    elif isinstance(met, PairRefusal):
+        yield _judge("pairs of workers that vLLM refuses", True, bool(findings), str(met))
     else:
-        yield _judge("pairs of workers that vLLM refuses", True, bool(findings), str(refusal))
+        yield _judge("pairs of workers that vLLM accepts", [], findings)
+        yield from _compare_reads(met, handshake.reads)
+
+
+def _draw_lengths(seed: int, projections: Sequence[Projection]) -> tuple[int, ...]:
+    """Return lengths of prompts that the blocks of both sides have room for."""
+    from witness_memory import PAIR_BLOCK_COUNT
+
+    groups = max(len(each.groups) for projection in projections for each in projection.groupings)
+    block_size = min(projection.request.block_size for projection in projections)
+    longest = max(1, (PAIR_BLOCK_COUNT - 3) // max(1, groups) - 1) * block_size
+    rng = random.Random(seed)
+    drawn = (rng.choice(_LENGTHS), rng.choice([15, 16, 17, 33, 48]), rng.randint(1, 1500))
+    return tuple(min(length, longest) for length in drawn)
+
+
+def _compare_reads(pair: Pair, reads: Sequence[PromptReads]) -> Iterator[Verdict]:
+    """Yield whether each rank of decode posts what was predicted."""
+    from witness_memory import PairRefusal
+
+    if not reads or reads[0].unknown is not None:
+        yield "reads, not known here", True, ""
+        return
+    for predicted in reads:
+        posted = pair.read(predicted.tokens)
+        subject = f"{predicted.tokens} tokens"
+        if isinstance(posted, PairRefusal):
+            yield _judge("reads that vLLM refuses", True, bool(predicted.refused), f"{subject}: {posted}")
+            continue
+        expected = [(len(r.sources), r.descriptors, r.bytes) for r in predicted.ranks]
+        yield _judge("reads", [*map(tuple, posted)], expected or predicted.refused, subject)
 
 
 def _list_pages(grouping: Grouping) -> list[list[tuple[int, int, int, int]]]:

@@ -54,6 +54,7 @@ EXECUTED_MODULES = {
     "vllm.v1.kv_cache_layout",
     "vllm.v1.kv_cache_spec_registry",
     "vllm.v1.kv_offload.base",
+    "vllm.v1.worker.block_table",
     "vllm.v1.worker.gpu.attn_utils",
     "vllm.v1.worker.kv_connector_model_runner_mixin",
     "vllm.v1.worker.utils",

@@ -600,6 +600,9 @@ def _make_worker_class(base: Any) -> Any:
         def _register_packed_kv_cache(self, storage: Any) -> None:
             super()._register_packed_kv_cache(_OnDevice(storage))
 
+        def shutdown(self) -> None:
+            """Release nothing: the agent holds nothing."""
+
     return Worker
 
 

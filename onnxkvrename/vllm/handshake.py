@@ -11,7 +11,7 @@ backends that do not support a whole block divide it into kernel blocks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from onnxkvrename.vllm.projection import (
     find_nixl_allocation,
     project_layout,
 )
+from onnxkvrename.vllm.reads import NixlSide, NixlWorker, PromptReads, predict_reads
 from onnxkvrename.vllm.specs import (
     FULL_KINDS,
     MLA_KINDS,
@@ -41,31 +42,13 @@ class Handshake(NamedTuple):
     """The result of a handshake of two workers.
 
     The findings, KV619 and KV622, are the reasons why vLLM refuses; it accepts without any. The
-    notes say what it requires in addition, and what is not known.
+    notes say what it requires in addition, and what is not known. The reads are what decode then
+    posts for each prompt; none if vLLM refuses, or if it is not known whether it does.
     """
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-class _Side(NamedTuple):
-    """One worker's cache.
-
-    Attributes:
-        ranks: Its tensor parallel size.
-        block_size: Tokens in a kernel block, in which NIXL counts.
-        kernel_blocks: The number of kernel blocks in one of vLLM's blocks.
-        uses_mla: Whether all its attention is MLA.
-        has_states: Whether it has layers of states.
-        is_hybrid: Whether it has layers that are not full attention (``_is_hma_required``).
-    """
-
-    ranks: int
-    block_size: int
-    kernel_blocks: int
-    uses_mla: bool
-    has_states: bool
-    is_hybrid: bool
+    reads: tuple[PromptReads, ...] = ()
 
 
 def check_handshake(
@@ -106,7 +89,8 @@ def check_handshake(
         why = "kernel blocks of pages with padding, of several sizes or of packed groups"
         return Handshake(tuple(refusals), (f"vLLM: not known for {why}",))
     if sides[0] == sides[1] and not refusals:
-        return Handshake()  # whatever they are, vLLM accepts workers that are alike
+        # Whatever they are, vLLM accepts workers that are alike.
+        return Handshake(reads=_predict_all_reads(projections, sides, layouts[0]))
     if refusals or None in sides or max(_list_ranks(requests)) % min(_list_ranks(requests)):
         return Handshake(tuple(refusals), ())
     attention = {
@@ -121,15 +105,42 @@ def check_handshake(
     version = requests[0].vllm_version
     heads = _find_head_count(layouts[0], requests[0])
     findings = tuple(_check_sides(prefill, decode, heads, version))
-    notes = () if findings else tuple(_list_notes(prefill, decode, heads, version))
-    return Handshake(findings, notes)
+    if findings:
+        return Handshake(findings)
+    notes = tuple(_list_notes(prefill, decode, heads, version))
+    if heads is None and prefill.ranks != decode.ranks and not prefill.uses_mla:
+        return Handshake((), notes)
+    return Handshake((), notes, _predict_all_reads(projections, sides, layouts[0]))
+
+
+def _predict_all_reads(
+    projections: Sequence[Projection], sides: Sequence[NixlSide | None], layout: Layout
+) -> tuple[PromptReads, ...]:
+    """Return what decode posts for each prompt; nothing if a side is not known."""
+    prefill, decode = map(_build_worker, projections, sides)
+    request = projections[1].request
+    if prefill is None or decode is None:
+        return ()
+    heads = _find_head_count(layout, request)
+    return tuple(
+        predict_reads(prefill, decode, heads, tokens, request.vllm_version)
+        for tokens in request.prompt_lengths
+    )
+
+
+def _build_worker(projection: Projection, side: NixlSide | None) -> NixlWorker | None:
+    allocation = find_nixl_allocation(projection)
+    if side is None or allocation is None or allocation.registration is None:
+        return None
+    groups = projection.groupings[allocation.grouping_index].groups
+    return NixlWorker(side, groups, allocation.registration)
 
 
 def _list_ranks(requests: tuple[ProjectionRequest, ProjectionRequest]) -> list[int]:
     return [request.tensor_parallel_size for request in requests]
 
 
-def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side | None:
+def _build_side(projection: Projection, kernel_block_size: int | None) -> NixlSide | None:
     """Return a side; ``None`` if vLLM forms no groups.
 
     Raises:
@@ -152,7 +163,7 @@ def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side 
             f"a kernel's block of {kernel_block} tokens does not divide vLLM's of {block_size}",
             hint="choose --kernel-block-size as the attention backend does: it divides both",
         )
-    return _Side(
+    return NixlSide(
         request.tensor_parallel_size,
         kernel_block,
         block_size // kernel_block,
@@ -191,7 +202,7 @@ def _find_head_count(layout: Layout, request: ProjectionRequest) -> int | None:
 
 
 def _check_sides(
-    prefill: _Side, decode: _Side, heads: int | None, version: str
+    prefill: NixlSide, decode: NixlSide, heads: int | None, version: str
 ) -> Iterator[Finding]:
     """Yield a finding for each reason why vLLM refuses."""
     has_more_ranks = prefill.ranks > decode.ranks
@@ -231,7 +242,7 @@ def _check_sides(
         )
 
 
-def _reads_several_slices(prefill: _Side, decode: _Side, heads: int | None) -> bool:
+def _reads_several_slices(prefill: NixlSide, decode: NixlSide, heads: int | None) -> bool:
     """Return whether a rank of decode reads heads of several ranks of prefill.
 
     Beside states, heads may be replicated (``_build_local_splits_from_plan`` of 0.33), so several
@@ -242,7 +253,7 @@ def _reads_several_slices(prefill: _Side, decode: _Side, heads: int | None) -> b
     return heads > decode.ranks if prefill.has_states else heads >= prefill.ranks
 
 
-def _can_split_blocks(prefill: _Side, decode: _Side, version: str) -> bool:
+def _can_split_blocks(prefill: NixlSide, decode: NixlSide, version: str) -> bool:
     """Return whether vLLM splits blocks that do not divide (``_split_remote_blocks``)."""
     if not (decode.has_states and decode.uses_mla):
         return False
@@ -251,7 +262,7 @@ def _can_split_blocks(prefill: _Side, decode: _Side, version: str) -> bool:
     return pieces <= VERSION_TRAITS[version].max_block_split
 
 
-def _list_notes(prefill: _Side, decode: _Side, heads: int | None, version: str) -> Iterator[str]:
+def _list_notes(prefill: NixlSide, decode: NixlSide, heads: int | None, version: str) -> Iterator[str]:
     """Yield what vLLM requires if it does not refuse, and what is not known."""
     start = f"vLLM {version}, NIXL"
     if decode.block_size % prefill.block_size:

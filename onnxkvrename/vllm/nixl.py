@@ -156,25 +156,36 @@ def _sum_costs(blocks: Sequence[int | None], registration: NixlRegistration) -> 
     )
 
 
+def count_transferred_tokens(groups: Iterable[KvCacheGroup], prompt_length: int) -> int:
+    """Return how many tokens of a prompt prefill computes for decode.
+
+    Beside states it is one less than the prompt has: decode computes the last token again, and
+    vLLM truncates the prompt of prefill (``_truncate_mamba_request_for_prefill``, since 0.33
+    ``_truncate_request_for_prefill``).
+    """
+    has_states = any(spec.is_state for group in groups for spec in group.specs)
+    return prompt_length - 1 if has_states and prompt_length > 1 else prompt_length
+
+
 def count_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[int | None, ...]:
     """Return the number of blocks of each group that prefill offers for a prompt.
 
     The length of the prompt is in tokens. ``None`` where a number is not known.
     """
-    return tuple(_count_spec_blocks(group.first_spec, prompt_length) for group in groups)
+    groups = tuple(groups)
+    tokens = count_transferred_tokens(groups, prompt_length)
+    return tuple(_count_spec_blocks(group.first_spec, tokens) for group in groups)
 
 
 def count_read_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[int | None, ...]:
     """Return the number of blocks of each group that decode reads.
 
     Decode does not allocate the blocks that the next token does not see, so it does not read them.
-    Beside states it computes the prompt's last token again, so it does not read that one, either.
 
     The length of the prompt is in tokens. ``None`` where a number is not known.
     """
     groups = tuple(groups)
-    has_states = any(spec.is_state for group in groups for spec in group.specs)
-    tokens = prompt_length - 1 if has_states and prompt_length > 1 else prompt_length
+    tokens = count_transferred_tokens(groups, prompt_length)
     return tuple(_count_read_spec_blocks(group.first_spec, tokens) for group in groups)
 
 
