@@ -177,7 +177,7 @@ def _compare_memory(
     if transfer.descriptors is None:
         yield "descriptors and bytes, not known here", True, ""
         return
-    offered_ids, read = memory.list_blocks(length)
+    _, offered_ids, read = memory.list_blocks(length)
     yield _judge("blocks that prefill offers", [*map(len, offered_ids)], [*transfer.blocks])
     posted = memory.post(worker, offered_ids)
     yield _judge("descriptors", posted.descriptors, transfer.descriptors)
@@ -257,7 +257,9 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
     projections = [project_layout(layout, request) for request in requests]
     if any(projection.refusals for projection in projections):
         return  # refused by the model's classes, which are no part of this
-    lengths = _draw_lengths(seed, projections)
+    longest, rng = _find_longest_prompt(projections), random.Random(seed)
+    drawn = (rng.choice(_LENGTHS), rng.choice([15, 16, 17, 33, 48]), rng.randint(1, 1500))
+    lengths = tuple(min(length, longest) for length in drawn)
     requests = tuple(request._replace(prompt_lengths=lengths) for request in requests)
     ranks = TensorParallelSizes(prefill.tp, decode.tp)
     kernel_block = random.Random(seed).choice([None, None, None, 16])
@@ -273,19 +275,23 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
         yield _judge("pairs of workers that vLLM refuses", True, bool(findings), str(met))
     else:
         yield _judge("pairs of workers that vLLM accepts", [], findings)
-        yield from _compare_reads(met, handshake.reads)
+        fault = handshake.fault
+        has_room = fault is not None and fault.tokens <= longest
+        yield from _compare_reads(
+            met, (*handshake.reads, *((fault,) if fault and has_room else ()))
+        )
+        if fault is None:
+            # Other lengths than those that were tried have no fault, either.
+            yield _judge("pairs without a fault", [], [r.fault for r in handshake.reads if r.fault])
 
 
-def _draw_lengths(seed: int, projections: Sequence[Projection]) -> tuple[int, ...]:
-    """Return lengths of prompts that the blocks of both sides have room for."""
+def _find_longest_prompt(projections: Sequence[Projection]) -> int:
+    """Return the tokens that the blocks of both sides have room for."""
     from witness_memory import PAIR_BLOCK_COUNT
 
     groups = max(len(each.groups) for projection in projections for each in projection.groupings)
     block_size = min(projection.request.block_size for projection in projections)
-    longest = max(1, (PAIR_BLOCK_COUNT - 3) // max(1, groups) - 1) * block_size
-    rng = random.Random(seed)
-    drawn = (rng.choice(_LENGTHS), rng.choice([15, 16, 17, 33, 48]), rng.randint(1, 1500))
-    return tuple(min(length, longest) for length in drawn)
+    return max(1, (PAIR_BLOCK_COUNT - 3) // max(1, groups) - 1) * block_size
 
 
 def _compare_reads(pair: Pair, reads: Sequence[PromptReads]) -> Iterator[Verdict]:
@@ -297,12 +303,16 @@ def _compare_reads(pair: Pair, reads: Sequence[PromptReads]) -> Iterator[Verdict
         return
     for predicted in reads:
         posted = pair.read(predicted.tokens)
-        subject = f"{predicted.tokens} tokens"
+        detail = f"{predicted.tokens} tokens: {predicted.fault}"
         if isinstance(posted, PairRefusal):
-            yield _judge("reads that vLLM refuses", True, bool(predicted.refused), f"{subject}: {posted}")
+            is_refused = predicted.refused is not None
+            yield _judge("reads that fail", True, is_refused, f"{detail}: {posted}")
             continue
-        expected = [(len(r.sources), r.descriptors, r.bytes) for r in predicted.ranks]
-        yield _judge("reads", [*map(tuple, posted)], expected or predicted.refused, subject)
+        expected = [(len(rank.sources), rank.descriptors, rank.bytes) for rank in predicted.ranks]
+        figures = [(rank.transfers, rank.descriptors, rank.size) for rank in posted]
+        yield _judge("transfers, descriptors and bytes of reads", figures, expected, detail)
+        is_in_place = all(rank.is_in_place for rank in posted)
+        yield _judge("places of what is read", is_in_place, predicted.incomplete is None, detail)
 
 
 def _list_pages(grouping: Grouping) -> list[list[tuple[int, int, int, int]]]:

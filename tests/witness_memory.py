@@ -41,6 +41,20 @@ class Posted(NamedTuple):
     covers_pages: bool | None
 
 
+class PromptBlocks(NamedTuple):
+    """Blocks of a prompt.
+
+    Attributes:
+        tokens: How many tokens prefill computes for decode.
+        offered: The blocks that prefill offers, of each group.
+        allocated: The blocks that decode allocates, of each group.
+    """
+
+    tokens: int
+    offered: tuple[list[int], ...]
+    allocated: tuple[list[int], ...]
+
+
 class Memory:
     """The tensors that vLLM allocates for a plan of one architecture."""
 
@@ -176,10 +190,8 @@ class Memory:
             part.zero_()
         return covers
 
-    def list_blocks(
-        self, prompt_length: int
-    ) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:
-        """Return the blocks that prefill offers of each group, and those that decode allocates."""
+    def list_blocks(self, prompt_length: int) -> PromptBlocks:
+        """Return the blocks of a prompt."""
         return self.witness.list_blocks(self.plan, self.config, prompt_length)
 
     def build_canonical_view(self) -> tuple[list[int], list[list[tuple[int, int]]]] | str:
@@ -224,18 +236,28 @@ class PairRefusal(NamedTuple):
     reason: str
 
 
+class _PairedBlocks(NamedTuple):
+    """Kernel blocks of each group whose descriptors vLLM looks up, and how many make a block."""
+
+    ids: Any
+    pieces: int
+
+
 class Read(NamedTuple):
     """What a rank of decode asks NIXL for, for one prompt.
 
     Attributes:
-        reads: The number of transfers, one for each rank of prefill that it reads from.
+        transfers: The number of transfers, one for each rank of prefill that it reads from.
         descriptors: The number of descriptors of all of them.
         size: Bytes of these descriptors.
+        is_in_place: Whether the blocks of attention that are read begin at the same tokens as those
+            that they are written to.
     """
 
-    reads: int
+    transfers: int
     descriptors: int
     size: int
+    is_in_place: bool
 
 
 class Pair(NamedTuple):
@@ -248,12 +270,13 @@ class Pair(NamedTuple):
 
     def read(self, prompt_length: int) -> list[Read] | PairRefusal:
         """Return what each rank of decode posts for a prompt, or the assertion that fails."""
-        offered, _ = self.prefill.list_blocks(prompt_length)
-        _, allocated = self.decode.list_blocks(prompt_length)
+        tokens, offered, _ = self.prefill.list_blocks(prompt_length)
+        _, _, allocated = self.decode.list_blocks(prompt_length)
         posted = []
         for worker in self.workers:
             agent = worker.nixl_wrapper
             agent.reads.clear()
+            worker.paired_blocks.clear()
             try:
                 with self.witness.modules.importable():
                     worker.start_load_kv(_make_load(offered, allocated))
@@ -263,14 +286,37 @@ class Pair(NamedTuple):
                 if not np.array_equal(local[:, 1], remote[:, 1]):
                     return PairRefusal("read", "NIXL refuses lengths that differ")
             local_parts = [local for local, _ in agent.reads]
+            # vLLM looks up the descriptors of prefill's blocks, then those of decode's.
+            paired = worker.paired_blocks
+            places = (
+                [self._find_tokens(self.prefill, each, offered, tokens) for each in paired[::2]],
+                [self._find_tokens(self.decode, each, allocated, tokens) for each in paired[1::2]],
+            )
             posted.append(
                 Read(
                     len(local_parts),
                     sum(map(len, local_parts)),
                     sum(int(part[:, 1].sum()) for part in local_parts),
+                    places[0] == places[1],
                 )
             )
         return posted
+
+    def _find_tokens(self, side: Memory, blocks: _PairedBlocks, ids: Any, tokens: int) -> list[int]:
+        """Return the first token of each kernel block of attention that `side` has paired."""
+        found = []
+        for group, kernel_ids, logical_ids in zip(
+            side.plan.kv_cache_groups, blocks.ids, ids, strict=True
+        ):
+            size = group.kv_cache_spec.block_size
+            if hasattr(group.kv_cache_spec, "shapes"):
+                continue
+            first = -(-tokens // size) - len(logical_ids)
+            for kernel_id in kernel_ids:
+                logical, piece = divmod(kernel_id, blocks.pieces)
+                block = first + list(logical_ids).index(logical)
+                found.append(block * size + piece * size // blocks.pieces)
+        return found
 
 
 def _make_load(offered: Any, allocated: Any) -> SimpleNamespace:
@@ -452,7 +498,34 @@ class MemoryWitness(Witness):
         for name, side in zip(("prefill", "decode"), sides, strict=True):
             if side.covers_blocks() is False:
                 return PairRefusal(name, "the descriptors do not cover the blocks")
+        try:
+            self._receive(workers[0])
+        except NotImplementedError:
+            pass  # a CPU does not copy every dtype
+        except RuntimeError as error:
+            return PairRefusal("receive", str(error))
         return Pair(self, sides[0], sides[1], workers)
+
+    def _receive(self, worker: Any) -> None:
+        """Let a worker of decode rearrange a block that it has read, as it does when one is done.
+
+        Blocks of one size need none of that.
+        """
+        info = worker.transfer_topo.get_engine_info("prefill")
+        ratio = worker.transfer_topo.block_size_ratio(info.remote_block_size)
+        if ratio == 1 or (self.is_v024 and worker.use_mla):
+            return
+        worker.device_type = "cpu"
+        with self.modules.importable():
+            if self.is_v024:
+                worker.post_process_device_kv_on_receive(ratio, [[1]])
+                return
+            self.nixl.async_tensor_h2d = lambda ids, _, dtype: torch.tensor(ids, dtype=dtype)
+            for index, group in enumerate(worker.kv_cache_config.kv_cache_groups):
+                if not hasattr(group.kv_cache_spec, "shapes"):
+                    worker.post_process_device_kv_on_receive(
+                        ratio, [(index, [1], 1)], not worker.use_mla
+                    )
 
     def _build_side(self, architecture: Architecture) -> Memory:
         """Return a side's memory in the layout that NIXL's connector selects."""
@@ -465,10 +538,8 @@ class MemoryWitness(Witness):
             raise ValueError("vLLM has no plan for the layers")
         return Memory(self, architecture, plan, **settings)
 
-    def list_blocks(
-        self, plan: Any, config: Any, prompt_length: int
-    ) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:
-        """Return the blocks that prefill offers of each group, and those that decode allocates."""
+    def list_blocks(self, plan: Any, config: Any, prompt_length: int) -> PromptBlocks:
+        """Return the blocks of a prompt, as vLLM's schedulers allocate and clip them."""
         with self.modules.importable():
             cache_config = self.utils.generate_scheduler_kv_cache_config([plan])
             scheduler = self.scheduler(config, "engine", cache_config)
@@ -487,7 +558,8 @@ class MemoryWitness(Witness):
                 count = scheduler._get_remote_prefill_token_count
             offered = self._allocate_blocks(cache_config, request.num_prompt_tokens, 0)
             read = self._allocate_blocks(cache_config, 0, count(prompt_length))
-            return (
+            return PromptBlocks(
+                request.num_prompt_tokens,
                 clip(tuple(offered.get_block_ids())),
                 clip(tuple(read.get_unhashed_block_ids_all_groups())),
             )
@@ -597,6 +669,24 @@ class _OnDevice:
 
 def _make_worker_class(base: Any) -> Any:
     class Worker(base):  # type: ignore[misc]
+        def __init__(self, *settings: Any) -> None:
+            self.paired_blocks = list[_PairedBlocks]()
+            super().__init__(*settings)
+
+        def _compute_desc_ids(
+            self,
+            block_ids: Any,
+            dst_num_blocks: int,
+            block_size_ratio: int | None,
+            physical_blocks_per_logical: int,
+            **settings: Any,
+        ) -> Any:
+            pieces = physical_blocks_per_logical * (block_size_ratio or 1)
+            self.paired_blocks.append(_PairedBlocks(block_ids, pieces))
+            return super()._compute_desc_ids(
+                block_ids, dst_num_blocks, block_size_ratio, physical_blocks_per_logical, **settings
+            )
+
         def _register_packed_kv_cache(self, storage: Any) -> None:
             super()._register_packed_kv_cache(_OnDevice(storage))
 

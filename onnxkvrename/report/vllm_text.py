@@ -11,6 +11,7 @@ from onnxkvrename.report.tables import format_columns
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
 from onnxkvrename.vllm.projection import Projection
+from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.specs import (
     KvCacheGroup,
     ProjectionRequest,
@@ -24,6 +25,7 @@ _ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "BYTES PER BLOCK", "PADDING")
 _STAGE_COLUMNS = ("ALLOCATION", "STAGE", "LAYERS", "BYTES PER BLOCK")
 _TRANSFER_COLUMNS = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS POSTED", "BYTES")
 _VIEW_COLUMNS = ("CanonicalKVCaches", "TENSORS (int8)", "GROUP", "GROUP_DATA_REFS")
+_READ_COLUMNS = ("PROMPT", "DECODE", "TRANSFERS", "DESCRIPTORS POSTED", "BYTES")
 _STATE_TEXTS = {"met": "yes", "not met": "no", "requires": "depends"}
 
 
@@ -239,3 +241,31 @@ def _list_open_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
     if fewer:
         why = "the next token does not attend to the other blocks"
         yield "decode reads", f"fewer descriptors: {', '.join(fewer)}; {why}"
+
+
+def render_reads(reads: Iterable[PromptReads]) -> Iterator[str]:
+    """Yield a row for each prompt and all ranks of decode that post alike, and one for all."""
+    rows = [row for each in reads for row in _list_read_rows(each)]
+    if rows:
+        yield from format_columns([_READ_COLUMNS, *rows])
+
+
+def _list_read_rows(reads: PromptReads) -> Iterator[tuple[str, ...]]:
+    prompt = _format_tokens(reads.tokens)
+    if not reads.ranks:
+        yield prompt, "-", *["unknown" if reads.refused is None else "fails"] * 3
+        return
+    ranks_by_figures: dict[tuple[int, int, int], list[int]] = {}
+    for rank in reads.ranks:
+        figures = (len(rank.sources), rank.descriptors, rank.bytes)
+        ranks_by_figures.setdefault(figures, []).append(rank.rank)
+    for figures, ranks in ranks_by_figures.items():
+        name = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of {format_layer_numbers(ranks)}"
+        yield prompt, name, *_format_read_figures(*figures)
+    if len(reads.ranks) > 1:
+        figures = (reads.transfers, reads.descriptors, reads.bytes)
+        yield prompt, "all ranks", *_format_read_figures(*figures)
+
+
+def _format_read_figures(transfers: int, descriptors: int, size: int) -> tuple[str, str, str]:
+    return f"{transfers:,}", f"{descriptors:,}", format_bytes(size)

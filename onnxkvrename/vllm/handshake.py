@@ -26,7 +26,13 @@ from onnxkvrename.vllm.projection import (
     find_nixl_allocation,
     project_layout,
 )
-from onnxkvrename.vllm.reads import NixlSide, NixlWorker, PromptReads, predict_reads
+from onnxkvrename.vllm.reads import (
+    NixlSide,
+    NixlWorker,
+    PromptReads,
+    find_read_fault,
+    predict_reads,
+)
 from onnxkvrename.vllm.specs import (
     FULL_KINDS,
     MLA_KINDS,
@@ -43,12 +49,24 @@ class Handshake(NamedTuple):
 
     The findings, KV619 and KV622, are the reasons why vLLM refuses; it accepts without any. The
     notes say what it requires in addition, and what is not known. The reads are what decode then
-    posts for each prompt; none if vLLM refuses, or if it is not known whether it does.
+    posts for each prompt; none if vLLM refuses, or if it is not known whether it does. The fault is
+    the shortest prompt that decode does not get as prefill wrote it, and `read_findings` has KV622
+    for it.
     """
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     reads: tuple[PromptReads, ...] = ()
+    fault: PromptReads | None = None
+
+    @property
+    def read_findings(self) -> tuple[Finding, ...]:
+        """The finding for a fault, if there is one."""
+        if self.fault is None:
+            return ()
+        message = f"prompt of {self.fault.tokens:,} tokens: {self.fault.fault}"
+        hint = f"choose one block size for both sides; {_KERNEL_HINT}"
+        return (build_finding("KV622", "", message, hint),)
 
 
 def check_handshake(
@@ -90,7 +108,7 @@ def check_handshake(
         return Handshake(tuple(refusals), (f"vLLM: not known for {why}",))
     if sides[0] == sides[1] and not refusals:
         # Whatever they are, vLLM accepts workers that are alike.
-        return Handshake(reads=_predict_all_reads(projections, sides, layouts[0]))
+        return _add_reads(Handshake(), projections, sides, layouts[0])
     if refusals or None in sides or max(_list_ranks(requests)) % min(_list_ranks(requests)):
         return Handshake(tuple(refusals), ())
     attention = {
@@ -110,21 +128,27 @@ def check_handshake(
     notes = tuple(_list_notes(prefill, decode, heads, version))
     if heads is None and prefill.ranks != decode.ranks and not prefill.uses_mla:
         return Handshake((), notes)
-    return Handshake((), notes, _predict_all_reads(projections, sides, layouts[0]))
+    return _add_reads(Handshake((), notes), projections, sides, layouts[0])
 
 
-def _predict_all_reads(
-    projections: Sequence[Projection], sides: Sequence[NixlSide | None], layout: Layout
-) -> tuple[PromptReads, ...]:
-    """Return what decode posts for each prompt; nothing if a side is not known."""
+def _add_reads(
+    handshake: Handshake,
+    projections: Sequence[Projection],
+    sides: Sequence[NixlSide | None],
+    layout: Layout,
+) -> Handshake:
+    """Fill in what decode posts for each prompt; nothing if a side is not known."""
     prefill, decode = map(_build_worker, projections, sides)
     request = projections[1].request
     if prefill is None or decode is None:
-        return ()
-    heads = _find_head_count(layout, request)
-    return tuple(
-        predict_reads(prefill, decode, heads, tokens, request.vllm_version)
-        for tokens in request.prompt_lengths
+        return handshake
+    heads, version = _find_head_count(layout, request), request.vllm_version
+    return handshake._replace(
+        reads=tuple(
+            predict_reads(prefill, decode, heads, tokens, version)
+            for tokens in request.prompt_lengths
+        ),
+        fault=find_read_fault(prefill, decode, heads, version),
     )
 
 
@@ -232,6 +256,15 @@ def _check_sides(
             "equal blocks unless all layers are full attention of one size",
             f"choose settings with equal blocks (manifest shows them); {_KERNEL_HINT}",
         )
+    elif read != written and version == "0.24" and not decode.uses_mla:
+        yield build_finding(
+            "KV622",
+            "",
+            f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM 0.24 accepts "
+            "them, but decode fails when it has read them, where the backend's cache is "
+            "(blocks, 2, ...), as FLASH_ATTN's",
+            f"choose one block size for both sides; {_KERNEL_HINT}",
+        )
     elif read != written and has_more_ranks and _reads_several_slices(prefill, decode, heads):
         yield build_finding(
             "KV622",
@@ -262,7 +295,9 @@ def _can_split_blocks(prefill: NixlSide, decode: NixlSide, version: str) -> bool
     return pieces <= VERSION_TRAITS[version].max_block_split
 
 
-def _list_notes(prefill: NixlSide, decode: NixlSide, heads: int | None, version: str) -> Iterator[str]:
+def _list_notes(
+    prefill: NixlSide, decode: NixlSide, heads: int | None, version: str
+) -> Iterator[str]:
     """Yield what vLLM requires if it does not refuse, and what is not known."""
     start = f"vLLM {version}, NIXL"
     if decode.block_size % prefill.block_size:

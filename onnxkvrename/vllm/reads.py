@@ -23,6 +23,9 @@ from onnxkvrename.vllm.nixl import (
 )
 from onnxkvrename.vllm.specs import KvCacheGroup
 
+_MAX_LENGTH = 1 << 15
+"""The longest prompt, in tokens, that is tried for a fault."""
+
 
 class NixlSide(NamedTuple):
     """One worker's cache.
@@ -86,6 +89,11 @@ class PromptReads(NamedTuple):
     incomplete: str | None = None
 
     @property
+    def fault(self) -> str | None:
+        """Why decode does not get what prefill wrote; ``None`` if it does, or not known."""
+        return self.incomplete if self.refused is None else self.refused
+
+    @property
     def transfers(self) -> int:
         """The number of transfers of all ranks."""
         return sum(len(rank.sources) for rank in self.ranks)
@@ -110,26 +118,26 @@ class _Span(NamedTuple):
 
     Attributes:
         start: The number of the first block, counted from the prompt's first token.
-        count: How many there are.
+        length: How many there are.
         size: Tokens in a block; 0 for states, which have one block.
     """
 
     start: int
-    count: int
+    length: int
     size: int
 
     def divide(self, parts: int) -> _Span:
         """Return these blocks divided into `parts` each; states stay as they are."""
         if not self.size:
             return self
-        return _Span(self.start * parts, self.count * parts, self.size // parts)
+        return _Span(self.start * parts, self.length * parts, self.size // parts)
 
     def take_first(self, count: int) -> _Span:
-        return self._replace(count=min(count, self.count))
+        return self._replace(length=min(count, self.length))
 
     def take_last(self, count: int) -> _Span:
-        dropped = max(0, self.count - count)
-        return self._replace(start=self.start + dropped, count=self.count - dropped)
+        dropped = max(0, self.length - count)
+        return self._replace(start=self.start + dropped, length=self.length - dropped)
 
 
 def predict_reads(
@@ -150,19 +158,59 @@ def predict_reads(
     if version == "0.24" and _reads_states_of_mla_ranks(prefill.side, decode.side):
         reason = "vLLM 0.24 takes one rank of prefill for MLA, and the states are in several"
         return PromptReads(tokens, refused=reason)
+    if version != "0.24" and not any(count_read_blocks(decode.groups, tokens)):
+        # Decode tells prefill that it needs nothing.
+        ranks = tuple(RankReads(rank, (), 0, 0) for rank in range(decode.side.ranks))
+        return PromptReads(tokens, ranks)
     try:
         spans = [*_pair_blocks(prefill, decode, tokens, version)]
     except _ReadError as error:
         return PromptReads(tokens, refused=str(error))
     ratio = _divide_sides(prefill.side, decode.side)[1]
-    costs = [*_divide_costs(decode, ratio, version)]
-    counts = [local.count for local, _ in spans]
+    costs = [*_divide_costs(decode, ratio)]
+    counts = [local.length for local, _ in spans]
     ranks = tuple(
         _sum_reads(rank, prefill.side, decode, heads or 1, [*zip(counts, costs, strict=True)])
         for rank in range(decode.side.ranks)
-        if any(counts)
     )
     return PromptReads(tokens, ranks, incomplete=_explain_misplacement(spans))
+
+
+def find_read_fault(
+    prefill: NixlWorker, decode: NixlWorker, heads: int | None, version: str
+) -> PromptReads | None:
+    """Return the shortest prompt that decode does not get as prefill wrote it.
+
+    ``None`` if there is none, or if blocks are not known. The arguments are those of
+    `predict_reads`. Only lengths are tried at which the number of blocks of a group changes.
+    """
+    for tokens in _list_critical_lengths((*prefill.groups, *decode.groups)):
+        reads = predict_reads(prefill, decode, heads, tokens, version)
+        if reads.unknown is not None:
+            return None
+        if reads.fault is not None:
+            return reads
+    return None
+
+
+def _list_critical_lengths(groups: Iterable[KvCacheGroup]) -> list[int]:
+    """Return the lengths at which the blocks of a group, or those it still sees, change.
+
+    They repeat with the size that all blocks and chunks divide, once all windows are full.
+    """
+    specs = [group.first_spec for group in groups]
+    sizes = {spec.block_size for spec in specs if spec.block_size and not spec.is_state}
+    windows = {spec.window for spec in specs if isinstance(spec.window, int)}
+    period = math.lcm(*sizes, *windows) if windows else math.lcm(*sizes)
+    longest = min(2 * period + max(windows, default=0), _MAX_LENGTH)
+    starts = {
+        offset + multiple
+        for size in sizes | windows
+        for offset in {0, *windows}
+        for multiple in range(0, longest, size)
+    }
+    # Beside states a token of the prompt is not transferred.
+    return sorted({start + more for start in starts for more in (-1, 0, 1, 2)} - {-1, 0})
 
 
 def _reads_states_of_mla_ranks(prefill: NixlSide, decode: NixlSide) -> bool:
@@ -194,7 +242,7 @@ def _pair_blocks(
         remote = remote.divide(remote_parts)
         local = local.divide(local_parts)
         if ratio > 1 and local.size:
-            local = local.divide(ratio).take_first(remote.count)
+            local = local.divide(ratio).take_first(remote.length)
         if not local.size:
             yield local, remote
         elif decode.side.has_states:
@@ -217,40 +265,33 @@ def _list_spans(
 
 
 def _pair_without_states(local: _Span, remote: _Span) -> tuple[_Span, _Span]:
-    if local.count > remote.count or (not local.count and remote.count):
+    if local.length > remote.length or (not local.length and remote.length):
         raise _ReadError(
-            f"AssertionError when decode reads: prefill offers {remote.count} blocks, and decode "
-            f"allocates {local.count}"
+            f"AssertionError when decode reads: prefill offers {remote.length} blocks, and decode "
+            f"allocates {local.length}"
         )
-    return local, remote.take_last(local.count)
+    return local, remote.take_last(local.length)
 
 
 def _pair_beside_states(
     local: _Span, remote: _Span, local_parts: int, remote_parts: int, version: str
 ) -> tuple[_Span, _Span]:
-    if local_parts == remote_parts and local.count < remote.count:
-        return local, remote.take_last(local.count)
+    if local_parts == remote_parts and local.length < remote.length:
+        return local, remote.take_last(local.length)
     most = local_parts + remote_parts + 1 if version != "0.24" else max(local_parts, remote_parts)
-    if abs(local.count - remote.count) >= most:
+    if abs(local.length - remote.length) >= most:
         raise _ReadError(
-            f"AssertionError when decode reads: prefill offers {remote.count} blocks, and decode "
-            f"allocates {local.count}"
+            f"AssertionError when decode reads: prefill offers {remote.length} blocks, and decode "
+            f"allocates {local.length}"
         )
-    return local.take_first(remote.count), remote.take_first(local.count)
+    return local.take_first(remote.length), remote.take_first(local.length)
 
 
-def _divide_costs(decode: NixlWorker, ratio: int, version: str) -> Iterator[BlockCost]:
+def _divide_costs(decode: NixlWorker, ratio: int) -> Iterator[BlockCost]:
     """Yield the cost of a block that is paired, for each group."""
     for group, cost in zip(decode.groups, decode.registration.costs, strict=True):
-        if group.first_spec.is_state:
-            yield cost
-            continue
-        size = cost.bytes // decode.side.kernel_blocks
-        if ratio > 1 and version == "0.24" and not decode.side.uses_mla:
-            # The values of a block are not divided (second_split of _build_fa_remote).
-            yield cost._replace(bytes=size // 2 // ratio + size // 2)
-        else:
-            yield cost._replace(bytes=size // ratio)
+        parts = 1 if group.first_spec.is_state else decode.side.kernel_blocks * ratio
+        yield cost._replace(bytes=cost.bytes // parts)
 
 
 def _sum_reads(
@@ -294,7 +335,7 @@ def _explain_misplacement(spans: Iterable[tuple[_Span, _Span]]) -> str | None:
     """Return why tokens arrive in other places than prefill had them; ``None`` if none does."""
     for local, remote in spans:
         written, read = local.start * local.size, remote.start * remote.size
-        if local.count and written != read:
+        if local.length and written != read:
             return (
                 f"decode puts the tokens from number {read:,} on where it looks for those from "
                 f"number {written:,} on: vLLM pairs the last blocks of both sides"
