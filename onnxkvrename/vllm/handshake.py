@@ -16,7 +16,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, build_finding, format_count
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.projection import (
@@ -64,7 +64,7 @@ class Handshake(NamedTuple):
         """The finding for a fault, if there is one."""
         if self.fault is None:
             return ()
-        message = f"prompt of {self.fault.tokens:,} tokens: {self.fault.fault}"
+        message = f"prompt of {format_count(self.fault.tokens, 'token')}: {self.fault.fault}"
         hint = f"choose one block size for both sides; {_KERNEL_HINT}"
         return (build_finding("KV622", "", message, hint),)
 

@@ -70,9 +70,9 @@ def test_chunks_are_offered_whole_and_read_from_the_last_chunk_on() -> None:
     assert count_read_blocks(uneven, 200) == (1,)
 
 
-def test_beside_states_decode_computes_the_last_token_again() -> None:
+def test_beside_states_prefill_leaves_the_last_token_to_decode() -> None:
     states = form_groups(build_layers(build_linear(0)))
-    assert count_blocks((*WINDOWED, *states), 17) == (2, 2, 1)
+    assert count_blocks((*WINDOWED, *states), 17) == (1, 1, 1)
     assert count_read_blocks((*WINDOWED, *states), 17) == (1, 1, 1)
     assert count_read_blocks(WINDOWED, 17) == (2, 2)
 
