@@ -179,12 +179,11 @@ def _compare_memory(
         return
     _, offered_ids, read = memory.list_blocks(length)
     yield _judge("blocks that prefill offers", [*map(len, offered_ids)], [*transfer.blocks])
-    posted = memory.post(worker, offered_ids)
+    yield _judge("blocks that decode reads", [*map(len, read)], [*transfer.read_blocks])
+    posted = memory.post(worker, read)
     yield _judge("descriptors", posted.descriptors, transfer.descriptors)
     posted_share = 2 if allocation.name == "packed" and transfer.incomplete else 1
     yield _judge("bytes", posted.size * posted_share, transfer.bytes)
-    reads = transfer.decode_reads
-    yield _judge("blocks that decode reads", [*map(len, read)], reads and [*reads.blocks])
     if posted.covers_pages is not None:
         projected_complete = transfer.incomplete is None
         yield _judge(

@@ -231,10 +231,10 @@ def read_figure(manifest: Mapping[str, Any], name: str, tokens: int) -> Figure:
     """Return the manifest's figures for a prompt of this many tokens."""
     transfers = _find_arrangement(manifest, name)["transfers"]
     (found,) = [each for each in transfers if each["tokens"] == tokens]
-    reads = found["decode_reads"]
-    if reads is None:
+    if found["descriptors"] is None:
         return Figure(found["regions"])
-    return Figure(found["regions"], tuple(reads["blocks"]), reads["descriptors"], reads["bytes"])
+    blocks = tuple(found["read_blocks"])
+    return Figure(found["regions"], blocks, found["descriptors"], found["bytes"])
 
 
 def _find_arrangement(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:

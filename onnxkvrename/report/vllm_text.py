@@ -217,14 +217,6 @@ def _list_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
     for reason in dict.fromkeys(transfer.unknown for transfer in allocation.transfers):
         if reason is not None:
             yield "unknown", reason
-    fewer = [
-        f"{reads.descriptors:,} for a prompt of {_format_tokens(transfer.tokens)}"
-        for transfer in allocation.transfers
-        if (reads := transfer.decode_reads) is not None and reads.blocks != transfer.blocks
-    ]
-    if fewer:
-        why = "the next token does not attend to the other blocks"
-        yield "decode reads", f"fewer descriptors: {', '.join(fewer)}; {why}"
 
 
 def render_reads(reads: Iterable[PromptReads], width: int | None) -> Iterator[Line]:
