@@ -51,13 +51,14 @@ class Handshake(NamedTuple):
     notes say what it requires in addition, and what is not known. The reads are what decode then
     posts for each prompt; none if vLLM refuses, or if it is not known whether it does. The fault is
     the shortest prompt that decode does not get as prefill wrote it, and `read_findings` has KV622
-    for it.
+    for it. Workers are alike if they have the same ranks and blocks.
     """
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     reads: tuple[PromptReads, ...] = ()
     fault: PromptReads | None = None
+    is_alike: bool = False
 
     @property
     def read_findings(self) -> tuple[Finding, ...]:
@@ -65,7 +66,9 @@ class Handshake(NamedTuple):
         if self.fault is None:
             return ()
         message = f"prompt of {format_count(self.fault.tokens, 'token')}: {self.fault.fault}"
-        hint = f"choose one block size for both sides; {_KERNEL_HINT}"
+        hint = "choose the same ranks and blocks for both sides"
+        if self.is_alike:
+            hint = "choose another connector than NIXL"
         return (build_finding("KV622", "", message, hint),)
 
 
@@ -108,7 +111,7 @@ def check_handshake(
         return Handshake(tuple(refusals), (f"vLLM: not known for {why}",))
     if sides[0] == sides[1] and not refusals:
         # Whatever they are, vLLM accepts workers that are alike.
-        return _add_reads(Handshake(), projections, sides, layouts[0])
+        return _add_reads(Handshake(is_alike=True), projections, sides, layouts[0])
     if refusals or None in sides or max(_list_ranks(requests)) % min(_list_ranks(requests)):
         return Handshake(tuple(refusals), ())
     attention = {

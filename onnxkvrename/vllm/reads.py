@@ -21,7 +21,7 @@ from onnxkvrename.vllm.nixl import (
     count_transferred_tokens,
     explain_unknown_blocks,
 )
-from onnxkvrename.vllm.specs import KvCacheGroup
+from onnxkvrename.vllm.specs import CHUNKED_KINDS, KvCacheGroup
 
 _MAX_LENGTH = 1 << 15
 """The longest prompt, in tokens, that is tried for a fault."""
@@ -155,17 +155,14 @@ def predict_reads(
     unknown = explain_unknown_blocks((*prefill.groups, *decode.groups))
     if unknown is not None:
         return PromptReads(tokens, unknown=unknown)
-    if version == "0.24" and _reads_states_of_mla_ranks(prefill.side, decode.side):
-        reason = "vLLM 0.24 takes one rank of prefill for MLA, and the states are in several"
-        return PromptReads(tokens, refused=reason)
-    if version != "0.24" and not any(count_read_blocks(decode.groups, tokens)):
+    try:
+        spans = _pair_blocks(prefill, decode, tokens, version)
+    except _ReadError as error:
+        return PromptReads(tokens, refused=str(error))
+    if not spans:
         # Decode tells prefill that it needs nothing.
         ranks = tuple(RankReads(rank, (), 0, 0) for rank in range(decode.side.ranks))
         return PromptReads(tokens, ranks)
-    try:
-        spans = [*_pair_blocks(prefill, decode, tokens, version)]
-    except _ReadError as error:
-        return PromptReads(tokens, refused=str(error))
     ratio = _divide_sides(prefill.side, decode.side)[1]
     costs = [*_divide_costs(decode, ratio)]
     counts = [local.length for local, _ in spans]
@@ -184,30 +181,39 @@ def find_read_fault(
     ``None`` if there is none, or if blocks are not known. The arguments are those of
     `predict_reads`. Only lengths are tried at which the number of blocks of a group changes.
     """
-    for tokens in _list_critical_lengths((*prefill.groups, *decode.groups)):
-        reads = predict_reads(prefill, decode, heads, tokens, version)
-        if reads.unknown is not None:
-            return None
-        if reads.fault is not None:
-            return reads
+    groups = (*prefill.groups, *decode.groups)
+    has_chunks = any(group.first_spec.kind in CHUNKED_KINDS for group in groups)
+    if explain_unknown_blocks(groups) is not None or (prefill == decode and not has_chunks):
+        return None
+    for tokens in _list_critical_lengths(groups):
+        try:
+            spans = _pair_blocks(prefill, decode, tokens, version)
+        except _ReadError:
+            return predict_reads(prefill, decode, heads, tokens, version)
+        if _explain_misplacement(spans) is not None:
+            return predict_reads(prefill, decode, heads, tokens, version)
     return None
 
 
 def _list_critical_lengths(groups: Iterable[KvCacheGroup]) -> list[int]:
     """Return the lengths at which the blocks of a group, or those it still sees, change.
 
-    They repeat with the size that all blocks and chunks divide, once all windows are full.
+    Once all windows are full, they repeat with the size that all blocks divide; chunks with the
+    size that these divide, too.
     """
     specs = [group.first_spec for group in groups]
     sizes = {spec.block_size for spec in specs if spec.block_size and not spec.is_state}
     windows = {spec.window for spec in specs if isinstance(spec.window, int)}
-    period = math.lcm(*sizes, *windows) if windows else math.lcm(*sizes)
-    longest = min(2 * period + max(windows, default=0), _MAX_LENGTH)
+    chunks = {
+        spec.window for spec in specs if spec.kind in CHUNKED_KINDS and isinstance(spec.window, int)
+    }
+    period = math.lcm(*sizes, *chunks)
+    longest = min(max(windows, default=0) + 2 * period, _MAX_LENGTH)
     starts = {
         offset + multiple
-        for size in sizes | windows
+        for size in sizes | chunks
         for offset in {0, *windows}
-        for multiple in range(0, longest, size)
+        for multiple in range(0, longest - offset, size)
     }
     # Beside states a token of the prompt is not transferred.
     return sorted({start + more for start in starts for more in (-1, 0, 1, 2)} - {-1, 0})
@@ -227,28 +233,41 @@ def _divide_sides(prefill: NixlSide, decode: NixlSide) -> tuple[int, int]:
 
 def _pair_blocks(
     prefill: NixlWorker, decode: NixlWorker, tokens: int, version: str
-) -> Iterator[tuple[_Span, _Span]]:
-    """Yield the blocks of each group that decode writes, and those that it reads for them.
+) -> list[tuple[_Span, _Span]]:
+    """Return the blocks of each group that decode writes, and those that it reads for them.
+
+    None if decode reads nothing.
 
     Raises:
         _ReadError: vLLM fails with an assertion.
     """
+    if version == "0.24" and _reads_states_of_mla_ranks(prefill.side, decode.side):
+        raise _ReadError(
+            "AssertionError when decode reads: vLLM 0.24 takes one rank of prefill for MLA, and "
+            "the states are on several"
+        )
+    counts = count_read_blocks(decode.groups, tokens)
+    if version != "0.24" and not any(counts):
+        return []
+    pairs = []
     pieces, ratio = _divide_sides(prefill.side, decode.side)
     remote_parts = prefill.side.kernel_blocks * pieces
     local_parts = decode.side.kernel_blocks
     offered = _list_spans(prefill.groups, count_blocks(prefill.groups, tokens), tokens)
-    allocated = _list_spans(decode.groups, count_read_blocks(decode.groups, tokens), tokens)
+    allocated = _list_spans(decode.groups, counts, tokens)
     for remote, local in zip(offered, allocated, strict=True):
         remote = remote.divide(remote_parts)
         local = local.divide(local_parts)
         if ratio > 1 and local.size:
             local = local.divide(ratio).take_first(remote.length)
         if not local.size:
-            yield local, remote
+            pairs.append((local, remote))
         elif decode.side.has_states:
-            yield _pair_beside_states(local, remote, local_parts, remote_parts, version)
+            pair = _pair_beside_states(local, remote, local_parts, remote_parts, version)
+            pairs.append(pair)
         else:
-            yield _pair_without_states(local, remote)
+            pairs.append(_pair_without_states(local, remote))
+    return pairs
 
 
 def _list_spans(
@@ -338,6 +357,6 @@ def _explain_misplacement(spans: Iterable[tuple[_Span, _Span]]) -> str | None:
         if local.length and written != read:
             return (
                 f"decode puts the tokens from number {read:,} on where it looks for those from "
-                f"number {written:,} on: vLLM pairs the last blocks of both sides"
+                f"number {written:,} on"
             )
     return None

@@ -42,7 +42,7 @@ def list_codes(handshake: Handshake) -> list[str]:
 @pytest.mark.parametrize("version", ["0.24", "0.33"])
 def test_equal_workers_meet_without_a_word(version: str) -> None:
     for model in (PLAIN, MLA, HYBRID):
-        assert meet(model, (64, 64), version=version) == Handshake((), ())
+        assert meet(model, (64, 64), version=version) == Handshake(is_alike=True)
 
 
 @pytest.mark.parametrize(("version", "count"), [("0.24", 2), ("0.33", 0)])
@@ -150,7 +150,16 @@ def test_the_shortest_prompt_that_decode_does_not_get_is_a_finding() -> None:
     assert handshake.findings == ()
     (finding,) = handshake.read_findings
     assert (finding.code, finding.message.partition(":")[0]) == ("KV622", "prompt of 1 token")
+    assert finding.hint == "choose the same ranks and blocks for both sides"
     assert meet(PLAIN, (64, 64), kernel=64).read_findings == ()
+    chunked = build_layers(
+        build_attention(0, kind="chunked_local_attention", window=64), build_attention(1)
+    )
+    (finding,) = meet(chunked, (16, 16)).read_findings
+    assert (finding.message.partition(":")[0], finding.hint) == (
+        "prompt of 64 tokens",
+        "choose another connector than NIXL",
+    )
 
 
 def test_beside_states_decode_may_read_larger_blocks_of_one_slice() -> None:
