@@ -138,15 +138,13 @@ def _add_line(
     found: dict[VllmMessage, LoggedMessage], message: VllmMessage, line: bytes, number: int
 ) -> None:
     """Count a line for a message, if it has all of the message."""
-    if message in found:
-        logged = found[message]
-        found[message] = logged._replace(line_count=logged.line_count + 1)
+    match = match_message(message, _STYLES.sub("", line.decode("utf-8", "backslashreplace")))
+    if match is None:
         return
-    text = _STYLES.sub("", line.decode("utf-8", "backslashreplace"))
-    match = match_message(message, text)
-    if match is not None:
-        shown, values = match
-        found[message] = LoggedMessage(message, shown, values, number, 1)
+    if message in found:
+        found[message] = found[message]._replace(line_count=found[message].line_count + 1)
+    else:
+        found[message] = LoggedMessage(message, *match, number, 1)
 
 
 def match_message(message: VllmMessage, line: str) -> tuple[str, Mapping[str, str]] | None:
