@@ -60,7 +60,7 @@ def test_a_row_can_be_found_and_shown(row: VllmMessage) -> None:
     line = row.text.format_map({name: f"<{name}>" for name in names})
     match = match_message(row, f"(Worker_TP0 pid=7) AssertionError: {line}")
     assert match is not None
-    assert "{" not in row.describe_cause(match[1])
+    assert "{" not in f"{row.describe_cause(match[1])}{row.fix}{row.command}"
     assert row.code in CODES
     assert set(row.versions) <= {*VERSIONS, "vllm-qaic"}
 

@@ -68,6 +68,7 @@ LEFT = {
         "MambaManager",
         "No manager registered",
         "NixlConnectorScheduler expects",
+        "Number of KV cache groups must match",
         "Only one group is supported",
         "PLE region registered",
         "Remote KV cache base addresses",
