@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.cli.options import declare_command
-from onnxkvrename.cli.output import detect_screen, print_answer, print_lines
+from onnxkvrename.cli.output import find_width, print_answer, print_lines
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import CODES, decide_exit_code
 from onnxkvrename.options import FORMAT, Option
-from onnxkvrename.report.finding_pages import describe_finding, list_findings
+from onnxkvrename.report.finding_pages import describe_finding, render_finding_list
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.log_text import build_log_answer
 from onnxkvrename.storage.read import open_file, read_chunks, translate_read_errors
@@ -52,12 +51,11 @@ def command(arguments: ExplainArguments) -> int:
         answer = build_log_answer(_read_log(arguments.log), str(arguments.log))
         return print_answer(answer, arguments.output_format)
     if not arguments.codes:
-        width = get_terminal_size().columns if detect_screen().is_terminal else None
-        lines = list_findings(width)
+        print_lines(render_finding_list(find_width(sys.stdout)))
     else:
         passages = [describe_finding(code) for code in arguments.codes]
         lines = [line for passage in passages for line in (*passage, "")][:-1]
-    print_lines(Line(line) for line in lines)
+        print_lines(map(Line, lines))
     return decide_exit_code()
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from onnxkvrename.findings import CODES, Finding, Severity, decide_exit_code, format_count
 from onnxkvrename.report.finding_pages import read_fix
-from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen, Span, build_line
+from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Span, build_line
 from onnxkvrename.report.formats.text import RED, YELLOW
-from onnxkvrename.report.inert import escape_text
-from onnxkvrename.report.tables import find_width, render_facts
+from onnxkvrename.report.tables import render_facts
 from onnxkvrename.vllm.messages import LoggedMessage, LogReading
 
 _STYLES: dict[Severity, str] = {"error": RED, "warning": YELLOW}
@@ -57,8 +56,7 @@ def _build_finding(logged: LoggedMessage) -> Finding:
     return Finding(code, CODES[code][0], "", message, find_fix(logged))
 
 
-def _render_text(reading: LogReading, name: str, screen: Screen) -> Iterator[Line]:
-    width = find_width(screen)
+def _render_text(reading: LogReading, name: str, width: int | None) -> Iterator[Line]:
     for logged in reading.messages:
         code = logged.message.code
         severity, meaning = CODES[code]
@@ -73,8 +71,7 @@ def _render_text(reading: LogReading, name: str, screen: Screen) -> Iterator[Lin
         if logged.message.command is not None:
             check = f"`{logged.message.command}` checks for this before anything runs"
             facts.append(("before", check))
-        shown = [(label, escape_text(text)) for label, text in facts]
-        yield from render_facts(shown, width, indent="  ")
+        yield from render_facts(facts, width, indent="  ")
     yield Line(f"{name}: {_format_outcome(reading)}", err=True)
 
 
