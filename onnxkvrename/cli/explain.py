@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import find_width, print_answer, print_lines
-from onnxkvrename.errors import KvRenameError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import CODES, decide_exit_code
 from onnxkvrename.options import FORMAT, Option
 from onnxkvrename.report.finding_pages import describe_finding, render_finding_list
@@ -70,5 +70,8 @@ def _read_log(path: Path) -> LogReading:
             raise KvRenameError("stdin is closed", hint="pass the path of a log to --log")
         with translate_read_errors(path):
             return read_log(iter(lambda: sys.stdin.buffer.read(_CHUNK_BYTES), b""))
-    with open_file(path) as file:
-        return read_log(read_chunks(file, 0, file.size))
+    try:
+        with open_file(path) as file:
+            return read_log(read_chunks(file, 0, file.size))
+    except ModelError as error:
+        raise KvRenameError(error.message, path=error.path, hint="--log - reads stdin") from None

@@ -155,8 +155,9 @@ def test_a_pipe_may_end_early_and_stdin_may_be_closed(piped: Piped, tmp_path: Pa
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--log", "missing.log"), "missing.log: no such file"),
+        (("--log", "missing.log"), "missing.log: no such file (--log - reads stdin)"),
         (("--log", "."), ".: is a directory"),
+        (("--log", os.devnull), "is not a regular file (--log - reads stdin)"),
         (("--log", ""), "an empty path"),
         (("KV402", "--log", "vllm.log"), "cannot be used together"),
         (("--format", "json"), "--format requires --log FILE"),
