@@ -114,9 +114,10 @@ def read_log(chunks: Iterable[bytes]) -> LogReading:
         possible = [message for message, mark in marks.items() if mark in lines]
         if possible:
             for number, line in enumerate(lines.split(b"\n"), line_count + 1):
+                start = line[:MAX_LINE_BYTES]
                 for message in possible:
-                    if marks[message] in line[:MAX_LINE_BYTES]:
-                        _add_line(found, message, line[:MAX_LINE_BYTES], number)
+                    if marks[message] in start:
+                        _add_line(found, message, start, number)
         line_count += lines.count(b"\n") + (not lines.endswith(b"\n"))
     return LogReading(line_count, tuple(sorted(found.values(), key=lambda each: each.first_line)))
 

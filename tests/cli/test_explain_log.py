@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 from conftest import FIXTURES, Piped, Run
 from terminals import run_on_terminal
+
+from onnxkvrename.vllm.messages import read_log
 
 LOG = FIXTURES / "logs" / "decode.log"
 CORE = "\x1b[0;36m(EngineCore_DP0 pid=12)\x1b[0;0m ERROR 11-23 15:00:00 [core.py:1087]"
@@ -43,7 +46,7 @@ def read(run: Run, tmp_path: Path, log: bytes) -> tuple[int, Any]:
         (["INFO Uvicorn running", "", "INFO nixl: block size 16, local and remote"], 0, []),
         ([f"{CORE} {HASH}"], 1, [("KV622", 1, 1)]),
         (["a", f"{CORE} {BLOCKS}", "b", f"(Worker_TP1 pid=9) {BLOCKS}"], 1, [("KV622", 2, 2)]),
-        ([BLOCKS, FEWER_BLOCKS], 1, [("KV622", 1, 2)]),
+        ([BLOCKS, FEWER_BLOCKS, BLOCKS], 1, [("KV622", 1, 3)]),
         ([RANKS, HASH, COUNT, RANKS], 1, [("KV619", 1, 2), ("KV622", 2, 1), ("KV624", 3, 1)]),
         ([MANAGER], 0, [("KV607", 1, 1)]),
         (["NIXL compatibility hash mismatch. Local: 3fa0"], 0, []),
@@ -110,6 +113,15 @@ def test_the_fix_of_a_finding_is_that_of_its_page(run: Run, tmp_path: Path) -> N
 def test_any_log_can_be_read(log: bytes, lines: int, count: int, run: Run, tmp_path: Path) -> None:
     _, document = read(run, tmp_path, log)
     assert (document["lines"], len(document["messages"])) == (lines, count)
+
+
+def test_a_line_without_an_end_takes_no_memory() -> None:
+    tracemalloc.start()
+    reading = read_log(b"x" * (1 << 20) for _ in range(64))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (reading.line_count, reading.messages) == (1, ())
+    assert peak < 1 << 23
 
 
 @pytest.mark.parametrize("output_format", ["text", "github", "json", "sarif"])
