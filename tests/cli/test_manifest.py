@@ -136,7 +136,7 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((MODEL, "--block-size", "16", "--gpu-memory", "8 apples"), "pass a size such as 512M"),
         ((MODEL, "--block-size", "16", "--kv-cache-dtype", "int3"), "'int3' is not one of"),
         ((MODEL, "--block-size", "0"), "'--block-size': 0 is not in the range x>=1"),
-        ((MODEL, "--block-size", "16", "--vllm", "9"), "'9' is not one of '0.24', '0.33'"),
+        ((MODEL, "--block-size", "16", "--vllm", "9"), "'9' is not one of '0.23', '0.24', '0.25'"),
         ((MODEL, "--specializations", "none.json"), "none.json: no such file"),
         ((MODEL, "--specializations", "text.onnx"), "text.onnx: is not JSON"),
         ((MODEL, "--custom-io", "text.onnx"), "text.onnx: cannot be read as custom I/O"),
@@ -162,12 +162,14 @@ def test_on_a_terminal_it_is_a_table(here: Path, run, monkeypatch: pytest.Monkey
     monkeypatch.setattr("onnxkvrename.cli.output.is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    outcome = run("manifest", FIXTURES / "VLLM" / "hybrid.onnx", "--format", "text")
+    vllm = ("--block-size", 16, "--tokens", 100)
+    outcome = run("manifest", FIXTURES / "VLLM" / "hybrid.onnx", "--format", "text", *vllm)
     lines = outcome.out.splitlines()
     heading = " ".join(lines[1:3]).split()
     assert {"KIND", "PARTS", "LAYERS", "DTYPE", "SHAPE", "UPDATE", "BYTES", "EACH"} <= {*heading}
     assert "[batch_size, 2, ctx_len, 4]" not in outcome.out
-    assert len(lines[-1].split()[-1]) == 64
+    assert [line.split()[0] for line in lines if len(line) > 80] == ["kv_layout_sha256"]
+    assert {"GROUP", "ALLOCATION"} <= {line.split()[0] for line in lines}
     assert [line for line in lines if line != line.rstrip()] == []
 
 

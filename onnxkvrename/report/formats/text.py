@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, Severity, format_count
-from onnxkvrename.report.formats import Answer, Format, Line, Screen, Span, build_line
+from onnxkvrename.report.formats import Answer, Format, Line, Span, build_line
 from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_parts
 from onnxkvrename.rules.results import ModelReport
 
@@ -28,9 +28,9 @@ LAYERS_PATTERN = r"\blayers? [0-9]+(?:-[0-9]+)?(?:, [0-9]+(?:-[0-9]+)?)*(?: and 
 """Layers as a message names them."""
 
 
-def _render(answer: Answer, screen: Screen) -> Iterable[Line]:
+def _render(answer: Answer, width: int | None) -> Iterable[Line]:
     """Return the command's own text; an error of the whole job goes to stderr in any format."""
-    return answer.render_text(screen)
+    return answer.render_text(width)
 
 
 FORMAT = Format(_render)
@@ -231,6 +231,18 @@ def _render_finding(item: FoldedFinding, limit: int = MAX_LINE_LENGTH) -> Line:
         return build_line(Span("error", f"{RED};{BOLD}"), message, err=True)
     severity = Span(f"{finding.severity} {finding.code}", _SEVERITY_STYLES[finding.severity])
     return build_line(Span(where, BOLD), ": ", severity, f": {_join_parts(*shown)}", err=True)
+
+
+def build_verdict_line(where: str, verdict: str, style: str, more: str = "") -> Line:
+    """Return the line with what became of some files, or how they are judged.
+
+    Args:
+        where: The file, or several.
+        verdict: The outcome in words.
+        style: That of the verdict.
+        more: What follows it.
+    """
+    return build_line(Span(where, BOLD), ": ", Span(verdict, style), more)
 
 
 def build_error_line(error: KvRenameError, limit: int = MAX_LINE_LENGTH) -> Line:
