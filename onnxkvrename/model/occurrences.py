@@ -337,7 +337,7 @@ class _GraphWalker:
     def has_plain_other_names(self, node: Record) -> bool:
         """Return whether a node is short texts only, and none of them a name that was asked for.
 
-        Its names may have a stem in them all the same, and many nodes have such names.
+        Many nodes may have names with a stem in them.
         """
         size = node.end - node.start
         if size > BLOCK_SIZE:
