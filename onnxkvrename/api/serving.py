@@ -15,10 +15,18 @@ from onnxkvrename.layout.load import LoadedLayout, set_cache_dtype
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
 from onnxkvrename.vllm.projection import build_request, list_serve_notes
+from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
 from onnxkvrename.vllm.specs import ProjectionRequest
 
 SIDES = ("prefill", "decode")
+
+
+class ServedHandoff(NamedTuple):
+    """A comparison, and what decode posts to vLLM's NIXL connector for each prompt."""
+
+    handoff: Handoff
+    reads: tuple[PromptReads, ...] = ()
 
 
 class ServedPair(NamedTuple):
@@ -100,7 +108,7 @@ def compare_served(
     tokens: Sequence[int] = (),
     notes: Sequence[str] = (),
     strict: bool = False,
-) -> Handoff:
+) -> ServedHandoff:
     """Compare two sides, and what vLLM's NIXL connector says of how they are started.
 
     Args:
@@ -126,7 +134,7 @@ def compare_served(
             for loaded, request in zip(sides, served.requests, strict=True)
         )
         sides = (prefill, decode)
-        handshake = _shake_hands(sides, served)
+        handshake = _shake_hands(sides, served, tokens)
         notes = (*notes, *served.notes)
         full_transfer = full_transfer or served.full_transfer
         if not handshake.notes:  # a note says what is not known of it
@@ -144,22 +152,24 @@ def compare_served(
         ranks=None if served is None else served.ranks,
         full_transfer=full_transfer,
         tokens=tokens,
-        more_findings=handshake.findings,
+        more_findings=(*handshake.findings, *handshake.read_findings),
         more_notes=(*notes, *handshake.notes),
         strict=strict,
     )
     basis = handoff.basis._replace(facts=(*handoff.basis.facts, *facts))
-    return handoff._replace(basis=basis)
+    return ServedHandoff(handoff._replace(basis=basis), handshake.reads)
 
 
-def _shake_hands(sides: tuple[LoadedLayout, LoadedLayout], served: ServedPair) -> Handshake:
+def _shake_hands(
+    sides: tuple[LoadedLayout, LoadedLayout], served: ServedPair, tokens: Sequence[int]
+) -> Handshake:
     """Return what vLLM says when the sides meet; nothing for connectors that are not known here."""
     unknown = dict.fromkeys(_list_unknown_connectors(served))
     if unknown:
         return Handshake((), (f"vLLM: the handshake of {' and '.join(unknown)} is not known here",))
     layouts = (sides[0].layout, sides[1].layout)
     first, second = (
-        request._replace(kv_cache_dtype=layout.kv_cache_dtype)
+        request._replace(kv_cache_dtype=layout.kv_cache_dtype, prompt_lengths=tuple(tokens))
         for request, layout in zip(served.requests, layouts, strict=True)
     )
     return check_handshake(layouts, (first, second))
