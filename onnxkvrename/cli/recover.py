@@ -17,7 +17,7 @@ from onnxkvrename.findings import decide_exit_code, format_count, quote_path
 from onnxkvrename.options import Format, Option
 from onnxkvrename.report.documents.recover_json import Recovery, describe_recovery
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note
-from onnxkvrename.report.formats.text import build_error_line, format_files
+from onnxkvrename.report.formats.text import format_files
 from onnxkvrename.rules.results import Report
 from onnxkvrename.storage.read import is_directory, resolve_path
 from onnxkvrename.storage.record import State, TargetState
@@ -187,7 +187,6 @@ def _render_text(recovery: Recovery, show: _PathNames, width: int | None) -> Ite
             groups.setdefault((target.state, target.kept is None), []).append(target)
         for group in groups.values():
             yield from _render_group(group, recovery.action, show)
-    yield from map(build_error_line, recovery.skipped)
     yield from (Line(outcome, err=True) for outcome in _describe_outcome(recovery, show))
     if recovery.runs and recovery.action == "list":
         shown = " ".join(("onnxkvrename recover", *(quote_path(str(path)) for path in show.typed)))

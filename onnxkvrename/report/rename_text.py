@@ -29,7 +29,6 @@ from onnxkvrename.report.formats.text import (
     YELLOW,
     build_verdict_line,
     format_files,
-    render_finding_lines,
 )
 from onnxkvrename.report.tables import Cell, render_facts, render_table, wrap_line
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, PairSide
@@ -102,6 +101,7 @@ def build_rename_answer(report: Report, request: Request) -> Answer:
         render_text=partial(render_rename, report, request),
         files=tuple(_list_files(report, request)),
         notes=tuple(notes),
+        is_verbose=request.verbose,
     )
 
 
@@ -136,7 +136,7 @@ def _list_model_notes(model: ModelReport, request: Request, is_single: bool) -> 
 
 
 def render_rename(report: Report, request: Request, width: int | None) -> Iterator[Line]:
-    """Yield findings, names, then what became of each model and sidecar.
+    """Yield names, then what became of each model and sidecar.
 
     A pipe gets each name on stdout, and the rest on stderr. A terminal shows some names only.
 
@@ -145,7 +145,6 @@ def render_rename(report: Report, request: Request, width: int | None) -> Iterat
         request: How to show it.
         width: The columns of the terminal; `None` for a pipe.
     """
-    yield from render_finding_lines(report.models, verbose=request.verbose)
     if request.quiet:
         yield from _render_pending(report) if request.only_checks else ()
         return

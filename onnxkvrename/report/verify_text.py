@@ -23,7 +23,6 @@ from onnxkvrename.report.formats.text import (
     RED,
     build_verdict_line,
     format_files,
-    render_finding_lines,
 )
 from onnxkvrename.report.rename_text import describe_no_pairs
 from onnxkvrename.report.tables import wrap_line
@@ -64,6 +63,7 @@ def build_verify_answer(
         render_text=partial(_render_text, models, quiet, verbose),
         files=tuple(_build_file(model, quiet=quiet) for model in models),
         notes=(Note("total", _format_total(models)),) if has_total else (),
+        is_verbose=verbose,
     )
 
 
@@ -77,7 +77,6 @@ def _build_file(model: VerifiedModel, *, quiet: bool) -> FileResult:
 def _render_text(
     models: Sequence[VerifiedModel], quiet: bool, verbose: bool, width: int | None
 ) -> Iterator[Line]:
-    yield from render_finding_lines([model.report for model in models], verbose=verbose)
     if quiet:
         return
     readable = [model for model in models if model.report.error is None]
