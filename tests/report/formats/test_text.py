@@ -77,9 +77,9 @@ def test_verbose_shows_all_but_what_no_reader_can_use() -> None:
     """Lists and names are whole with -v, up to some thousand characters."""
     names = ", ".join(f"past_key.{n}{'x' * 90}" for n in range(9))
     finding = Finding("KV101", "error", "", f"{names} are wrong", "mend them")
-    assert told(report(finding)) == [
-        f"m.onnx: error KV101: {names.partition(', ')[0]} and 8 more are wrong (mend them)"
-    ]
+    (line,) = told(report(finding))
+    assert len(line) < 500
+    assert " characters ...]" in line
     assert told(report(finding), verbose=True) == [
         f"m.onnx: error KV101: {names} are wrong (mend them)"
     ]
