@@ -25,6 +25,7 @@ from onnxkvrename.report.formats.text import (
     CYAN,
     DIM,
     GREEN,
+    MAX_LISTED_MODELS,
     RED,
     YELLOW,
     build_verdict_line,
@@ -34,8 +35,6 @@ from onnxkvrename.report.tables import render_facts, wrap_line
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair
 from onnxkvrename.rules.results import ModelReport, Report, SidecarReport
 
-_MAX_LISTED_MODELS = 4
-"""Models that each have a line, and on a terminal more than one."""
 _STATUS_STYLES = {
     "renamed": GREEN,
     "would-rename": YELLOW,
@@ -285,7 +284,7 @@ def list_passed_checks(report: Report) -> list[str]:
 
 def is_folded(report: Report, *, verbose: bool) -> bool:
     """Return whether models with the same outcome share a line: there are too many."""
-    return len(report.models) > _MAX_LISTED_MODELS and not verbose
+    return len(report.models) > MAX_LISTED_MODELS and not verbose
 
 
 def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[StateRow]:

@@ -20,6 +20,7 @@ from onnxkvrename.report.formats import (
 from onnxkvrename.report.formats.text import (
     GREEN,
     LAYERS_PATTERN,
+    MAX_LISTED_MODELS,
     RED,
     build_verdict_line,
     format_files,
@@ -33,8 +34,6 @@ from onnxkvrename.verification.renamed_from import RenameProof
 from onnxkvrename.verification.running.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel
 
-_MAX_LISTED_MODELS = 4
-"""Models that each have a line; of more there is a total."""
 _FLOW_CODES = ("KV110", "KV113", "KV114", "KV120")
 """Findings about how a buffer is updated."""
 _FlowState = Literal["retained", "meant", "resized", "settled", "unsized", "not retained"]
@@ -55,7 +54,7 @@ def build_verify_answer(
         verbose: Show every finding, and each buffer.
     """
     code = Report(tuple(model.report for model in models)).compute_exit_code()
-    has_total = len(models) > _MAX_LISTED_MODELS and not quiet
+    has_total = len(models) > MAX_LISTED_MODELS and not quiet
     return Answer(
         "verify",
         code,
@@ -80,11 +79,11 @@ def _render_text(
     if quiet:
         return
     readable = [model for model in models if model.report.error is None]
-    is_short = len(models) > _MAX_LISTED_MODELS and not verbose
+    is_short = len(models) > MAX_LISTED_MODELS and not verbose
     for group in _group_verdicts(readable) if is_short else ([model] for model in readable):
         yield from wrap_line(_build_verdict(_join_models(group)), width)
         yield from (Line(f"  {text}") for text in format_buffer_flows(group[0]) if verbose)
-    if len(models) > _MAX_LISTED_MODELS:
+    if len(models) > MAX_LISTED_MODELS:
         yield Line(_format_total(models), err=True)
 
 

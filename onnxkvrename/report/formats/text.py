@@ -15,6 +15,8 @@ from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_part
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 """Styles of a :class:`Span`."""
+MAX_LISTED_MODELS = 4
+"""Models that each have a line; of more, those with the same outcome share one."""
 _MAX_SHOWN_FINDINGS = 3
 _MAX_SHOWN_FILES = 10
 """Files that have lines of their own for one code."""
