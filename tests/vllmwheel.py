@@ -29,6 +29,7 @@ EXECUTED_MODULES = {
     f"{_CONNECTORS}.utils",
     f"{_CONNECTORS}.v1.nixl.base_scheduler",
     f"{_CONNECTORS}.v1.nixl.base_worker",
+    f"{_CONNECTORS}.v1.nixl.pull_worker",
     f"{_CONNECTORS}.v1.nixl.tp_mapping",
     f"{_CONNECTORS}.v1.nixl.utils",
     f"{_CONNECTORS}.v1.offloading.canonical_mapping",
@@ -53,6 +54,7 @@ EXECUTED_MODULES = {
     "vllm.v1.kv_cache_layout",
     "vllm.v1.kv_cache_spec_registry",
     "vllm.v1.kv_offload.base",
+    "vllm.v1.worker.block_table",
     "vllm.v1.worker.gpu.attn_utils",
     "vllm.v1.worker.kv_connector_model_runner_mixin",
     "vllm.v1.worker.utils",
@@ -199,6 +201,7 @@ def make_config(*, cross_layers: bool = False, layout: Any = None) -> SimpleName
         cache_config=SimpleNamespace(
             cache_dtype="auto",
             enable_prefix_caching=False,
+            mamba_cache_mode="none",
             get_resolved_kv_cache_layout=lambda: layout,
             kv_sharing_fast_prefill=False,
             num_gpu_blocks_override=None,
@@ -207,6 +210,7 @@ def make_config(*, cross_layers: bool = False, layout: Any = None) -> SimpleName
         kv_transfer_config=SimpleNamespace(
             get_from_extra_config=lambda _, default: default,
             kv_buffer_device="cuda",
+            kv_role="kv_both",
             kv_connector_extra_config={"enable_cross_layers_blocks": str(cross_layers)},
         ),
         model_config=SimpleNamespace(

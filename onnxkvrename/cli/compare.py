@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -62,10 +62,12 @@ from onnxkvrename.report.formats import (
     Note,
     build_file_result,
 )
+from onnxkvrename.report.vllm_text import render_reads
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
-from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.reads import PromptReads
+from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
 
 
 class CompareArguments(NamedTuple):
@@ -111,7 +113,7 @@ class CompareArguments(NamedTuple):
         Option(
             "--vllm",
             f"With --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
-            choices=VLLM_VERSIONS,
+            choices=tuple(VLLM_RELEASES),
             needs="block_size",
         ),
     ] = None
@@ -161,7 +163,7 @@ def command(arguments: CompareArguments) -> int:
     if requests is not None:
         layouts = (prefill.layout, decode.layout)
         first, second = (
-            request._replace(kv_cache_dtype=layout.kv_cache_dtype)
+            request._replace(kv_cache_dtype=layout.kv_cache_dtype, prompt_lengths=arguments.tokens)
             for request, layout in zip(requests, layouts, strict=True)
         )
         handshake = check_handshake(layouts, (first, second), arguments.kernel_block_size)
@@ -173,7 +175,7 @@ def command(arguments: CompareArguments) -> int:
         ranks=ranks,
         full_transfer=arguments.full_transfer,
         tokens=arguments.tokens,
-        more_findings=handshake.findings,
+        more_findings=(*handshake.findings, *handshake.read_findings),
         more_notes=(*notes, *handshake.notes),
         strict=arguments.strict,
     )
@@ -182,11 +184,17 @@ def command(arguments: CompareArguments) -> int:
         basis = handoff.basis._replace(facts=(*handoff.basis.facts, fact))
         handoff = handoff._replace(basis=basis)
     content = cache(
-        partial(describe_handoff, handoff, (prefill.reports, decode.reports), rules.profile_choice)
+        partial(
+            describe_handoff,
+            handoff,
+            (prefill.reports, decode.reports),
+            rules.profile_choice,
+            handshake.reads,
+        )
     )
     if arguments.html is not None:
         _write_page(arguments.html, content, (prefill, decode), arguments)
-    answer = _build_answer(handoff, prefill, decode, arguments, content)
+    answer = _build_answer(handoff, handshake.reads, prefill, decode, arguments, content)
     return print_answer(answer, arguments.output_format)
 
 
@@ -303,6 +311,7 @@ def _write_page(
 
 def _build_answer(
     handoff: Handoff,
+    reads: Sequence[PromptReads],
     prefill: LoadedLayout,
     decode: LoadedLayout,
     arguments: CompareArguments,
@@ -315,7 +324,7 @@ def _build_answer(
         "compare",
         code,
         build_content=build_content,
-        render_text=partial(_render_text, handoff, arguments),
+        render_text=partial(_render_text, handoff, reads, arguments),
         files=(*map(build_file_result, _list_failed_models(prefill, decode)), result),
         notes=() if arguments.quiet else (verdict,),
         is_verbose=arguments.verbose,
@@ -332,9 +341,13 @@ def _list_failed_models(prefill: LoadedLayout, decode: LoadedLayout) -> list[Mod
 
 
 def _render_text(
-    handoff: Handoff, arguments: CompareArguments, width: int | None
+    handoff: Handoff,
+    reads: Sequence[PromptReads],
+    arguments: CompareArguments,
+    width: int | None,
 ) -> Iterator[Line]:
     if not arguments.quiet:
         if arguments.html is not None:
             yield Line(f"{arguments.html}: page written", err=True)
         yield from render_handoff(handoff, width)
+        yield from render_reads(reads, width)

@@ -10,12 +10,14 @@ from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import render_facts, render_table, wrap_line
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
-from onnxkvrename.vllm.projection import Projection
+from onnxkvrename.vllm.projection import Projection, list_transfer_releases
+from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.specs import (
     KvCacheGroup,
     ProjectionRequest,
     Refusal,
     find_open_conditions,
+    list_releases,
 )
 from onnxkvrename.vllm.stages import count_gpu_blocks
 
@@ -24,6 +26,7 @@ _ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "BYTES PER BLOCK", "PADDING")
 _STAGE_COLUMNS = ("ALLOCATION", "STAGE", "LAYERS", "BYTES PER BLOCK")
 _TRANSFER_COLUMNS = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS POSTED", "BYTES")
 _VIEW_COLUMNS = ("CanonicalKVCaches", "TENSORS (int8)", "GROUP", "GROUP_DATA_REFS")
+_READ_COLUMNS = ("PROMPT", "DECODE", "TRANSFERS", "DESCRIPTORS POSTED", "BYTES")
 _POINT_COLUMNS = ("ALLOCATION", "STATE", "WHY")
 _INDENT = "  "
 _STATE_TEXTS = {"met": "yes", "not met": "no", "requires": "depends"}
@@ -45,10 +48,29 @@ def render_projection(projection: Projection | None, width: int | None) -> Itera
     yield from _render_allocations(projection.allocations, request.gpu_memory, width)
     if len(projection.stages) > 1:
         yield from _render_table(_STAGE_COLUMNS, _list_stage_rows(projection), width)
-    points = ((_format_name(a), point) for a in projection.allocations for point in _list_points(a))
+    points = (
+        (_format_name(a), point)
+        for a in projection.allocations
+        for point in _list_points(a, list_transfer_releases(a, request.vllm_version))
+    )
     yield from _render_table(_POINT_COLUMNS, points, width)
     conditions = find_open_conditions(projection.conditions)
-    yield from _render_facts(((c.state, f"{c.name}: {c.why}") for c in conditions), width)
+    facts = [(str(c.state), f"{c.name}: {c.why}") for c in conditions]
+    if projection.groupings:
+        facts.append(("holds for", _format_memory_releases(request)))
+    yield from _render_facts(facts, width)
+
+
+def _format_memory_releases(request: ProjectionRequest) -> str:
+    releases = list_releases(request.vllm_version)
+    if request.release in releases:
+        return f"vLLM {_format_releases(releases)}: groups and memory"
+    return f"vLLM {request.release}: groups and memory, of the allocations above"
+
+
+def _format_releases(releases: tuple[str, ...]) -> str:
+    """Return a range of releases: ``0.33``, ``0.30 to 0.33``."""
+    return " to ".join(dict.fromkeys((releases[0], releases[-1])))
 
 
 def _render_facts(facts: Iterable[tuple[str, str]], width: int | None) -> Iterator[Line]:
@@ -73,7 +95,9 @@ def _format_tokens(tokens: int) -> str:
 
 
 def _list_settings(request: ProjectionRequest) -> Iterator[str]:
-    yield f"vLLM {request.vllm_version}"
+    is_planned = request.release == request.vllm_version
+    planned_as = "" if is_planned else f", planned as {request.vllm_version}"
+    yield f"vLLM {request.release}{planned_as}"
     yield f"blocks of {_format_tokens(request.block_size)}"
     yield f"tensor parallel size {request.tensor_parallel_size}"
     if request.pipeline_parallel_size > 1:
@@ -203,7 +227,7 @@ def _format_count(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,}"
 
 
-def _list_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
+def _list_points(allocation: Allocation, releases: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield the conditions that decide, then the limits of NIXL and its transfers."""
     for condition in find_open_conditions(allocation.conditions):
         yield condition.state, f"{condition.name}: {condition.why}"
@@ -215,11 +239,38 @@ def _list_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
     for reason in dict.fromkeys(transfer.unknown for transfer in allocation.transfers):
         if reason is not None:
             yield "unknown", reason
-    fewer = [
-        f"{reads.descriptors:,} for a prompt of {_format_tokens(transfer.tokens)}"
-        for transfer in allocation.transfers
-        if (reads := transfer.decode_reads) is not None and reads.blocks != transfer.blocks
-    ]
-    if fewer:
-        why = "the next token does not attend to the other blocks"
-        yield "decode reads", f"fewer descriptors: {', '.join(fewer)}; {why}"
+    if releases:
+        yield "holds for", f"vLLM {_format_releases(releases)}: NIXL's regions and transfers"
+
+
+def render_reads(reads: Iterable[PromptReads], width: int | None) -> Iterator[Line]:
+    """Yield a table of what decode posts for each prompt, by ranks that post alike and for all.
+
+    Args:
+        reads: What decode posts for each prompt; without any there are no lines.
+        width: The columns of the terminal; `None` for a pipe.
+    """
+    rows = [row for each in reads for row in _list_read_rows(each)]
+    if rows:
+        yield from render_table([_READ_COLUMNS, *rows], width)
+
+
+def _list_read_rows(reads: PromptReads) -> Iterator[tuple[str, ...]]:
+    prompt = _format_tokens(reads.tokens)
+    if not reads.ranks:
+        yield prompt, "-", *["unknown" if reads.refused is None else "fails"] * 3
+        return
+    ranks_by_figures: dict[tuple[int, int, int], list[int]] = {}
+    for rank in reads.ranks:
+        figures = (len(rank.sources), rank.descriptors, rank.bytes)
+        ranks_by_figures.setdefault(figures, []).append(rank.rank)
+    for figures, ranks in ranks_by_figures.items():
+        name = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of {format_layer_numbers(ranks)}"
+        yield prompt, name, *_format_read_figures(*figures)
+    if len(reads.ranks) > 1:
+        figures = (reads.transfers, reads.descriptors, reads.bytes)
+        yield prompt, "all ranks", *_format_read_figures(*figures)
+
+
+def _format_read_figures(transfers: int, descriptors: int, size: int) -> tuple[str, str, str]:
+    return f"{transfers:,}", f"{descriptors:,}", format_bytes(size)
