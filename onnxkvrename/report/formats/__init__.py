@@ -112,6 +112,7 @@ class Answer(NamedTuple):
         notes: The outcome of the job as a whole.
         error: The reason why the whole job failed; then ``files`` is empty.
         is_verbose: Whether text shows every finding.
+        tells_findings: Whether the command's own text says what the findings of files say.
     """
 
     command: str
@@ -122,6 +123,7 @@ class Answer(NamedTuple):
     notes: tuple[Note, ...] = ()
     error: KvRenameError | None = None
     is_verbose: bool = False
+    tells_findings: bool = False
 
 
 class Format(NamedTuple):

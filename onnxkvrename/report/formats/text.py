@@ -34,7 +34,8 @@ def _render(answer: Answer, width: int | None) -> Iterator[Line]:
 
     An error of the whole job goes to stderr in any format.
     """
-    yield from render_finding_lines(answer.files, verbose=answer.is_verbose)
+    if not answer.tells_findings:
+        yield from render_finding_lines(answer.files, verbose=answer.is_verbose)
     yield from answer.render_text(width)
 
 
