@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from onnxkvrename.limits import MAX_ALTERNATIVES
 from onnxkvrename.verification.constants import SmallConstants
@@ -76,7 +76,7 @@ def trace_origins(
         An origin for each name. What cannot be followed is uncertain, with the
         reason; nothing is raised for nodes that can be read.
     """
-    return _Walker(graph, _OriginTransfer()).walk(sources, names)
+    return trace(graph, _OriginTransfer(), sources, names)
 
 
 def trace_dependencies(
@@ -90,7 +90,17 @@ def trace_dependencies(
     Returns:
         For each name a set of source numbers as bits.
     """
-    return _Walker(graph, _DependencyTransfer()).walk(sources, names)
+    return trace(graph, DependencyTransfer(), sources, names)
+
+
+def trace(
+    graph: ModelGraph, transfer: Transfer[_T], sources: Sequence[str], names: Sequence[str]
+) -> tuple[_T, ...]:
+    """Return what a transfer computes of some values of the main graph.
+
+    Takes the same arguments as `trace_origins`, beside the transfer.
+    """
+    return _Walker(graph, transfer).walk(sources, names)
 
 
 @contextmanager
@@ -105,53 +115,64 @@ def _pause_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Transfer(Protocol[_T]):
-    """What a walk computes of each value, and what operators make of it."""
+class Transfer(Generic[_T]):
+    """What a walk computes of each value, and what operators make of it.
+
+    Where a transfer does not say otherwise, all operands are followed, and what may hold several
+    values is merged of them.
+    """
 
     nothing: _T
     """That of a constant, and of every input that is not a source."""
 
     def build_source(self, number: int) -> _T:
         """Return that of a source itself."""
+        raise NotImplementedError
 
     def select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
         """Return the positions of the operands that an operator has to be followed to."""
+        return range(operand_count)
 
     def apply_operator(
         self, operation: Operation, operands: Sequence[_T], constants: SmallConstants
     ) -> Sequence[_T]:
         """Return that of an operator's outputs; what it captures follows the operands."""
+        raise NotImplementedError
 
     def apply_summary(self, summary: _T, arguments: Sequence[_T], call: NodeLocation) -> _T:
         """Return that of a body's output, whose sources are positions in the arguments."""
+        raise NotImplementedError
 
-    def doubt(self, values: Sequence[_T], reason: str, location: NodeLocation | None) -> _T:
-        """Return that of a value that may hold something of each of these, or nothing."""
-
-    def choose(self, values: Sequence[_T]) -> _T:
-        """Return that of a value that is one of these, each by another branch."""
-
-    def merge(self, values: Sequence[_T]) -> _T:
+    def merge(self, values: Sequence[_T], /) -> _T:
         """Return that of a value that is one of these, whatever the branch."""
+        raise NotImplementedError
+
+    def choose(self, values: Sequence[_T], /) -> _T:
+        """Return that of a value that is one of these, each by another branch."""
+        return self.merge(values)
+
+    def doubt(self, values: Sequence[_T], reason: str, location: NodeLocation | None, /) -> _T:
+        """Return that of a value that may hold something of each of these, or nothing."""
+        return self.merge(values)
 
     def collect(self, value: _T, location: NodeLocation) -> _T:
         """Return that of what a Loop collects of a value, as often as it runs."""
+        return value
 
 
-class _DependencyTransfer:
-    """The sources that a value depends on at all, as bits; every operand is followed."""
+class DependencyTransfer(Transfer[int]):
+    """The sources that a value depends on at all, as bits."""
 
     nothing = 0
 
     def build_source(self, number: int) -> int:
+        """Return the bit of a source."""
         return 1 << number
-
-    def select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
-        return range(operand_count)
 
     def apply_operator(
         self, operation: Operation, operands: Sequence[int], constants: SmallConstants
     ) -> Sequence[int]:
+        """Return the bits of all operands that are not lost, unless only their shapes count."""
         lost = find_lost_operands(operation, constants)
         if lost:
             operands = [0 if i in lost else bits for i, bits in enumerate(operands)]
@@ -159,33 +180,26 @@ class _DependencyTransfer:
         return [0 if is_shape else self.merge(operands)] * len(operation.outputs)
 
     def apply_summary(self, summary: int, arguments: Sequence[int], call: NodeLocation) -> int:
+        """Return the bits of the arguments that the body's output depends on."""
         return self.merge([arguments[at] for at in list_positions(summary) if at < len(arguments)])
 
-    def doubt(self, values: Sequence[int], reason: str, location: NodeLocation | None) -> int:
-        return self.merge(values)
-
-    def choose(self, values: Sequence[int]) -> int:
-        return self.merge(values)
-
     def merge(self, values: Sequence[int]) -> int:
+        """Return all bits."""
         merged = 0
         for bits in values:
             merged |= bits
         return merged
 
-    def collect(self, value: int, location: NodeLocation) -> int:
-        return value
 
-
-class _OriginTransfer:
+class _OriginTransfer(Transfer[Origin]):
     """The origin of a value; only operands that may be carried on are followed."""
 
     nothing = NO_ORIGIN
     build_source = staticmethod(build_source_origin)
     apply_summary = staticmethod(apply_summary)
-    doubt = staticmethod(build_uncertain_origin)
-    choose = staticmethod(combine_alternatives)
     merge = staticmethod(merge_origins)
+    choose = staticmethod(combine_alternatives)
+    doubt = staticmethod(build_uncertain_origin)
 
     def select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
         return find_carried_operands(function[0], function[1], operand_count)
@@ -258,7 +272,7 @@ class _Summary(NamedTuple):
 class _Walker(Generic[_T]):
     """Walks through bodies by a transfer, and keeps the summaries of functions."""
 
-    def __init__(self, graph: ModelGraph, transfer: _Transfer[_T]) -> None:
+    def __init__(self, graph: ModelGraph, transfer: Transfer[_T]) -> None:
         self._graph = graph
         self._transfer = transfer
         self._summaries: dict[FunctionKey, _Summary] = {}
@@ -360,7 +374,7 @@ class _SubgraphNode(NamedTuple):
     summaries: Mapping[str, _Summary]
     captured: Mapping[str, list[Any]]
     condition: bool | None
-    transfer: _Transfer[Any]
+    transfer: Transfer[Any]
 
     @property
     def location(self) -> NodeLocation:
