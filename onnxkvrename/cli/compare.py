@@ -53,23 +53,16 @@ from onnxkvrename.options import (
 from onnxkvrename.report.compare_text import (
     build_handoff_report,
     format_handoff_verdict,
-    render_handoff_notes,
-    render_handoff_table,
-    render_prompt_lines,
+    render_handoff,
 )
 from onnxkvrename.report.documents.compare_json import CompareContent, describe_handoff
 from onnxkvrename.report.formats import (
     Answer,
     Line,
     Note,
-    Screen,
-    Span,
     build_file_result,
-    build_line,
 )
-from onnxkvrename.report.formats.text import BOLD, GREEN, RED, render_finding_lines
-from onnxkvrename.report.tables import find_width
-from onnxkvrename.report.wrapping import wrap_sentences
+from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
@@ -340,17 +333,14 @@ def _list_failed_models(prefill: LoadedLayout, decode: LoadedLayout) -> list[Mod
 
 
 def _render_text(
-    handoff: Handoff, failed_models: list[ModelReport], arguments: CompareArguments, screen: Screen
+    handoff: Handoff,
+    failed_models: list[ModelReport],
+    arguments: CompareArguments,
+    width: int | None,
 ) -> Iterator[Line]:
     if not arguments.quiet:
         if arguments.html is not None:
             yield Line(f"{arguments.html}: page written", err=True)
-        style = f"{RED if handoff.failed else GREEN};{BOLD}"
-        verdict = build_line(Span(format_handoff_verdict(handoff), style))
-        yield from wrap_sentences([verdict], screen)
-        if handoff.prefill.layout.buffers and handoff.decode.layout.buffers:
-            yield from render_handoff_table(handoff, find_width(screen))
-            yield from wrap_sentences(map(Line, render_prompt_lines(handoff)), screen)
-        yield from wrap_sentences(map(Line, render_handoff_notes(handoff)), screen)
+        yield from render_handoff(handoff, width)
     reports = (*failed_models, build_handoff_report(handoff, both=True))
     yield from render_finding_lines(reports, verbose=arguments.verbose)

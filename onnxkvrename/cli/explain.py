@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from shutil import get_terminal_size
+import sys
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.cli.options import declare_command
-from onnxkvrename.cli.output import detect_screen, print_lines
+from onnxkvrename.cli.output import find_width, print_lines
 from onnxkvrename.findings import CODES, decide_exit_code
 from onnxkvrename.options import Option
-from onnxkvrename.report.finding_pages import describe_finding, list_findings
+from onnxkvrename.report.finding_pages import describe_finding, render_finding_list
 from onnxkvrename.report.formats import Line
 
 
@@ -30,10 +30,9 @@ def command(arguments: ExplainArguments) -> int:
     CODE is the code of a finding, such as KV402. Without one, all codes are listed.
     """
     if not arguments.codes:
-        width = get_terminal_size().columns if detect_screen().is_terminal else None
-        lines = list_findings(width)
+        print_lines(render_finding_list(find_width(sys.stdout)))
     else:
         passages = [describe_finding(code) for code in arguments.codes]
         lines = [line for passage in passages for line in (*passage, "")][:-1]
-    print_lines(Line(line) for line in lines)
+        print_lines(map(Line, lines))
     return decide_exit_code()

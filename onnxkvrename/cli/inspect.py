@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
@@ -25,10 +24,9 @@ from onnxkvrename.options import (
     RulesFile,
 )
 from onnxkvrename.report.documents.inspect_json import describe_summaries
-from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
+from onnxkvrename.report.formats import Answer, FileResult, Line
 from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.report.inspection.summary_text import render_model_summary
-from onnxkvrename.report.tables import MAX_WIDTH
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.profile import ProfileChoice
@@ -91,9 +89,8 @@ def _build_answer(
 
 
 def _render_text(
-    summaries: Sequence[ModelSummary], written: Sequence[str], screen: Screen
+    summaries: Sequence[ModelSummary], written: Sequence[str], width: int | None
 ) -> Iterator[Line]:
-    width = min(get_terminal_size().columns, MAX_WIDTH)
     for summary in fold_windows(summaries):
         if summary.error is None:
             yield from render_model_summary(summary, width)

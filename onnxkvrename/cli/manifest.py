@@ -44,13 +44,12 @@ from onnxkvrename.options import (
 from onnxkvrename.records import fill_record
 from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.report.documents.projection_json import projection_to_json
-from onnxkvrename.report.formats import Answer, Line, Screen, build_file_result, load_format
+from onnxkvrename.report.formats import Answer, Line, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.manifest_text import (
     format_layout_summary,
     render_layout,
 )
-from onnxkvrename.report.tables import find_width
 from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.profile import ProfileChoice, Rules
@@ -409,7 +408,7 @@ def _build_answer(result: _ManifestResult) -> Answer:
 def _render_file(answer: Answer, arguments: ManifestArguments) -> dict[Path, bytes]:
     """Return the file that was asked for, with its content."""
     assert arguments.output_path is not None
-    lines = load_format(arguments.output_format).render(answer, Screen())
+    lines = load_format(arguments.output_format).render(answer, None)
     return {arguments.output_path: "".join(f"{line.text}\n" for line in lines).encode()}
 
 
@@ -432,7 +431,6 @@ def _describe(result: _ManifestResult) -> ManifestContent:
     )
 
 
-def _render_text(result: _ManifestResult, screen: Screen) -> Iterator[Line]:
-    layout = result.loaded.layout
-    yield from render_layout(layout, find_width(screen))
-    yield from map(Line, render_projection(result.projection))
+def _render_text(result: _ManifestResult, width: int | None) -> Iterator[Line]:
+    yield from render_layout(result.loaded.layout, width)
+    yield from render_projection(result.projection, width)

@@ -8,19 +8,23 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, groupby, islice
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.report.formats import Answer, Line, Screen, load_format
+from onnxkvrename.report.formats import Answer, Line, load_format
 from onnxkvrename.report.inert import escape_line, is_inert
+from onnxkvrename.report.tables import wrap_line
 from onnxkvrename.rules.profile import ProfileChoice
 
 if TYPE_CHECKING:
     from onnxkvrename.report.progress_bars import ProgressBars
 
 _MAX_LINES_AT_ONCE = 1000
+_MAX_WIDTH = 1000
+"""The most columns that are drawn, whatever the terminal or `COLUMNS` says: each costs time."""
 
 
 def print_answer(answer: Answer, output_format: str) -> int:
@@ -29,7 +33,7 @@ def print_answer(answer: Answer, output_format: str) -> int:
     Raises:
         KvRenameError: The answer could not be written.
     """
-    print_lines(load_format(output_format).render(answer, detect_screen()))
+    print_lines(load_format(output_format).render(answer, find_width(sys.stdout)))
     return answer.exit_code
 
 
@@ -86,12 +90,8 @@ def _echo(lines: Sequence[Line], stream: Any, color: bool) -> None:
 
     What goes to stderr is sentences: on a terminal they are wrapped by words.
     """
-    if lines[0].err and is_terminal(stream):
-        from shutil import get_terminal_size  # only for terminals
-
-        from onnxkvrename.report.wrapping import wrap_line
-
-        width = get_terminal_size().columns
+    if lines[0].err:
+        width = find_width(stream)
         lines = [part for line in lines for part in wrap_line(line, width)]
     text = "\n".join(_render_lines(lines, color))
     try:
@@ -117,9 +117,9 @@ def _render_line(line: Line, color: bool) -> str:
     return "".join(f"\x1b[{style}m{text}\x1b[0m" if style else text for text, style in styled)
 
 
-def detect_screen() -> Screen:
-    """Return what stdout can show."""
-    return Screen(is_terminal=is_terminal(sys.stdout), color=is_color_enabled(sys.stdout))
+def find_width(stream: Any) -> int | None:
+    """Return the columns that a line on a stream may have; `None` for a pipe."""
+    return min(get_terminal_size().columns, _MAX_WIDTH) if is_terminal(stream) else None
 
 
 def is_color_enabled(stream: Any) -> bool:

@@ -24,10 +24,10 @@ from onnxkvrename.report.documents.pairs_json import (
     describe_pairs,
     render_value,
 )
-from onnxkvrename.report.formats import Answer, FileResult, Line, Screen
+from onnxkvrename.report.formats import Answer, FileResult, Line
 from onnxkvrename.report.formats.text import build_error_line
-from onnxkvrename.report.inert import escape_json, escape_text
-from onnxkvrename.report.tables import format_columns
+from onnxkvrename.report.inert import escape_json
+from onnxkvrename.report.tables import render_table
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import TracedModel, infer_rules, trace_model
@@ -98,33 +98,35 @@ def _build_answer(results: Sequence[TracedModel | ModelError]) -> Answer:
     )
 
 
-def _render_tables(results: Iterable[TracedModel | ModelError], screen: Screen) -> Iterator[Line]:
+def _render_tables(
+    results: Iterable[TracedModel | ModelError], width: int | None
+) -> Iterator[Line]:
     for result in results:
         if isinstance(result, ModelError):
             yield build_error_line(result)
             continue
-        path = escape_text(str(result.path))
+        path = str(result.path)
         if not result.pairs:
             yield Line(f"{path}: no output is a later state of an input")
             continue
         count = len(result.pairs)
         yield Line(f"{path}: {count} {'pair' if count == 1 else 'pairs'}")
         rows = [_HEADINGS, *(_build_row(pair) for pair in result.pairs)]
-        yield from map(Line, format_columns(rows))
+        yield from render_table(rows, width, indent="  ")
 
 
 def _build_row(pair: StatePair) -> tuple[str, ...]:
     shape = pair.input.shape
     return (
-        escape_text(pair.input.name),
-        escape_text(pair.output.name),
+        pair.input.name,
+        pair.output.name,
         pair.update.label or "unknown",
         pair.input.dtype,
-        "" if shape is None else escape_text(format_shape(shape)),
+        "" if shape is None else format_shape(shape),
     )
 
 
-def _render_form(model: TracedModel, form: str, screen: Screen) -> Iterator[Line]:
+def _render_form(model: TracedModel, form: str, width: int | None) -> Iterator[Line]:
     """Yield the pairs of a model as another program reads them."""
     if form == "rules":
         text = infer_rules([model]).text.rstrip("\n")

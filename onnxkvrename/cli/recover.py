@@ -16,7 +16,7 @@ from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, format_count, quote_path
 from onnxkvrename.options import Format, Option
 from onnxkvrename.report.documents.recover_json import Recovery, describe_recovery
-from onnxkvrename.report.formats import Answer, FileResult, Line, Note, Screen
+from onnxkvrename.report.formats import Answer, FileResult, Line, Note
 from onnxkvrename.report.formats.text import build_error_line, format_files
 from onnxkvrename.rules.results import Report
 from onnxkvrename.storage.read import is_directory, resolve_path
@@ -126,8 +126,8 @@ def mention_restored_files(answer: Answer, report: Report) -> Answer:
 
 
 def _add_note(answer: Answer, text: str) -> Answer:
-    def render_text(screen: Screen) -> Iterator[Line]:
-        yield from answer.render_text(screen)
+    def render_text(width: int | None) -> Iterator[Line]:
+        yield from answer.render_text(width)
         yield Line(text, err=True)
 
     return answer._replace(render_text=render_text, notes=(*answer.notes, Note("recover", text)))
@@ -180,7 +180,7 @@ def _build_answer(recovery: Recovery, code: int, show: _PathNames) -> Answer:
     )
 
 
-def _render_text(recovery: Recovery, show: _PathNames, screen: Screen) -> Iterator[Line]:
+def _render_text(recovery: Recovery, show: _PathNames, width: int | None) -> Iterator[Line]:
     for _, targets in recovery.runs:
         groups: dict[tuple[State, bool], list[TargetState]] = {}
         for target in targets:

@@ -10,11 +10,11 @@ from onnxkvrename.findings import format_count, format_layer_ranges
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.report.formats import Answer, Line, Note, Screen, build_file_result
+from onnxkvrename.report.formats import Answer, Line, Note, build_file_result
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.manifest_text import format_model_paths
-from onnxkvrename.report.wrapping import wrap_sentences
+from onnxkvrename.report.tables import wrap_line
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport
 
@@ -79,12 +79,12 @@ def _describe(check: ConsumerCheck) -> tuple[Any, ...]:
 
 
 def _render_text(
-    check: ConsumerCheck, quiet: bool, verbose: bool, screen: Screen
+    check: ConsumerCheck, quiet: bool, verbose: bool, width: int | None
 ) -> Iterator[Line]:
     yield from render_finding_lines(check.reports, verbose=verbose)
     if not quiet:
         verdict = Line(f"{format_model_paths(check.paths)}: {_format_verdict(check)}")
-        yield from wrap_sentences([verdict], screen)
+        yield from wrap_line(verdict, width)
         yield from map(Line, _format_slots(check) if verbose else ())
 
 

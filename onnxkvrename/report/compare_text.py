@@ -26,10 +26,9 @@ from onnxkvrename.handoff.verdict import (
 )
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.layout.layout import fold_alike, format_size_option
-from onnxkvrename.report.formats import Line, Span
-from onnxkvrename.report.formats.text import GREEN, RED
-from onnxkvrename.report.inert import escape_text
-from onnxkvrename.report.tables import Cell, render_table
+from onnxkvrename.report.formats import Line, Span, build_line
+from onnxkvrename.report.formats.text import BOLD, GREEN, RED
+from onnxkvrename.report.tables import Cell, render_table, wrap_line
 from onnxkvrename.rules.results import ModelReport
 
 _SOME_PROMPTS = "prompts from some length on, which depends on unknown sizes"
@@ -104,7 +103,7 @@ def _format_undecided(handoff: Handoff) -> str:
     if not undecided:
         return "cannot decide" if cause is None else f"cannot decide: {format_cause(cause)}"
     codes = ", ".join(dict.fromkeys(root.finding.code for root in undecided))
-    symbols = " and ".join(map(escape_text, _list_needed_symbols(undecided)))
+    symbols = " and ".join(_list_needed_symbols(undecided))
     arguments = _format_size_arguments(undecided)
     return f"cannot decide: the result depends on {symbols} ({codes}); pass {arguments}"
 
@@ -163,7 +162,7 @@ def _list_codes(affected: AffectedRange) -> tuple[str, ...]:
 
 def format_cause(cause: RootCause) -> str:
     """Return a cause in few words, with the code of its finding."""
-    return f"{escape_text(cause.summary)} ({cause.finding.code})"
+    return f"{cause.summary} ({cause.finding.code})"
 
 
 def _format_transferred(handoff: Handoff) -> str:
@@ -179,13 +178,13 @@ def _format_transferred(handoff: Handoff) -> str:
 def _format_free_sizes(handoff: Handoff) -> str:
     """Return which unknown sizes may be any."""
     free_symbols = sorted(_find_unresolved(handoff).difference(handoff.shared_symbols))
-    free = ", ".join(map(escape_text, free_symbols))
+    free = ", ".join(free_symbols)
     return f", for any {free}" if free and handoff.verdict.longest_prompt is None else ""
 
 
 def _list_size_conditions(handoff: Handoff) -> list[str]:
     """Return which unknown sizes must be equal on both sides, if any."""
-    shared = ", ".join(map(escape_text, handoff.shared_symbols))
+    shared = ", ".join(handoff.shared_symbols)
     return [f"have the same {shared}"] if shared else []
 
 
@@ -233,16 +232,32 @@ def _format_range(first: int, last: int, end: int, verdict: HandoffVerdict) -> s
 def _format_length(tokens: int, verdict: HandoffVerdict) -> str:
     """Return a length in tokens, or the window's name where its size is not known."""
     if tokens == verdict.window_placeholder and verdict.window_symbol is not None:
-        return escape_text(verdict.window_symbol)
+        return verdict.window_symbol
     return format_token_count(tokens)
 
 
-def render_handoff_table(handoff: Handoff, width: int | None) -> Iterator[Line]:
-    """Yield the lines of the table, folded for a terminal of some columns."""
+def render_handoff(handoff: Handoff, width: int | None) -> Iterator[Line]:
+    """Yield the verdict, the buffers as a table, a line for each asked prompt, and notes.
+
+    Args:
+        handoff: The compared hand-off; with a side that has no buffer there is no table.
+        width: The columns of the terminal; `None` for a pipe.
+    """
+    style = f"{RED if handoff.failed else GREEN};{BOLD}"
+    yield from wrap_line(build_line(Span(format_handoff_verdict(handoff), style)), width)
+    sentences = [f"note: {note}" for note in handoff.notes]
+    if handoff.prefill.layout.buffers and handoff.decode.layout.buffers:
+        yield from _render_table(handoff, width)
+        sentences = [*list_prompt_outcomes(handoff), *sentences]
+    for sentence in sentences:
+        yield from wrap_line(Line(sentence), width)
+
+
+def _render_table(handoff: Handoff, width: int | None) -> Iterator[Line]:
     rows: list[tuple[Cell, ...]] = [list_table_headings(handoff)]
     for *cells, state in build_table_rows(handoff):
         rows.append((*cells, Span(state, GREEN if state == "ok" else RED)))
-    return render_table(rows, width)
+    yield from render_table(rows, width)
 
 
 def list_table_headings(handoff: Handoff) -> tuple[str, ...]:
@@ -256,7 +271,7 @@ def build_table_rows(handoff: Handoff) -> list[tuple[str, ...]]:
     """Return the rows: buffers with equal types and results in one, layers and parts folded."""
     rows = fold_alike(
         (
-            escape_text(result.pair.present_buffer.part),
+            result.pair.present_buffer.part,
             result.pair.present_buffer.layer,
             (
                 *format_pair_types(handoff, result.pair),
@@ -274,8 +289,7 @@ def format_pair_types(handoff: Handoff, pair: BufferPair) -> tuple[str, str]:
     """Return dtype and shape of a buffer on prefill and on decode, ``same`` if they are equal."""
     sides = ((handoff.prefill, pair.prefill), (handoff.decode, pair.decode))
     prefill, decode = (
-        "-" if buffer is None else escape_text(format_buffer_type(side.layout, buffer))
-        for side, buffer in sides
+        "-" if buffer is None else format_buffer_type(side.layout, buffer) for side, buffer in sides
     )
     return prefill, "same" if prefill == decode else decode
 
@@ -319,8 +333,8 @@ def _format_common_state(handoff: Handoff, code: str) -> str:
     return "ok"
 
 
-def render_prompt_lines(handoff: Handoff) -> Iterator[str]:
-    """Yield a line for each requested prompt length."""
+def list_prompt_outcomes(handoff: Handoff) -> Iterator[str]:
+    """Yield a sentence on each requested prompt length."""
     is_renamed = handoff.consumer.token and list_sides_without_token(handoff)
     condition = " after a rename" if is_renamed else ""
     for tokens in handoff.requested_lengths:
@@ -363,11 +377,6 @@ def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
     if verdict.outcome == "unknown" and verdict.first_cause is not None:
         return f"cannot decide ({verdict.first_cause.finding.code})"
     return f"ok{_format_free_sizes(handoff)}{_join_conditions(_list_size_conditions(handoff))}"
-
-
-def render_handoff_notes(handoff: Handoff) -> Iterator[str]:
-    """Yield a line for each note."""
-    yield from (f"note: {escape_text(note)}" for note in handoff.notes)
 
 
 def build_handoff_report(handoff: Handoff, *, both: bool) -> ModelReport:

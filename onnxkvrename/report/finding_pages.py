@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import CODES
+from onnxkvrename.report.formats import Line
+from onnxkvrename.report.tables import fold_text, render_table
 from onnxkvrename.storage.read import is_occupied, read_text_file
 
 _PAGE = "findings.md"
@@ -15,20 +17,16 @@ _PLACES = (
     Path(__file__).parent / _PAGE,  # in a wheel
     Path(__file__).parent.parent.parent / "docs" / _PAGE,  # in a clone
 )
-_INDENT = " " * 16  # of a meaning that continues: below its first word
 _BLOCKS = re.compile(r"^```.*?^```$|^[^\n]+(?:\n[^\n]+)*", re.MULTILINE | re.DOTALL)
 
 
-def list_findings(width: int | None = None) -> list[str]:
-    """Return a row for each code, with its severity and meaning.
+def render_finding_list(width: int | None) -> Iterator[Line]:
+    """Yield a row for each code, with its severity and meaning.
 
     Args:
-        width: Characters in a line; ``None`` for one line for each code.
+        width: The columns of the terminal; `None` for a pipe.
     """
-    rows = [f"{code}  {severity:7}  {meaning}" for code, (severity, meaning) in CODES.items()]
-    if width is None:
-        return rows
-    return [line for row in rows for line in _wrap(row, max(width, 40), indent=_INDENT)]
+    return render_table([(code, *meaning) for code, meaning in CODES.items()], width)
 
 
 def describe_finding(code: str, width: int = 80) -> list[str]:
@@ -61,13 +59,7 @@ def _read_page() -> str:
 def _render_block(block: str, width: int) -> list[str]:
     if block.startswith("```"):
         return [f"  {line}".rstrip() for line in block.splitlines()[1:-1]]
-    return _wrap(_strip_markup(block), width)
-
-
-def _wrap(text: str, width: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+    return fold_text(" ".join(_strip_markup(block).split()), width)
 
 
 def _strip_markup(text: str) -> str:

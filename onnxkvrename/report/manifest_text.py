@@ -22,14 +22,13 @@ from onnxkvrename.layout.manifest import (
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.report.formats import Line, Span, build_line
 from onnxkvrename.report.formats.text import BOLD
-from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.tables import render_facts, render_table
 
 COLUMN_HEADS = ("KIND", "PARTS", "LAYERS", "DTYPE", "SHAPE", "UPDATE", "BYTES EACH")
 
 
 class BufferRow(NamedTuple):
-    """Equal buffers of the same layers, as printable texts.
+    """Equal buffers of the same layers, as texts.
 
     Attributes:
         kind: vLLM's kind of cache, with a remark if it is a guess.
@@ -62,13 +61,13 @@ def format_layout_title(layout: Layout) -> str:
 def format_model_paths(models: Sequence[str]) -> str:
     """Return the path of a model, or the directory that several share and their number."""
     if len(models) == 1:
-        return escape_text(models[0])
+        return models[0]
     folders = [model.split("/")[:-1] for model in models]
     shared = [names[0] for names in takewhile(_is_uniform, zip(*folders, strict=False))]
     if not shared and any(model.startswith("/") for model in models):
         return f"{len(models)} models"
     directory = "/".join(shared) or ("/" if shared else ".")
-    return f"{escape_text(directory)} ({len(models)} models)"
+    return f"{directory} ({len(models)} models)"
 
 
 def _is_uniform(names: Sequence[str]) -> bool:
@@ -89,12 +88,7 @@ def build_buffer_rows(layout: Layout) -> tuple[BufferRow, ...]:
         (buffer.part, buffer.layer, _describe_buffer(layout, buffer)) for buffer in layout.buffers
     )
     return tuple(
-        BufferRow(
-            *map(
-                escape_text,
-                (kind, ", ".join(parts), format_layer_numbers(sorted(layers)), *traits),
-            )
-        )
+        BufferRow(kind, ", ".join(parts), format_layer_numbers(sorted(layers)), *traits)
         for parts, layers, (kind, *traits) in rows
     )
 
@@ -127,9 +121,9 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
     symbols = layout.unresolved_symbols
     if symbols:
         options = " ".join(map(format_size_option, symbols))
-        yield "unknown sizes", f"{format_list(list(map(escape_text, symbols)))}; pass {options}"
+        yield "unknown sizes", f"{format_list(symbols)}; pass {options}"
     if layout.sizes:
-        known_sizes = (f"{escape_text(symbol)}={size}" for symbol, size in layout.sizes.items())
+        known_sizes = (f"{symbol}={size}" for symbol, size in layout.sizes.items())
         yield "sizes", ", ".join(known_sizes)
     if layout.kv_cache_dtype is not None:
         yield "kv_cache_dtype", layout.kv_cache_dtype

@@ -16,7 +16,6 @@ from onnxkvrename.report.formats import (
     FileResult,
     Line,
     Note,
-    Screen,
     Span,
     build_file_result,
     build_line,
@@ -32,8 +31,7 @@ from onnxkvrename.report.formats.text import (
     render_finding_lines,
 )
 from onnxkvrename.report.inert import escape_text
-from onnxkvrename.report.tables import MAX_WIDTH, Cell, find_width, render_facts, render_table
-from onnxkvrename.report.wrapping import wrap_line
+from onnxkvrename.report.tables import Cell, render_facts, render_table, wrap_line
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, PairSide
 from onnxkvrename.rules.results import ModelReport, Report, SidecarReport, Status
 
@@ -141,22 +139,22 @@ def _list_model_notes(model: ModelReport, request: Request, is_single: bool) -> 
         yield Note(model.status, state, model.path)
 
 
-def render_rename(report: Report, request: Request, screen: Screen) -> Iterator[Line]:
+def render_rename(report: Report, request: Request, width: int | None) -> Iterator[Line]:
     """Yield findings, then what changed: names for a pipe, a summary for a terminal.
 
     Args:
         report: What became of the models and sidecars.
         request: How to show it.
-        screen: Where it is shown.
+        width: The columns of the terminal; `None` for a pipe.
     """
     yield from render_finding_lines(report.models, verbose=request.verbose)
     if request.quiet:
         yield from _render_pending(report) if request.only_checks else ()
         return
-    if screen.is_terminal and not request.diff:
+    if width is not None and not request.diff:
         yield from render_summary(
             report,
-            find_width(screen) or MAX_WIDTH,
+            width,
             dry_run=not request.writes,
             verbose=request.verbose,
         )

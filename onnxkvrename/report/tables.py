@@ -1,26 +1,32 @@
-"""Tables and facts as lines: a terminal's width decides what is folded, a pipe folds nothing."""
+"""Tables, facts and sentences as lines: a terminal's width decides what is folded.
+
+A pipe folds nothing. All that is printed breaks between words only, so that names, paths and
+commands can still be copied.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import zip_longest
-from shutil import get_terminal_size
 
-from onnxkvrename.report.formats import Line, Screen, Span, build_line
+from onnxkvrename.report.formats import Line, Span, build_line
 from onnxkvrename.report.formats.text import DIM
+from onnxkvrename.report.inert import escape_text
 
 Cell = str | Span
 
-MAX_WIDTH = 1000
-"""The most columns that are drawn, whatever the terminal or `COLUMNS` says: each costs time."""
 _UNLIMITED = 1 << 31
 _GAP = 2
-
-
-def find_width(screen: Screen) -> int | None:
-    """Return the columns that a line may have; `None` for a pipe."""
-    return min(get_terminal_size().columns, MAX_WIDTH) if screen.is_terminal else None
+_INDENT = "  "
+_MIN_WIDTH = 20
+_WORD = re.compile(r"\S+")
+# A command is copied as a whole: a terminal joins the rows that it breaks itself. What a shell
+# takes as quoted, such as a path, can contain what else ends a command.
+_QUOTED = r"\$'(?:\\.|[^'\\])*'|'[^']*'|\"[^\"]*\""
+_WORD_OR_COMMAND = re.compile(
+    rf"(?:`(?:{_QUOTED}|[^`'\"])*`|`[^`]*`|\bonnxkvrename (?:{_QUOTED}|[^;`'\"])*|[^ ])+", re.DOTALL
+)
 
 
 def measure_text(text: str) -> int:
@@ -32,9 +38,53 @@ def measure_text(text: str) -> int:
     return cell_len(text)
 
 
-def format_columns(rows: Sequence[Sequence[str]], *, indent: str = "  ") -> Iterator[str]:
-    """Yield rows of cells as texts, each column as wide as its widest cell."""
-    return (line.text for line in render_table(rows, None, indent=indent))
+def wrap_line(line: Line, width: int | None) -> Iterator[Line]:
+    """Yield the rows of a sentence, which break between words, but not within a command.
+
+    Args:
+        line: The sentence.
+        width: The columns of the terminal, or `None` for a pipe; a word that has more stays whole.
+    """
+    if width is None or width < _MIN_WIDTH or line.is_command:
+        yield line
+        return
+    line = _escape_line(line)
+    rows = _find_rows(line.text, width, _WORD_OR_COMMAND, len(_INDENT))
+    yield from (_cut_line(line, start, end) for start, end in rows)
+
+
+def _escape_line(line: Line) -> Line:
+    """Return a line as it is printed, so that its width is known."""
+    if not line.spans:
+        return line._replace(text=escape_text(line.text))
+    return build_line(*map(_build_cell, line.spans), err=line.err)
+
+
+def _find_rows(
+    text: str, width: int, words: re.Pattern[str], indent: int = 0
+) -> list[tuple[int, int]]:
+    """Return where the rows of a text begin and end; all but the first are indented."""
+    if measure_text(text) <= width:
+        return [(0, len(text))]
+    rows, start, end, room = [], 0, 0, width
+    for word in words.finditer(text):
+        if end > start and measure_text(text[start : word.end()]) > room:
+            rows.append((start, end))
+            start, room = word.start(), width - indent
+        end = word.end()
+    return [*rows, (start, len(text))]
+
+
+def _cut_line(line: Line, start: int, end: int) -> Line:
+    """Return a part of a line, with its styles; all but the first are indented."""
+    indent = _INDENT if start else ""
+    spans, offset = [Span(indent)] if indent else [], 0
+    for span in line.spans:
+        text = span.text[max(start - offset, 0) : max(end - offset, 0)]
+        if text:
+            spans.append(span._replace(text=text))
+        offset += len(span.text)
+    return Line(indent + line.text[start:end], line.err, tuple(spans) if line.spans else ())
 
 
 def render_table(
@@ -50,14 +100,14 @@ def render_table(
     is a paragraph of the heads with its cells.
 
     Args:
-        rows: The heads, and the rows of printable cells.
+        rows: The heads, and the rows of cells, of any text.
         width: The columns of the terminal; `None` for lines as wide as they are.
         indent: What precedes each line.
         right: The columns that are justified to the right.
     """
     if not rows:
         return
-    cells = [[cell if isinstance(cell, Span) else Span(cell) for cell in row] for row in rows]
+    cells = [list(map(_build_cell, row)) for row in rows]
     room = (_UNLIMITED if width is None else width) - len(indent)
     columns = [[cell.text for cell in column] for column in zip(*cells, strict=True)]
     for gap in (_GAP, 1):
@@ -82,34 +132,31 @@ def render_table(
 def render_facts(
     facts: Sequence[tuple[str, Cell]], width: int | None, *, indent: str = ""
 ) -> Iterator[Line]:
-    """Yield labels with the text beside each, which may have several lines.
+    """Yield labels with the text beside each.
 
     Args:
-        facts: The labels and printable texts.
+        facts: The labels and texts; one without a label continues the one above it.
         width: The columns of the terminal; `None` for lines as wide as they are.
         indent: What precedes each line.
     """
-    label_width = max((measure_text(label) for label, _ in facts), default=0)
+    cells = [(_build_cell(Span(label, DIM)), _build_cell(cell)) for label, cell in facts]
+    label_width = max((measure_text(label.text) for label, _ in cells), default=0)
     room = (_UNLIMITED if width is None else width) - len(indent) - label_width - _GAP
-    for label, cell in facts:
-        value = cell if isinstance(cell, Span) else Span(cell)
-        rows = [row for text in value.text.split("\n") for row in fold_text(text, max(room, 1))]
-        for number, row in enumerate(rows):
-            head = Span(_pad_text("" if number else label, label_width), DIM)
-            yield _join_cells(indent, [head, value._replace(text=row)])
+    for label, value in cells:
+        for number, row in enumerate(fold_text(value.text, max(room, 1))):
+            text = _pad_text("" if number else label.text, label_width)
+            yield _join_cells(indent, [label._replace(text=text), value._replace(text=row)])
+
+
+def _build_cell(cell: Cell) -> Span:
+    """Return a cell as it is printed, so that its width is known."""
+    span = cell if isinstance(cell, Span) else Span(cell)
+    return span._replace(text=escape_text(span.text))
 
 
 def fold_text(text: str, width: int) -> list[str]:
     """Return the rows of a text; a word that does not fit stays whole, so that it can be copied."""
-    if measure_text(text) <= width:
-        return [text]
-    rows = [""]
-    for word in re.findall(r"\s*\S+", text):
-        if rows[-1] and measure_text(rows[-1] + word) > width:
-            rows.append("")
-            word = word.lstrip()
-        rows[-1] += word
-    return rows
+    return [text[start:end] for start, end in _find_rows(text, width, _WORD)]
 
 
 def crop_text(text: str, width: int) -> str:

@@ -15,7 +15,6 @@ from onnxkvrename.report.formats import (
     FileResult,
     Line,
     Note,
-    Screen,
     Span,
     build_file_result,
     build_line,
@@ -29,7 +28,7 @@ from onnxkvrename.report.formats.text import (
 )
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.rename_text import describe_no_pairs
-from onnxkvrename.report.wrapping import wrap_sentences
+from onnxkvrename.report.tables import wrap_line
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import Report
 from onnxkvrename.verification.dataflow import BufferFlow
@@ -78,7 +77,7 @@ def _build_file(model: VerifiedModel, *, quiet: bool) -> FileResult:
 
 
 def _render_text(
-    models: Sequence[VerifiedModel], quiet: bool, verbose: bool, screen: Screen
+    models: Sequence[VerifiedModel], quiet: bool, verbose: bool, width: int | None
 ) -> Iterator[Line]:
     yield from render_finding_lines([model.report for model in models], verbose=verbose)
     if quiet:
@@ -86,7 +85,7 @@ def _render_text(
     readable = [model for model in models if model.report.error is None]
     is_short = len(models) > _MAX_LISTED_MODELS and not verbose
     for group in _group_verdicts(readable) if is_short else ([model] for model in readable):
-        yield from wrap_sentences([build_verdict_line(_join_models(group))], screen)
+        yield from wrap_line(build_verdict_line(_join_models(group)), width)
         yield from (Line(f"  {text}") for text in format_buffer_flows(group[0]) if verbose)
     if len(models) > _MAX_LISTED_MODELS:
         yield Line(_format_total(models), err=True)

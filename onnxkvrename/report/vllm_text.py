@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from onnxkvrename.findings import format_bytes, format_count, format_layer_numbers, format_layers
-from onnxkvrename.report.inert import escape_text
-from onnxkvrename.report.tables import format_columns
+from onnxkvrename.report.formats import Line
+from onnxkvrename.report.tables import render_facts, render_table, wrap_line
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
 from onnxkvrename.vllm.projection import Projection
@@ -24,29 +24,47 @@ _ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "BYTES PER BLOCK", "PADDING")
 _STAGE_COLUMNS = ("ALLOCATION", "STAGE", "LAYERS", "BYTES PER BLOCK")
 _TRANSFER_COLUMNS = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS POSTED", "BYTES")
 _VIEW_COLUMNS = ("CanonicalKVCaches", "TENSORS (int8)", "GROUP", "GROUP_DATA_REFS")
+_POINT_COLUMNS = ("ALLOCATION", "STATE", "WHY")
+_INDENT = "  "
 _STATE_TEXTS = {"met": "yes", "not met": "no", "requires": "depends"}
 
 
-def render_projection(projection: Projection | None) -> Iterator[str]:
+def render_projection(projection: Projection | None, width: int | None) -> Iterator[Line]:
     """Yield a projection as lines: groups, allocations, stages, then what they depend on.
 
-    Without a projection there are no lines.
+    Args:
+        projection: The projection; without one there are no lines.
+        width: The columns of the terminal; `None` for a pipe.
     """
-    if projection is not None:
-        yield from map(escape_text, _render_lines(projection))
-
-
-def _render_lines(projection: Projection) -> Iterator[str]:
+    if projection is None:
+        return
     request = projection.request
-    yield ", ".join(_list_settings(request))
-    yield from map(_format_refusal, projection.refusals)
-    yield from _render_groupings(projection.groupings)
-    yield from _render_allocations(projection.allocations, request.gpu_memory)
+    yield from wrap_line(Line(", ".join(_list_settings(request))), width)
+    yield from _render_facts(map(_list_refusal, projection.refusals), width)
+    yield from _render_groupings(projection.groupings, width)
+    yield from _render_allocations(projection.allocations, request.gpu_memory, width)
     if len(projection.stages) > 1:
-        yield from _render_stages(projection)
-    yield from _render_open_points(projection.allocations)
-    for condition in find_open_conditions(projection.conditions):
-        yield f"  {condition.state}  {condition.name}: {condition.why}"
+        yield from _render_table(_STAGE_COLUMNS, _list_stage_rows(projection), width)
+    points = ((_format_name(a), point) for a in projection.allocations for point in _list_points(a))
+    yield from _render_table(_POINT_COLUMNS, points, width)
+    conditions = find_open_conditions(projection.conditions)
+    yield from _render_facts(((c.state, f"{c.name}: {c.why}") for c in conditions), width)
+
+
+def _render_facts(facts: Iterable[tuple[str, str]], width: int | None) -> Iterator[Line]:
+    return render_facts(list(facts), width, indent=_INDENT)
+
+
+def _render_table(
+    heads: Sequence[str], rows: Iterable[tuple[str, tuple[str, ...]]], width: int | None
+) -> Iterator[Line]:
+    """Yield the lines of a table; rows that differ in their names only are one with all names."""
+    names_by_row: dict[tuple[str, ...], list[str]] = {}
+    for name, row in rows:
+        names_by_row.setdefault(row, []).append(name)
+    merged = [(", ".join(names), *row) for row, names in names_by_row.items()]
+    if merged:
+        yield from render_table([heads, *merged], width, indent=_INDENT)
 
 
 def _format_tokens(tokens: int) -> str:
@@ -68,28 +86,21 @@ def _list_settings(request: ProjectionRequest) -> Iterator[str]:
         yield f"{format_bytes(request.gpu_memory)} of GPU memory for KV caches"
 
 
-def _format_refusal(refusal: Refusal) -> str:
-    return f"  refused  {format_layers(refusal.layers)}: {refusal.reason} ({refusal.hint})"
+def _list_refusal(refusal: Refusal) -> tuple[str, str]:
+    return "refused", f"{format_layers(refusal.layers)}: {refusal.reason} ({refusal.hint})"
 
 
-def _render_groupings(groupings: tuple[Grouping, ...]) -> Iterator[str]:
+def _render_groupings(groupings: tuple[Grouping, ...], width: int | None) -> Iterator[Line]:
     """Yield each grouping below a heading, or only one where all are equal."""
-    if len(set(groupings)) > 1:
-        for heading, grouping in zip(
-            ("layer outermost", "block outermost"), groupings, strict=True
-        ):
-            yield f"  {heading}"
-            yield from _render_grouping(grouping)
-    elif groupings:
-        yield from _render_grouping(groupings[0])
-
-
-def _render_grouping(grouping: Grouping) -> Iterator[str]:
-    if grouping.refusal is not None:
-        yield _format_refusal(grouping.refusal)
-    if grouping.groups:
+    headings = ("layer outermost", "block outermost") if len(set(groupings)) > 1 else ("",)
+    for heading, grouping in zip(headings, groupings, strict=False):
+        if heading:
+            yield Line(f"{_INDENT}{heading}")
+        if grouping.refusal is not None:
+            yield from _render_facts([_list_refusal(grouping.refusal)], width)
         rows = [_format_group_row(index, group) for index, group in enumerate(grouping.groups)]
-        yield from format_columns([_GROUP_COLUMNS, *rows])
+        if rows:
+            yield from render_table([_GROUP_COLUMNS, *rows], width, indent=_INDENT)
 
 
 def _format_group_row(index: int, group: KvCacheGroup) -> tuple[str, ...]:
@@ -110,31 +121,16 @@ def _format_group_row(index: int, group: KvCacheGroup) -> tuple[str, ...]:
 
 
 def _render_allocations(
-    allocations: tuple[Allocation, ...], gpu_memory: int | None
-) -> Iterator[str]:
+    allocations: tuple[Allocation, ...], gpu_memory: int | None, width: int | None
+) -> Iterator[Line]:
     """Yield the allocations, their NIXL transfers, and their views by the offloading connector."""
-    if allocations:
-        rows = _merge_rows(
-            (_format_name(a), _format_allocation_row(a, gpu_memory)) for a in allocations
-        )
-        heads = _ALLOCATION_COLUMNS if gpu_memory is None else (*_ALLOCATION_COLUMNS, "NUM_BLOCKS")
-        yield from format_columns([heads, *rows])
-    rows = _merge_rows(
-        (_format_name(a), row) for a in allocations for row in _list_transfer_rows(a)
-    )
-    if rows:
-        yield from format_columns([_TRANSFER_COLUMNS, *rows])
-    rows = _merge_rows((_format_name(a), row) for a in allocations for row in _list_view_rows(a))
-    if rows:
-        yield from format_columns([_VIEW_COLUMNS, *rows])
-
-
-def _merge_rows(rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[tuple[str, ...]]:
-    """Merge rows that differ in their names only into one row that lists the names."""
-    names_by_row: dict[tuple[str, ...], list[str]] = {}
-    for name, row in rows:
-        names_by_row.setdefault(row, []).append(name)
-    return [(", ".join(names), *row) for row, names in names_by_row.items()]
+    heads = _ALLOCATION_COLUMNS if gpu_memory is None else (*_ALLOCATION_COLUMNS, "NUM_BLOCKS")
+    rows = ((_format_name(a), _format_allocation_row(a, gpu_memory)) for a in allocations)
+    yield from _render_table(heads, rows, width)
+    rows = ((_format_name(a), row) for a in allocations for row in _list_transfer_rows(a))
+    yield from _render_table(_TRANSFER_COLUMNS, rows, width)
+    rows = ((_format_name(a), row) for a in allocations for row in _list_view_rows(a))
+    yield from _render_table(_VIEW_COLUMNS, rows, width)
 
 
 def _format_name(allocation: Allocation) -> str:
@@ -154,18 +150,13 @@ def _format_allocation_row(allocation: Allocation, gpu_memory: int | None) -> tu
     return (*cells, "-" if block_count is None else f"{block_count:,}")
 
 
-def _render_stages(projection: Projection) -> Iterator[str]:
-    """Yield a row for each stage and each size of its blocks."""
-    rows = _merge_rows(
-        (_format_name(allocation), (str(number), format_layer_numbers(stage.layers), size))
-        for number, stage in enumerate(projection.stages)
-        for allocation, block_bytes in zip(
-            projection.allocations, stage.bytes_per_block, strict=True
-        )
-        for size in ([] if block_bytes is None else [format_bytes(block_bytes)])
-    )
-    if rows:
-        yield from format_columns([_STAGE_COLUMNS, *rows])
+def _list_stage_rows(projection: Projection) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield a row for each stage and each size of its blocks, after an allocation's name."""
+    for number, stage in enumerate(projection.stages):
+        layers = format_layer_numbers(stage.layers)
+        for allocation, size in zip(projection.allocations, stage.bytes_per_block, strict=True):
+            if size is not None:
+                yield _format_name(allocation), (str(number), layers, format_bytes(size))
 
 
 def _list_transfer_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
@@ -212,14 +203,7 @@ def _format_count(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,}"
 
 
-def _render_open_points(allocations: Iterable[Allocation]) -> Iterator[str]:
-    """Yield what each allocation depends on."""
-    yield from format_columns(
-        _merge_rows((_format_name(a), point) for a in allocations for point in _list_open_points(a))
-    )
-
-
-def _list_open_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
+def _list_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
     """Yield the conditions that decide, then the limits of NIXL and its transfers."""
     for condition in find_open_conditions(allocation.conditions):
         yield condition.state, f"{condition.name}: {condition.why}"

@@ -1,14 +1,32 @@
-"""The settings of one worker as a ``vllm serve`` line gives them.
+"""The settings of one worker as a ``vllm serve`` line gives them, and how such a line is read.
 
-A setting that the line does not have is ``None`` here; what vLLM then does depends on its version,
-and on the model.
+Which spellings vLLM accepts follows ``utils/argparse_utils.py``, ``engine/arg_utils.py``,
+``config/`` and ``envs.py`` of vLLM 0.24.0 and 0.33.0. A setting that the line does not have is
+``None`` here; what vLLM then does depends on its version, and on the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from onnxkvrename.documents import UnreadableTextError, parse_json, parse_yaml
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.limits import shorten_text
+from onnxkvrename.storage.read import read_text_file
+
+NIXL_CONNECTORS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
+DEFAULT_CONNECTOR = NIXL_CONNECTORS[0]
+"""The connector of a line without ``--kv-transfer-config``: a hand-over requires one."""
+DRAFTLESS_METHODS = ("ngram", "ngram_gpu", "suffix")
+"""Methods of ``--speculative-config`` whose drafts come from no layers."""
 
 
 class ServeSettings(NamedTuple):
@@ -22,6 +40,7 @@ class ServeSettings(NamedTuple):
             ``--decode-context-parallel-size`` times ``--prefill-context-parallel-size``.
         block_size: vLLM's ``--block-size``, in tokens.
         kv_cache_dtype: vLLM's ``--kv-cache-dtype``, except ``auto``.
+        skipped_layers: vLLM's ``--kv-cache-dtype-skip-layers``: layers with another cache dtype.
         dtype: vLLM's ``--dtype``, except ``auto``.
         kv_cache_memory_bytes: vLLM's ``--kv-cache-memory-bytes``, for each GPU.
         max_model_len: vLLM's ``--max-model-len``: tokens of a prompt and its answer.
@@ -29,14 +48,18 @@ class ServeSettings(NamedTuple):
         has_prefix_caching: vLLM's ``--enable-prefix-caching``.
         has_hybrid_manager: Whether groups of several kinds are allowed: the opposite of
             ``--disable-hybrid-kv-cache-manager``.
-        speculative_config: vLLM's ``--speculative-config``, as it was given.
+        mamba_cache_mode: vLLM's ``--mamba-cache-mode``.
+        speculative_config: vLLM's ``--speculative-config``, as it was given, with
+            ``--spec-method``, ``--spec-model`` and ``--spec-tokens``.
         connector: The ``kv_connector`` of ``--kv-transfer-config``; ``None`` without that flag.
         kv_role: Its ``kv_role``; empty if it has none.
         extra_config: Its ``kv_connector_extra_config``.
-        attention_backend: vLLM's ``--attention-backend``, or ``VLLM_ATTENTION_BACKEND``.
+        attention_backend: vLLM's ``--attention-backend``, in capital letters, except ``auto``.
         kv_cache_layout: ``VLLM_KV_CACHE_LAYOUT``.
         ssm_conv_state_layout: ``VLLM_SSM_CONV_STATE_LAYOUT``.
+        layer_partition: ``VLLM_PP_LAYER_PARTITION``: the layers of each pipeline stage.
         uses_v2_model_runner: ``VLLM_USE_V2_MODEL_RUNNER``.
+        uses_full_transfer: ``VLLM_QAIC_USE_FULL_KV_TRANSFER``, of vllm-qaic.
         notes: A sentence for each flag or variable that could matter and is not understood.
     """
 
@@ -46,12 +69,14 @@ class ServeSettings(NamedTuple):
     context_parallel_size: int = 1
     block_size: int | None = None
     kv_cache_dtype: str | None = None
+    skipped_layers: tuple[str, ...] = ()
     dtype: str | None = None
     kv_cache_memory_bytes: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     has_prefix_caching: bool | None = None
     has_hybrid_manager: bool | None = None
+    mamba_cache_mode: str | None = None
     speculative_config: Mapping[str, object] | None = None
     connector: str | None = None
     kv_role: str = ""
@@ -59,5 +84,641 @@ class ServeSettings(NamedTuple):
     attention_backend: str | None = None
     kv_cache_layout: str | None = None
     ssm_conv_state_layout: str | None = None
+    layer_partition: tuple[int, ...] | None = None
     uses_v2_model_runner: bool | None = None
+    uses_full_transfer: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def uses_nixl(self) -> bool:
+        """True if NIXL hands over, as it does where the line does not name a connector."""
+        return (self.connector or DEFAULT_CONNECTOR) in NIXL_CONNECTORS
+
+    @property
+    def enables_cross_layers(self) -> bool:
+        """True if ``enable_cross_layers_blocks`` is set, as text or as a truth value."""
+        return str(self.extra_config.get("enable_cross_layers_blocks", "")).lower() == "true"
+
+    @property
+    def has_draft_layers(self) -> bool:
+        """True if a draft model, or layers of the model that draft, have KV caches of their own."""
+        config = self.speculative_config
+        if config is None:
+            return False
+        method = config.get("method") or config.get("model")
+        return str(method).strip("[]") not in DRAFTLESS_METHODS
+
+
+class _Value(NamedTuple):
+    """A value as it was typed.
+
+    Attributes:
+        label: What messages put in front: the option, and the side.
+        name: The flag or variable as it was typed.
+        text: Its value; ``None`` if there is none.
+        version: The version of vLLM.
+    """
+
+    label: str
+    name: str
+    text: str | None
+    version: str
+
+    def build_error(self, problem: str) -> KvRenameError:
+        """Return the error for the value; `problem` completes the sentence."""
+        shown = "" if self.text is None else f" {shorten_text(self.text)!r}"
+        return KvRenameError(f"{self.label} {self.name}{shown}: {problem}")
+
+    def read_text(self) -> str:
+        """Return the text.
+
+        Raises:
+            KvRenameError: There is none, or a shell would have expanded it.
+        """
+        if self.text is None:
+            raise self.build_error("requires a value")
+        if "$" in self.text or "`" in self.text:
+            raise self.build_error("the shell has not expanded it; write the value itself")
+        return self.text
+
+
+def read_serve_option(
+    value: str, vllm_version: str, label: str = "--serve", folder: Path | None = None
+) -> ServeSettings:
+    """Return the settings of a line, or of the file that ``@FILE`` names.
+
+    Args:
+        value: The line, or ``@`` and the path of a script with one such line, or of the YAML that
+            vLLM takes as ``--config``.
+        vllm_version: The version of vLLM that runs it.
+        label: What messages put in front.
+        folder: Where a path in the line begins; the working directory by default.
+
+    Raises:
+        KvRenameError: A file cannot be read, there is not one line, or a flag that matters has a
+            value that vLLM does not take.
+    """
+    if not value.startswith("@"):
+        return parse_serve_line(value, vllm_version, label, folder)
+    path = Path(value[1:])
+    label = f"{label} {path.name}:"
+    if path.suffix in (".yaml", ".yml"):
+        return _build_settings({}, _read_config(path, vllm_version), vllm_version, label)
+    return parse_serve_line(read_text_file(path), vllm_version, label, path.parent)
+
+
+def parse_serve_line(
+    text: str, vllm_version: str, label: str = "--serve", folder: Path | None = None
+) -> ServeSettings:
+    """Return the settings of a ``vllm serve`` line.
+
+    Variables may stand in front of it, and it may be flags alone.
+
+    Args:
+        text: The line, or a script with one such line.
+        vllm_version: The version of vLLM that runs it: it decides which values exist.
+        label: What messages put in front.
+        folder: Where the path of ``--config`` in the line begins.
+
+    Raises:
+        KvRenameError: As for `read_serve_option`.
+    """
+    command = _find_command(text, label)
+    words = list(command.words)
+    names = [_normalize_flag(word.partition("=")[0]) for word in words]
+    if "--config" in names:
+        index = names.index("--config")
+        _, separator, path = words[index].partition("=")
+        if not separator:
+            path = words[index + 1] if index + 1 < len(words) else ""
+        given = _read_config((folder or Path()) / path, vllm_version)
+        has_model = bool(words) and not words[0].startswith("-")
+        rest = words[:index] + words[index + (1 if separator else 2) :]
+        words = [*rest[:has_model], *given, *rest[has_model:]]
+    return _build_settings(command.variables, words, vllm_version, label)
+
+
+# Words of a shell
+
+
+class _Command(NamedTuple):
+    """A command: the variables that it gets, and the words after ``vllm serve``."""
+
+    variables: Mapping[str, str]
+    words: Sequence[str]
+
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_REDIRECTION = re.compile(r"[0-9]*(?:>>?|<)(.*)", re.DOTALL)
+_SEPARATORS = ";&|"
+
+
+def _find_command(text: str, label: str) -> _Command:
+    """Return the only command of a text that starts vLLM, with all variables that it gets."""
+    exported: dict[str, str] = {}
+    commands = []
+    for statement in _split_statements(text, label):
+        start = _find_arguments(statement)
+        before = statement if start is None else statement[:start]
+        assignments = {m[1]: m[2] for word in before if (m := _ASSIGNMENT.fullmatch(word))}
+        if start is not None:
+            commands.append(_Command({**exported, **assignments}, statement[start:]))
+        elif statement[0] == "export":
+            exported |= assignments
+    if len(commands) == 1:
+        return commands[0]
+    found = "several vllm serve lines" if commands else "no vllm serve line"
+    raise KvRenameError(
+        f"{label} {shorten_text(' '.join(text.split()))!r}: {found}",
+        hint="pass `vllm serve MODEL` with its flags, or flags alone such as '--block-size 16'",
+    )
+
+
+def _split_statements(text: str, label: str) -> Iterator[list[str]]:
+    """Yield the words of each statement of a script, as a shell reads them, without redirections.
+
+    Raises:
+        KvRenameError: A quote is not closed.
+    """
+    pending = ""
+    for line in text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
+        if not pending and line.lstrip().startswith("#"):
+            continue
+        pending += line
+        try:
+            words = _split_words(pending)
+        except ValueError:  # a quote goes on in the next line
+            pending += "\n"
+            continue
+        pending = ""
+        statement: list[str] = []
+        for word in words:
+            if word and not word.strip(_SEPARATORS):
+                yield from filter(None, [_drop_redirections(statement)])
+                statement = []
+            else:
+                statement.append(word)
+        yield from filter(None, [_drop_redirections(statement)])
+    if pending:
+        raise KvRenameError(f"{label} {shorten_text(pending.strip())!r}: a quote is not closed")
+
+
+def _split_words(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=_SEPARATORS)
+    lexer.whitespace_split = True
+    # shlex takes every # for a comment, a shell only one that begins a word.
+    lexer.commenters = "#" if re.search(r"(?:^|\s)#", line) else ""
+    return list(lexer)
+
+
+def _drop_redirections(words: Iterable[str]) -> list[str]:
+    kept: list[str] = []
+    is_target = False
+    for word in words:
+        redirection = _REDIRECTION.fullmatch(word)
+        if redirection is None and not is_target:
+            kept.append(word)
+        is_target = redirection is not None and not redirection[1]
+    return kept
+
+
+def _find_arguments(words: Sequence[str]) -> int | None:
+    """Return where the arguments of vLLM begin; ``None`` if the words do not start it."""
+    for index, word in enumerate(words):
+        name = word.rpartition("/")[2]
+        following = words[index + 1 : index + 2]
+        if name == "vllm" and following == ["serve"]:
+            return index + 2
+        is_module = word == "-m" and following and following[0].startswith("vllm.entrypoints.")
+        if is_module:
+            return index + 2
+        if name == "api_server.py" or name.partition(":")[0] == "vllm-openai":
+            return index + 1
+    for index, word in enumerate(words):
+        if word.startswith("-"):
+            return index
+        if not (_ASSIGNMENT.fullmatch(word) or word == "env"):
+            return None
+    return None
+
+
+# Flags
+
+
+def _read_config(path: Path, version: str) -> list[str]:
+    """Return the words that vLLM makes of the file of ``--config``.
+
+    What is false becomes ``--no-``, from 0.33 on and for a key as the help of vLLM spells it;
+    otherwise vLLM drops it.
+    """
+    try:
+        config = parse_yaml(read_text_file(path))
+    except UnreadableTextError as error:
+        raise KvRenameError(str(error), path=str(path)) from None
+    if not isinstance(config, dict):
+        raise KvRenameError("is not a mapping of flags to values", path=str(path))
+    words: list[str] = []
+    for key, value in config.items():
+        flag = f"--{key}"
+        if value is False:
+            words += [f"--no-{key}"] if flag in _SWITCHES and version != "0.24" else []
+        elif isinstance(value, dict):
+            words += [flag, json.dumps(value)]
+        elif isinstance(value, list):
+            words += [flag, *map(str, value)] if value else []
+        else:
+            words += [flag] if value is True else [flag, str(value)]
+    return words
+
+
+def _normalize_flag(word: str) -> str:
+    """Return the long spelling of a flag, with the keys after a dot as they are."""
+    name, dot, keys = word.partition(".")
+    if name.startswith("--"):
+        name = name.replace("_", "-")
+    return _SHORT_FLAGS.get(name, name) + dot + keys
+
+
+class _GivenFlag(NamedTuple):
+    """A flag with the words that follow it."""
+
+    typed: str
+    name: str
+    values: Sequence[str]
+
+
+def _split_flags(words: Sequence[str]) -> tuple[list[str], list[_GivenFlag]]:
+    """Return the words before the first flag, and each flag with its values."""
+    first: list[str] = []
+    flags: list[_GivenFlag] = []
+    for word in words:
+        if _is_flag(word):
+            typed, separator, value = word.partition("=")
+            flags.append(_GivenFlag(typed, _normalize_flag(typed), [value] if separator else []))
+        elif flags:
+            flags[-1] = flags[-1]._replace(values=(*flags[-1].values, word))
+        else:
+            first.append(word)
+    return first, flags
+
+
+def _is_flag(word: str) -> bool:
+    return len(word) > 1 and word[0] == "-" and re.fullmatch(r"-\d+(\.\d*)?", word) is None
+
+
+def _read_count(value: _Value) -> int:
+    text = value.read_text()
+    if not re.fullmatch(r"\+?[0-9]{1,9}", text.strip(), re.ASCII) or int(text) < 1:
+        raise value.build_error("pass a whole number of at least 1")
+    return int(text)
+
+
+def _read_optional_count(value: _Value) -> int | None:
+    return None if value.read_text() in ("", "None") else _read_count(value)
+
+
+def _read_amount(value: _Value) -> int | None:
+    """Return a number with or without a unit (``human_readable_int``)."""
+    if value.read_text() in ("", "None"):
+        return None
+    amount = _parse_amount(value.read_text())
+    if amount is None or amount < 1:
+        raise value.build_error("pass a number such as 8192, 8k (8,000) or 8K (8,192)")
+    return amount
+
+
+def _parse_amount(text: str) -> int | None:
+    match = re.fullmatch(r"([0-9]{1,18})(\.[0-9]{1,9})?([kmgtKMGT]?)", text.strip(), re.ASCII)
+    if match is None or (match[2] and match[3] not in tuple("kmgt")):
+        return None
+    power = " kmgt".index(match[3].lower() or " ")
+    if match[3].isupper():
+        return int(match[1]) << 10 * power
+    return (
+        int(float(match[1] + (match[2] or "")) * 1000**power)
+        if match[2]
+        else (int(match[1]) * 1000**power)
+    )
+
+
+def _read_length(value: _Value) -> int | None:
+    is_auto = value.read_text().strip().lower() in ("-1", "auto")
+    return None if is_auto else _read_amount(value)
+
+
+def _read_choice(choices: Mapping[str, Sequence[str]], value: _Value) -> str | None:
+    """Return one of the values that a version has; ``None`` for ``auto``."""
+    text = value.read_text()
+    known = choices.get(value.version) or choices[""]
+    if text not in known:
+        raise value.build_error(f"vLLM {value.version} takes {', '.join(known)}")
+    return None if text == "auto" else text
+
+
+def _read_backend(value: _Value) -> str | None:
+    text = value.read_text()
+    return None if text in ("", "None") or text.lower() == "auto" else text.upper()
+
+
+def _read_truth(value: _Value) -> bool:
+    """Return what a variable of 0 or 1 says (``bool(int(...))``)."""
+    if value.read_text().strip() not in ("0", "1"):
+        raise value.build_error("pass 0 or 1")
+    return value.read_text().strip() == "1"
+
+
+def _read_partition(value: _Value) -> tuple[int, ...]:
+    parts = value.read_text().split(",")
+    if not all(re.fullmatch("[0-9]{1,6}", part.strip(), re.ASCII) for part in parts):
+        raise value.build_error("pass the layers of each stage, such as 16,16")
+    return tuple(map(int, parts))
+
+
+def _read_object(value: _Value) -> Mapping[str, Any] | None:
+    """Return an object of JSON, in which numbers may have units."""
+    text = value.read_text()
+    if text in ("", "None"):
+        return None
+    try:
+        parsed = parse_json(_expand_amounts(text))
+    except UnreadableTextError as error:
+        raise value.build_error(str(error)) from None
+    if not isinstance(parsed, dict):
+        raise value.build_error("is not an object of JSON")
+    return parsed
+
+
+def _expand_amounts(text: str) -> str:
+    """Replace the numbers with units outside of quotes in a JSON text."""
+    parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
+    parts[::2] = (
+        re.sub(
+            r"\b[0-9]+(?:\.[0-9]+)?[kmgtKMGT]\b", lambda m: str(_parse_amount(m[0]) or m[0]), part
+        )
+        for part in parts[::2]
+    )
+    return "".join(parts)
+
+
+_SHORT_FLAGS = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
+    "-sc": "--speculative-config",
+    "-ac": "--attention-config",
+}
+_CACHE_DTYPES = (
+    "auto",
+    "float16",
+    "bfloat16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_inc",
+    "fp8_ds_mla",
+    "turboquant_k8v4",
+    "turboquant_4bit_nc",
+    "turboquant_k3v4_nc",
+    "turboquant_3bit_nc",
+    "int8_per_token_head",
+    "fp8_per_token_head",
+    "nvfp4",
+)
+_NEW_CACHE_DTYPES = (
+    "nvfp4_ds_mla",
+    "octave_k3v4",
+    "octave_k3v3",
+    "octave_k3v3_compact",
+    "ultraquant_4bit",
+    "int4_per_token_head",
+    "nvfp4_4over6",
+)
+_CACHE_DTYPE_CHOICES = {"0.24": _CACHE_DTYPES, "": (*_CACHE_DTYPES, *_NEW_CACHE_DTYPES)}
+_LAYOUT_CHOICES = {
+    "0.24": ("NHD", "HND"),
+    "": ("LBNHC", "LBHNC", "LHBNC", "NHD", "HND", "BLHNC", "BLNHC", "BHLNC"),
+}
+_DTYPE_CHOICES = {"": ("auto", "half", "float16", "bfloat16", "float", "float32")}
+_Reader = Callable[[_Value], object]
+_FLAGS: Mapping[str, tuple[str, _Reader]] = {
+    "--tensor-parallel-size": ("tensor_parallel_size", _read_count),
+    "--pipeline-parallel-size": ("pipeline_parallel_size", _read_count),
+    "--decode-context-parallel-size": ("decode_context_parallel_size", _read_count),
+    "--prefill-context-parallel-size": ("prefill_context_parallel_size", _read_count),
+    "--block-size": ("block_size", _read_count),
+    "--kv-cache-dtype": ("kv_cache_dtype", partial(_read_choice, _CACHE_DTYPE_CHOICES)),
+    "--dtype": ("dtype", partial(_read_choice, _DTYPE_CHOICES)),
+    "--kv-cache-memory-bytes": ("kv_cache_memory_bytes", _read_amount),
+    "--max-model-len": ("max_model_len", _read_length),
+    "--max-num-seqs": ("max_num_seqs", _read_optional_count),
+    "--mamba-cache-mode": (
+        "mamba_cache_mode",
+        partial(_read_choice, {"": ("all", "align", "none")}),
+    ),
+    "--attention-backend": ("attention_backend", _read_backend),
+    "--spec-method": ("spec_method", _Value.read_text),
+    "--spec-model": ("spec_model", _Value.read_text),
+    "--spec-tokens": ("spec_tokens", _read_count),
+}
+"""The flags with one value, each with its field and how it is read."""
+_OBJECTS = ("--kv-transfer-config", "--speculative-config", "--attention-config")
+"""The flags whose values are objects of JSON."""
+_SWITCHES: Mapping[str, tuple[str, bool]] = {
+    "--enable-prefix-caching": ("has_prefix_caching", True),
+    "--disable-prefix-caching": ("has_prefix_caching", False),
+    "--enable-hybrid-kv-cache-manager": ("has_hybrid_manager", True),
+    "--disable-hybrid-kv-cache-manager": ("has_hybrid_manager", False),
+}
+"""The flags without a value, each with its field and what it sets; ``--no-`` sets the opposite."""
+_LISTS = {"--kv-cache-dtype-skip-layers": "skipped_layers"}
+_VARIABLES: Mapping[str, tuple[str, _Reader]] = {
+    "VLLM_KV_CACHE_LAYOUT": ("kv_cache_layout", partial(_read_choice, _LAYOUT_CHOICES)),
+    "VLLM_SSM_CONV_STATE_LAYOUT": (
+        "ssm_conv_state_layout",
+        partial(_read_choice, {"": ("SD", "DS")}),
+    ),
+    "VLLM_PP_LAYER_PARTITION": ("layer_partition", _read_partition),
+    "VLLM_USE_V2_MODEL_RUNNER": ("uses_v2_model_runner", _read_truth),
+    "VLLM_QAIC_USE_FULL_KV_TRANSFER": ("uses_full_transfer", _read_truth),
+}
+_NOT_READ = frozenset(
+    {
+        "--additional-config",
+        "--calculate-kv-scales",
+        "--cp-kv-cache-interleave-size",
+        "--dcp-kv-cache-interleave-size",
+        "--disable-sliding-window",
+        "--engram-config",
+        "--hf-config-path",
+        "--hf-overrides",
+        "--kv-offloading-backend",
+        "--kv-offloading-size",
+        "--kv-sharing-fast-prefill",
+        "--mamba-block-size",
+        "--mamba-cache-dtype",
+        "--mamba-ssm-cache-dtype",
+        "--model-class-overrides",
+        "--num-gpu-blocks-override",
+        "--replayssm-buffer-len",
+        "--swa-bounded-replay",
+        "--use-replayssm",
+        "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE",
+        "VLLM_MLA_DISABLE",
+    }
+)
+"""Flags and variables that change caches in ways that are not known here."""
+_IGNORED_BY_VLLM = {
+    "VLLM_ATTENTION_BACKEND": "vLLM 0.24 and later have --attention-backend instead",
+    "VLLM_QAIC_USE_LEGACY_SLICING_SPEC": "pass --target vllm-qaic-legacy for it",
+}
+_CONFIG_KEYS = {
+    "kv_connector",
+    "engine_id",
+    "kv_buffer_device",
+    "kv_role",
+    "kv_port",
+    "kv_connector_extra_config",
+    "kv_connector_module_path",
+    "enable_permute_local_kv",
+    "kv_load_failure_policy",
+}
+_OLD_CONFIG_KEYS = {"kv_buffer_size", "kv_rank", "kv_parallel_size", "kv_ip"}
+"""The keys of ``--kv-transfer-config`` that 0.24 has and 0.33 refuses."""
+_ROLES = ("kv_producer", "kv_consumer", "kv_both")
+
+
+def _build_settings(
+    variables: Mapping[str, str], words: Sequence[str], version: str, label: str
+) -> ServeSettings:
+    """Return the settings of the variables and words of a command."""
+    first, flags = _split_flags(words)
+    fields: dict[str, Any] = {"model": first[0] if first else ""}
+    objects: dict[str, _Value] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    doubtful: dict[str, None] = {}
+    unexpanded = [word for word in first[1:] if "$" in word]
+    for name, text in variables.items():
+        value = _Value(label, name, text, version)
+        if name in _VARIABLES:
+            field, read = _VARIABLES[name]
+            fields[field] = read(value)
+        elif name in _NOT_READ:
+            doubtful[name] = None
+    for flag in flags:
+        value = _Value(label, flag.typed, flag.values[0] if flag.values else None, version)
+        key, _, path = flag.name.partition(".")
+        positive = flag.name.replace("--no-", "--", 1)
+        if flag.name in _FLAGS:
+            field, read = _FLAGS[flag.name]
+            fields[field] = read(value)
+        elif flag.name == "--model":
+            fields["model"] = first[0] if first else value.text or ""
+        elif key in _OBJECTS and path:
+            _nest(nested.setdefault(key, {}), path, value)
+        elif flag.name in _OBJECTS:
+            objects[key] = value
+        elif flag.name in _LISTS:
+            fields[_LISTS[flag.name]] = tuple(flag.values)
+        elif positive in _SWITCHES:
+            field, is_set = _SWITCHES[positive]
+            fields[field] = is_set == (positive == flag.name)
+            if flag.values and not fields["model"]:
+                fields["model"] = flag.values[0]
+        elif flag.name in _NOT_READ or _resembles_known(flag.name):
+            doubtful[flag.typed] = None
+        elif "$" in flag.typed:
+            unexpanded.append(flag.typed)
+        unexpanded += [word for word in flag.values[1:] if "$" in word]
+    if "$" in fields["model"]:
+        unexpanded.insert(0, fields["model"])
+        fields["model"] = ""
+    notes = list(_list_notes(variables, doubtful, unexpanded))
+    for key, value in objects.items():
+        # vLLM puts what dots say after what JSON says, and the last one holds.
+        nested.setdefault(key, dict(_read_object(value) or {}))
+    _apply_objects(fields, nested, version, label)
+    return ServeSettings(**fields, notes=tuple(notes))
+
+
+def _nest(values: dict[str, Any], path: str, value: _Value) -> None:
+    """Set the value at a path of keys: ``kv_connector_extra_config.backends``."""
+    text = value.read_text()
+    *parents, last = path.split(".")
+    for key in parents:
+        values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            raise value.build_error(f"{key} has a value already")
+    if last.endswith("+"):
+        values.setdefault(last[:-1], []).extend(text.split(","))
+        return
+    try:
+        values[last] = parse_json(text)
+    except UnreadableTextError:
+        amount = _parse_amount(text)
+        values[last] = text if amount is None else amount
+
+
+def _apply_objects(
+    fields: dict[str, Any], objects: Mapping[str, Mapping[str, Any]], version: str, label: str
+) -> None:
+    """Set the fields that the objects of JSON decide, and those of flags that join them."""
+    ranks = [fields.pop(f"{side}_context_parallel_size", 1) for side in ("decode", "prefill")]
+    fields["context_parallel_size"] = ranks[0] * ranks[1]
+    speculation = dict(objects.get("--speculative-config") or {})
+    names = {
+        "spec_method": "method",
+        "spec_model": "model",
+        "spec_tokens": "num_speculative_tokens",
+    }
+    speculation |= {key: fields.pop(name) for name, key in names.items() if name in fields}
+    if speculation:
+        values = {key.replace("-", "_"): value for key, value in speculation.items()}
+        fields["speculative_config"] = MappingProxyType(values)
+    backend = (objects.get("--attention-config") or {}).get("backend")
+    if isinstance(backend, str) and fields.get("attention_backend") is None:
+        fields["attention_backend"] = _read_backend(_Value(label, "-ac.backend", backend, version))
+    config = objects.get("--kv-transfer-config")
+    if config:
+        _apply_transfer_config(fields, config, _Value(label, "--kv-transfer-config", None, version))
+
+
+def _apply_transfer_config(
+    fields: dict[str, Any], config: Mapping[str, Any], value: _Value
+) -> None:
+    known = _CONFIG_KEYS | (_OLD_CONFIG_KEYS if value.version == "0.24" else set())
+    unknown = sorted(set(config) - known)
+    if unknown:
+        raise value.build_error(f"vLLM {value.version} has no key {shorten_text(unknown[0])}")
+    connector, role = config.get("kv_connector"), config.get("kv_role")
+    if role is not None and role not in _ROLES:
+        raise value._replace(text=str(role)).build_error(f"kv_role is one of {', '.join(_ROLES)}")
+    if connector is not None and role is None:
+        raise value.build_error(f"kv_role is missing, one of {', '.join(_ROLES)}")
+    extra = config.get("kv_connector_extra_config") or {}
+    if not isinstance(connector, (str, type(None))) or not isinstance(extra, dict):
+        raise value.build_error("kv_connector is text, and kv_connector_extra_config an object")
+    fields |= {"connector": connector, "kv_role": role or ""}
+    fields["extra_config"] = MappingProxyType(extra)
+
+
+def _resembles_known(name: str) -> bool:
+    """Return whether a flag may be an abbreviation or a slip for one that matters.
+
+    Python's argparse takes a flag that only one flag begins with.
+    """
+    known = (*_FLAGS, *_OBJECTS, *_SWITCHES, *_LISTS)
+    if any(each.startswith(name) for each in known if len(name) > len("--m")):
+        return True
+    return bool(get_close_matches(name, known, n=1, cutoff=0.95))
+
+
+def _list_notes(
+    variables: Mapping[str, str], doubtful: Iterable[str], unexpanded: Sequence[str]
+) -> Iterator[str]:
+    if names := ", ".join(doubtful):
+        yield f"not read, although it may change caches: {names}"
+    for name in _IGNORED_BY_VLLM.keys() & variables.keys():
+        yield f"{name} is ignored: {_IGNORED_BY_VLLM[name]}"
+    if unexpanded:
+        yield f"the shell has not expanded {', '.join(unexpanded)}: what is in it is not read"

@@ -162,12 +162,14 @@ def test_on_a_terminal_it_is_a_table(here: Path, run, monkeypatch: pytest.Monkey
     monkeypatch.setattr("onnxkvrename.cli.output.is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    outcome = run("manifest", FIXTURES / "VLLM" / "hybrid.onnx", "--format", "text")
+    vllm = ("--block-size", 16, "--tokens", 100)
+    outcome = run("manifest", FIXTURES / "VLLM" / "hybrid.onnx", "--format", "text", *vllm)
     lines = outcome.out.splitlines()
     heading = " ".join(lines[1:3]).split()
     assert {"KIND", "PARTS", "LAYERS", "DTYPE", "SHAPE", "UPDATE", "BYTES", "EACH"} <= {*heading}
     assert "[batch_size, 2, ctx_len, 4]" not in outcome.out
-    assert len(lines[-1].split()[-1]) == 64
+    assert [line.split()[0] for line in lines if len(line) > 80] == ["kv_layout_sha256"]
+    assert {"GROUP", "ALLOCATION"} <= {line.split()[0] for line in lines}
     assert [line for line in lines if line != line.rstrip()] == []
 
 

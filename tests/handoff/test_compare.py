@@ -23,7 +23,7 @@ from onnxkvrename.model.weights import Weight
 from onnxkvrename.report.compare_text import (
     build_table_rows,
     format_handoff_verdict,
-    render_prompt_lines,
+    list_prompt_outcomes,
     resolve_outcome,
 )
 from onnxkvrename.rules.kv_model import KvModel
@@ -73,7 +73,7 @@ def test_a_known_context_does_not_hide_that_windows_must_agree() -> None:
     )
     found = predict_handoff(side, side, tokens=(9,))
     assert "sliding_window" in format_handoff_verdict(found)
-    (line,) = render_prompt_lines(found)
+    (line,) = list_prompt_outcomes(found)
     assert " ok" in line
     assert "sliding_window" in line
 
@@ -425,7 +425,7 @@ def test_a_context_that_is_known_on_one_side_is_not_to_blame_for_a_window() -> N
         "depends on sizes (KV614)",
         "depends on sizes",
     ]
-    nine, long = render_prompt_lines(found)
+    nine, long = list_prompt_outcomes(found)
     assert "--dim decode:sliding_window=SIZE" in nine
     assert "33" in long
     assert "32" in long
@@ -860,22 +860,22 @@ def test_one_cause_of_all_lengths_is_named_once() -> None:
 def test_lengths_that_were_asked_for_are_told() -> None:
     window, full = sides()
     found = predict_handoff(full, window, tokens=(8, 9, 9))
-    assert [line.rpartition(": ")[2] for line in render_prompt_lines(found)] == [
+    assert [line.rpartition(": ")[2] for line in list_prompt_outcomes(found)] == [
         "ok",
         "4 of 6 buffers wrong (KV614)",
     ]
-    (line,) = render_prompt_lines(predict_handoff(window, full, tokens=(9,)))
+    (line,) = list_prompt_outcomes(predict_handoff(window, full, tokens=(9,)))
     assert "refused" in line
     assert "KV614" in line
-    assert list(render_prompt_lines(predict_handoff(full, window))) == []
+    assert list(list_prompt_outcomes(predict_handoff(full, window))) == []
 
 
 def test_lengths_that_sizes_are_missing_for_are_asked_back() -> None:
     window, full = (side._replace(sizes={}) for side in sides())
-    (line,) = render_prompt_lines(predict_handoff(full, window, tokens=(200,)))
+    (line,) = list_prompt_outcomes(predict_handoff(full, window, tokens=(200,)))
     assert "cannot decide" in line
     assert "--dim sliding_window=SIZE" in line
-    (line,) = render_prompt_lines(predict_handoff(full, full, tokens=(200,)))
+    (line,) = list_prompt_outcomes(predict_handoff(full, full, tokens=(200,)))
     assert ": ok" in line
     assert "ctx_len" in line
 
@@ -887,7 +887,7 @@ def test_only_sizes_are_asked_back_where_a_dtype_differs_as_well() -> None:
     )
     decode = decode._replace(buffers=tuple(one._replace(kind="mamba") for one in decode.buffers))
     assert list_codes(predict_handoff(prefill, decode)) == ["KV612", "KV618"]
-    (line,) = render_prompt_lines(predict_handoff(prefill, decode, tokens=(9,)))
+    (line,) = list_prompt_outcomes(predict_handoff(prefill, decode, tokens=(9,)))
     assert "cannot decide" in line
     assert "--dim prefill:ctx_len=SIZE" in line
 
@@ -897,11 +897,11 @@ def test_a_buffer_that_is_not_read_or_a_side_that_does_not_start_is_not_ok() -> 
         build_side_layout(*describe_attention(0, 1), ctx_len=8),
         build_side_layout(*describe_attention(0, 1, 2), ctx_len=8),
     )
-    (line,) = render_prompt_lines(predict_handoff(more, few, tokens=(3,)))
+    (line,) = list_prompt_outcomes(predict_handoff(more, few, tokens=(3,)))
     assert "2 of 6" in line
     assert "not read" in line
     silent = few._replace(outputs=few.outputs[1:])
-    (line,) = render_prompt_lines(predict_handoff(silent, few, tokens=(3,)))
+    (line,) = list_prompt_outcomes(predict_handoff(silent, few, tokens=(3,)))
     assert "not started (KV604)" in line
 
 
@@ -925,7 +925,7 @@ def test_a_prompt_that_no_side_has_room_for_is_told_beside_the_others() -> None:
     side = build_side_layout(*describe_attention(0), ctx_len=32)
     found = predict_handoff(side, side, tokens=(33, 32))
     assert [one.tokens for one in found.simulated_prompts] == [1, 32]
-    long, whole = render_prompt_lines(found)
+    long, whole = list_prompt_outcomes(found)
     assert "33" in long
     assert "longer" in long
     assert "32" in whole
@@ -934,7 +934,9 @@ def test_a_prompt_that_no_side_has_room_for_is_told_beside_the_others() -> None:
 
 def test_a_prompt_longer_than_sizes_can_be_is_told_without_a_limit() -> None:
     side = build_side_layout(*describe_attention(0))
-    beyond, last = render_prompt_lines(predict_handoff(side, side, tokens=(1 << 31, (1 << 31) - 1)))
+    beyond, last = list_prompt_outcomes(
+        predict_handoff(side, side, tokens=(1 << 31, (1 << 31) - 1))
+    )
     assert f"{1 << 31:,}" in beyond
     assert "longer" in beyond
     assert f"{(1 << 31) - 1:,}" in last

@@ -84,13 +84,6 @@ def test_a_buffer_of_unknown_rank_or_dtype_has_no_size() -> None:
     assert [row.bytes_each for row in rows] == ["unknown", "unknown"]
 
 
-def test_names_from_a_model_are_escaped() -> None:
-    layout = load("decoder.onnx", ctx_len=8)
-    odd = layout.buffers[0]._replace(part="\x1b[2J", shape=("\n", 2, "\u202e", 4), model="\r")
-    odd_layout = layout._replace(buffers=(odd,), models=("a\nb",))
-    assert all(line.isprintable() for line in _render(odd_layout))
-
-
 def test_columns_are_aligned() -> None:
     lines = _render(load("hybrid.onnx"))
     column = lines[1].index("SHAPE")
@@ -134,7 +127,6 @@ def test_the_digest_is_complete() -> None:
         (("/1.onnx", "/b/2.onnx"), "/ (2 models)"),
         (("/w/ab/1.onnx", "/w/ac/2.onnx"), "/w (2 models)"),
         (("/w/1.onnx", "w/2.onnx"), "2 models"),
-        (("a\n/1.onnx", "a\n/2.onnx"), "a\\x0a (2 models)"),
     ],
 )
 def test_a_set_is_named_by_its_directory_and_size(models: tuple[str, ...], text: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from onnxkvrename import Finding, ModelReport, Report, WriteError, rename
 from onnxkvrename.renaming.request import Request
-from onnxkvrename.report.formats import Screen, Span, load_format
+from onnxkvrename.report.formats import Span, load_format
 from onnxkvrename.report.formats.text import RED
 from onnxkvrename.report.rename_text import (
     build_rename_answer,
@@ -37,7 +37,7 @@ def ahead(decoder: Path) -> ModelReport:
 def annotated(report: Report, request: Request) -> list[str]:
     """Return what GitHub gets."""
     answer = build_rename_answer(report, request)
-    return [line.text for line in load_format("github").render(answer, Screen())]
+    return [line.text for line in load_format("github").render(answer, None)]
 
 
 def test_lines_say_old_and_new(ahead: ModelReport) -> None:
@@ -151,10 +151,10 @@ def test_a_quiet_check_says_why_it_exits_with_1(ahead: ModelReport) -> None:
     done = ahead._replace(status="unchanged")
     told = Report((ahead, done), (TEXT,))
     quiet = Request(quiet=True, check=True)
-    (line,) = render_rename(told, quiet, Screen())
+    (line,) = render_rename(told, quiet, None)
     assert (line.text, line.err) == ("1 of 2 models and 1 of 1 sidecar would change", True)
-    assert not list(render_rename(Report((done,)), quiet, Screen()))
-    assert not list(render_rename(told, quiet._replace(check=False, dry_run=True), Screen()))
+    assert not list(render_rename(Report((done,)), quiet, None))
+    assert not list(render_rename(told, quiet._replace(check=False, dry_run=True), None))
 
 
 TEXT = SidecarReport("p\n.json", "new/p.json", "would-rename", 4)

@@ -11,7 +11,7 @@ from schemas import load_schema
 
 from onnxkvrename import Finding, KvRenameError, ModelError, ModelReport, load_rules
 from onnxkvrename.report.documents.verify_json import DOCUMENT, describe_verified
-from onnxkvrename.report.formats import Screen, Span, load_format
+from onnxkvrename.report.formats import Span, load_format
 from onnxkvrename.report.formats.text import GREEN, RED
 from onnxkvrename.report.verify_text import (
     build_verdict_line,
@@ -157,7 +157,7 @@ def test_hostile_text_is_shown_escaped(sound: VerifiedModel) -> None:
 def annotated(*models: VerifiedModel, quiet: bool = False) -> list[str]:
     """Return what GitHub gets."""
     answer = build_verify_answer(models, PROFILE, quiet=quiet, verbose=False)
-    return [line.text for line in load_format("github").render(answer, Screen())]
+    return [line.text for line in load_format("github").render(answer, None)]
 
 
 def test_github_gets_findings_and_a_notice_for_each_model(sound: VerifiedModel) -> None:

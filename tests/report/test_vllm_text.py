@@ -12,16 +12,20 @@ from onnxkvrename import load_rules
 from onnxkvrename.layout.layout import KvBuffer
 from onnxkvrename.layout.load import CompileInfo, load_layout
 from onnxkvrename.report.vllm_text import render_projection
-from onnxkvrename.vllm.projection import project_layout
+from onnxkvrename.vllm.projection import Projection, project_layout
 from onnxkvrename.vllm.specs import ProjectionRequest
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 RULES = load_rules()
 
 
+def show(projection: Projection | None) -> list[str]:
+    return [line.text for line in render_projection(projection, None)]
+
+
 def render(name: str, request: ProjectionRequest, **sizes: int) -> list[str]:
     layout = load_layout([FIXTURES / "VLLM" / name], RULES, CompileInfo(sizes)).layout
-    return list(render_projection(project_layout(layout, request)))
+    return show(project_layout(layout, request))
 
 
 def test_groups_and_allocations_are_rows() -> None:
@@ -116,7 +120,7 @@ def test_unknown_figures_have_a_reason() -> None:
 
 def render_layers(*layers: Iterable[KvBuffer], version: str, lengths: tuple[int, ...]) -> list[str]:
     request = ProjectionRequest(16, 1, version, lengths)
-    return list(render_projection(project_layout(build_layers(*layers), request)))
+    return show(project_layout(build_layers(*layers), request))
 
 
 def find_line(lines: list[str], *words: str) -> str:

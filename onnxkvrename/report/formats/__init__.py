@@ -58,18 +58,6 @@ def build_line(*parts: str | Span, err: bool = False) -> Line:
     return Line("".join(span.text for span in spans), err, spans)
 
 
-class Screen(NamedTuple):
-    """The place where an answer is shown; by default a pipe or a file.
-
-    Attributes:
-        is_terminal: Whether stdout is a terminal.
-        color: Whether what is drawn for stdout may have colours.
-    """
-
-    is_terminal: bool = False
-    color: bool = False
-
-
 class Note(NamedTuple):
     """A sentence on the outcome for a file, for formats that annotate files.
 
@@ -102,7 +90,7 @@ class FileResult(NamedTuple):
     notes: tuple[Note, ...] = ()
 
 
-def _render_nothing(screen: Screen) -> Iterable[Line]:
+def _render_nothing(width: int | None) -> Iterable[Line]:
     return ()
 
 
@@ -114,7 +102,8 @@ class Answer(NamedTuple):
         exit_code: The exit code of the process.
         build_content: Returns the content of the command's JSON document; ``None`` for a job that
             could not be done.
-        render_text: Renders the command's own text.
+        render_text: Renders the command's own text for a terminal of some columns, or, for
+            `None`, for a pipe or a file.
         files: The results for each file, in the order of the arguments.
         notes: The outcome of the job as a whole.
         error: The reason why the whole job failed; then ``files`` is empty.
@@ -123,7 +112,7 @@ class Answer(NamedTuple):
     command: str
     exit_code: int
     build_content: Callable[[], tuple[Any, ...]] | None = None
-    render_text: Callable[[Screen], Iterable[Line]] = _render_nothing
+    render_text: Callable[[int | None], Iterable[Line]] = _render_nothing
     files: tuple[FileResult, ...] = ()
     notes: tuple[Note, ...] = ()
     error: KvRenameError | None = None
@@ -133,10 +122,11 @@ class Format(NamedTuple):
     """A way to render answers.
 
     Attributes:
-        render: Returns the lines of an answer for a screen.
+        render: Returns the lines of an answer for a terminal of some columns, or, for `None`,
+            for a pipe or a file.
     """
 
-    render: Callable[[Answer, Screen], Iterable[Line]]
+    render: Callable[[Answer, int | None], Iterable[Line]]
 
 
 def build_file_result(report: ModelReport, *notes: Note) -> FileResult:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, format_count
-from onnxkvrename.report.formats import Answer, FileResult, Format, Line, Note, Screen
+from onnxkvrename.report.formats import Answer, FileResult, Format, Line, Note
 from onnxkvrename.report.formats.text import (
     fold_findings,
     format_error,
@@ -37,7 +37,7 @@ class _Annotation(NamedTuple):
     path: str | None = None
 
 
-def _render(answer: Answer, screen: Screen) -> Iterator[Line]:
+def _render(answer: Answer, width: int | None) -> Iterator[Line]:
     annotations = list(_list_annotations(answer))
     counts = Counter(annotation.level for annotation in annotations)
     if max(counts.values(), default=0) > _MAX_ANNOTATIONS:

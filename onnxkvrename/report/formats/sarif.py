@@ -16,7 +16,7 @@ from urllib.parse import quote
 from onnxkvrename import __version__
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import CODES, Finding, Severity
-from onnxkvrename.report.formats import Answer, Format, Line, Note, Screen
+from onnxkvrename.report.formats import Answer, Format, Line, Note
 from onnxkvrename.report.formats.text import format_error, format_finding
 from onnxkvrename.report.inert import escape_json, escape_text
 
@@ -28,7 +28,7 @@ _PENDING_RULE = "names"
 _PENDING_MEANING = "a name that --check expects to be changed already"
 
 
-def _render(answer: Answer, screen: Screen) -> Iterator[Line]:
+def _render(answer: Answer, width: int | None) -> Iterator[Line]:
     text = escape_json(json.dumps(_build_log(answer), indent=2))
     yield from map(Line, text.split("\n"))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, Severity, format_count
-from onnxkvrename.report.formats import Answer, Format, Line, Screen, Span, build_line
+from onnxkvrename.report.formats import Answer, Format, Line, Span, build_line
 from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_parts
 from onnxkvrename.rules.results import ModelReport
 
@@ -28,9 +28,9 @@ LAYERS_PATTERN = r"\blayers? [0-9]+(?:-[0-9]+)?(?:, [0-9]+(?:-[0-9]+)?)*(?: and 
 """Layers as a message names them."""
 
 
-def _render(answer: Answer, screen: Screen) -> Iterable[Line]:
+def _render(answer: Answer, width: int | None) -> Iterable[Line]:
     """Return the command's own text; an error of the whole job goes to stderr in any format."""
-    return answer.render_text(screen)
+    return answer.render_text(width)
 
 
 FORMAT = Format(_render)

@@ -16,20 +16,21 @@ from onnxkvrename.report.inspection.facts import (
     list_finding_lines,
 )
 from onnxkvrename.report.inspection.map_text import render_kv_map
-from onnxkvrename.report.tables import render_facts
-from onnxkvrename.report.wrapping import wrap_line
+from onnxkvrename.report.tables import render_facts, wrap_line
 
 _INDENT = "  "
+_PIPED_MAP = 80
+"""The columns of a map through a pipe: it is a drawing, and there folded as well."""
 
 
-def render_model_summary(summary: ModelSummary, width: int) -> Iterator[Line]:
+def render_model_summary(summary: ModelSummary, width: int | None) -> Iterator[Line]:
     """Yield the facts, the KV map and the findings of a model, or of windows folded into one.
 
     A long path stays whole, so that it can be copied.
 
     Args:
         summary: The model.
-        width: The columns of the terminal, or those that a pipe gets.
+        width: The columns of the terminal; `None` for a pipe.
     """
     title = Span(escape_text(format_title(summary)), BOLD)
     if summary.error is not None:
@@ -37,12 +38,16 @@ def render_model_summary(summary: ModelSummary, width: int) -> Iterator[Line]:
         yield build_line(title, Span(f"  {escape_text(summary.error.message + hint)}", RED))
         return
     yield build_line(title, Span(f"  {format_bytes(summary.size, is_exact=False)}", DIM))
-    facts = [(fact.label, "\n".join(map(escape_text, fact.lines))) for fact in list_facts(summary)]
+    facts = [
+        (fact.label if number == 0 else "", line)
+        for fact in list_facts(summary)
+        for number, line in enumerate(fact.lines)
+    ]
     yield from render_facts(facts, width, indent=_INDENT)
-    room = width - len(_INDENT)
+    room = None if width is None else width - len(_INDENT)
     if summary.buffers:
         yield Line("")
-        yield from map(_indent, render_kv_map(summary, room))
+        yield from map(_indent, render_kv_map(summary, room or _PIPED_MAP))
     if summary.findings:
         yield Line("")
         for line in list_finding_lines(summary):

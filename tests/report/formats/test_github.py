@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from onnxkvrename import Finding
-from onnxkvrename.report.formats import Answer, FileResult, Screen
+from onnxkvrename.report.formats import Answer, FileResult
 from onnxkvrename.report.formats.github import FORMAT, format_workflow_command
 
 
@@ -18,7 +18,7 @@ from onnxkvrename.report.formats.github import FORMAT, format_workflow_command
 def test_a_name_cannot_give_github_commands_of_its_own(name: str, shown: str) -> None:
     finding = Finding("KV101", "error", name, "is wrong", "mend it")
     answer = Answer("rename", 1, str, files=(FileResult("m.onnx", (finding,)),))
-    (line,) = FORMAT.render(answer, Screen())
+    (line,) = FORMAT.render(answer, None)
     assert line.text == f"::error file=m.onnx,title=KV101::{shown} is wrong (mend it)"
 
 
@@ -32,7 +32,7 @@ def test_an_annotation_is_short_and_never_of_another_file() -> None:
     finding = Finding("KV101", "error", "n" * 65536, "is wrong", "mend it")
     for path, file in (("m.onnx", "file=m.onnx,"), ("d/" * 2000, "")):
         answer = Answer("rename", 1, str, files=(FileResult(path, (finding,)),))
-        (line,) = FORMAT.render(answer, Screen())
+        (line,) = FORMAT.render(answer, None)
         assert len(line.text.partition("KV101::")[2]) <= 400
         assert line.text.startswith(f"::error {file}title=KV101::nnn")
         assert line.text.endswith("nnn is wrong (mend it)")
@@ -49,5 +49,5 @@ def test_an_annotation_keeps_the_reason() -> None:
     """A message and its hint stay whole, however long their line is."""
     finding = Finding("KV101", "error", "", "it is wrong " * 25, "mend it " * 25)
     answer = Answer("rename", 1, str, files=(FileResult("m.onnx", (finding,)),))
-    (line,) = FORMAT.render(answer, Screen())
+    (line,) = FORMAT.render(answer, None)
     assert line.text.endswith(f"::{finding.message} ({finding.hint})")

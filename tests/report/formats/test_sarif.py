@@ -13,7 +13,7 @@ from models import saved
 
 import onnxkvrename
 from onnxkvrename.findings import CODES
-from onnxkvrename.report.formats import Answer, FileResult, Screen
+from onnxkvrename.report.formats import Answer, FileResult
 from onnxkvrename.report.formats.sarif import FORMAT, format_uri
 
 # No package ships the schema that OASIS publishes, so this states of it what we use,
@@ -233,7 +233,7 @@ def test_a_log_has_the_whole_text_of_findings_and_errors() -> None:
     finding = onnxkvrename.Finding("KV101", "error", "past_key.0", text, "mend it")
     error = onnxkvrename.KvRenameError(text, path="m.onnx", hint="mend it")
     answer = Answer("rename", 2, str, files=(FileResult("m.onnx", (finding,), error),))
-    log = "".join(line.text for line in FORMAT.render(answer, Screen()))
+    log = "".join(line.text for line in FORMAT.render(answer, None))
     (run,) = json.loads(log)["runs"]
     (result,) = run["results"]
     assert result["message"]["text"] == f"past_key.0 {text} (mend it)"

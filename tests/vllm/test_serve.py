@@ -1,0 +1,191 @@
+"""``vllm serve`` lines as operators write them, and the settings that vLLM takes from each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.vllm.serve import ServeSettings, parse_serve_line, read_serve_option
+
+NIXL = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
+SCRIPT = """\
+#!/bin/bash
+set -euo pipefail
+# the operator's own: don't read
+export VLLM_SSM_CONV_STATE_LAYOUT=DS
+cd /srv/models
+VLLM_KV_CACHE_LAYOUT=BLHNC vllm serve M \\
+  --block-size 32 \\
+  --kv-transfer-config '{
+    "kv_connector": "NixlConnector",
+    "kv_role": "kv_producer"}' > serve.log 2>&1 &  # it's in the background
+wait
+"""
+LINES: dict[str, dict[str, Any]] = {
+    "--block-size 16": {"block_size": 16},
+    "vllm serve M": {"model": "M"},
+    "vllm serve --model M": {"model": "M"},
+    "vllm serve M -tp 2 -pp=3": {
+        "model": "M",
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 3,
+    },
+    "--tensor_parallel_size=4 --port 80 --enforce-eager": {"tensor_parallel_size": 4},
+    "-tp 2 -tp 4": {"tensor_parallel_size": 4},
+    "-dcp 2 -pcp 2": {"context_parallel_size": 4},
+    "/opt/bin/vllm serve M": {"model": "M"},
+    "python -m vllm.entrypoints.openai.api_server --model M": {"model": "M"},
+    "docker run -e VLLM_KV_CACHE_LAYOUT=HND vllm/vllm-openai:v0.33.0 --model M": {
+        "model": "M",
+        "kv_cache_layout": "HND",
+    },
+    "env VLLM_KV_CACHE_LAYOUT=NHD nohup vllm serve M": {"model": "M", "kv_cache_layout": "NHD"},
+    "export VLLM_USE_V2_MODEL_RUNNER=0 && vllm serve M": {
+        "model": "M",
+        "uses_v2_model_runner": False,
+    },
+    "VLLM_PP_LAYER_PARTITION=3,5 --block-size 8": {"layer_partition": (3, 5), "block_size": 8},
+    "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M": {"model": "M", "uses_full_transfer": True},
+    "--kv-cache-dtype fp8_e5m2 --dtype bfloat16": {
+        "kv_cache_dtype": "fp8_e5m2",
+        "dtype": "bfloat16",
+    },
+    "--kv-cache-dtype auto --attention-backend auto": {},
+    "--kv-cache-dtype-skip-layers 0 7": {"skipped_layers": ("0", "7")},
+    "--kv-cache-memory-bytes 20G": {"kv_cache_memory_bytes": 20 << 30},
+    "--kv-cache-memory-bytes 1.5g": {"kv_cache_memory_bytes": 1_500_000_000},
+    "--max-model-len 8k --max-num-seqs 64": {"max_model_len": 8000, "max_num_seqs": 64},
+    "--max-model-len 8K": {"max_model_len": 8192},
+    "--max-model-len -1": {},
+    "--no-enable-prefix-caching": {"has_prefix_caching": False},
+    "--enable-prefix-caching --disable-hybrid-kv-cache-manager": {
+        "has_prefix_caching": True,
+        "has_hybrid_manager": False,
+    },
+    "--no-disable-hybrid-kv-cache-manager": {"has_hybrid_manager": True},
+    "--attention-backend flashinfer": {"attention_backend": "FLASHINFER"},
+    "-ac.backend FLASH_ATTN": {"attention_backend": "FLASH_ATTN"},
+    '--attention-config \'{"backend": "FLASHMLA"}\'': {"attention_backend": "FLASHMLA"},
+    '-sc \'{"method": "eagle", "num_speculative_tokens": 3}\'': {
+        "speculative_config": {"method": "eagle", "num_speculative_tokens": 3}
+    },
+    "--spec-method ngram --spec-tokens 2": {
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}
+    },
+    f"--kv-transfer-config '{NIXL}'": {"connector": "NixlConnector", "kv_role": "kv_both"},
+    "--kv-transfer-config.kv_connector X --kv-transfer-config.kv_role=kv_both "
+    "--kv-transfer-config.kv_connector_extra_config.enable_cross_layers_blocks True "
+    "--kv-transfer-config.kv_connector_extra_config.bytes 80m": {
+        "connector": "X",
+        "kv_role": "kv_both",
+        "extra_config": {"enable_cross_layers_blocks": "True", "bytes": 80_000_000},
+    },
+    '--kv-transfer-config \'{"kv_connector": "X", "kv_role": "kv_both", '
+    '"kv_connector_extra_config": {"bytes": 80m, "note": "5k"}}\'': {
+        "connector": "X",
+        "kv_role": "kv_both",
+        "extra_config": {"bytes": 80_000_000, "note": "5k"},
+    },
+    SCRIPT: {
+        "model": "M",
+        "block_size": 32,
+        "connector": "NixlConnector",
+        "kv_role": "kv_producer",
+        "kv_cache_layout": "BLHNC",
+        "ssm_conv_state_layout": "DS",
+    },
+}
+
+
+def _list_given(settings: ServeSettings) -> dict[str, Any]:
+    """Return the settings that are not the defaults, with plain dictionaries."""
+    plain = json.loads(json.dumps(settings._asdict(), default=dict))
+    defaults = json.loads(json.dumps(ServeSettings()._asdict(), default=dict))
+    return {name: value for name, value in plain.items() if value != defaults[name]}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_line(line: str) -> None:
+    settings = parse_serve_line(line, "0.33")
+    assert _list_given(settings) == json.loads(json.dumps(LINES[line]))
+
+
+@pytest.mark.parametrize(
+    ("line", "version", "message"),
+    [
+        ("vllm serve M -tp $TP", "0.33", "--serve -tp '$TP': the shell has not expanded it"),
+        ("-tp 0", "0.33", "--serve -tp '0': pass a whole number of at least 1"),
+        ("--block-size", "0.33", "--serve --block-size: requires a value"),
+        ("--block_size x", "0.33", "--serve --block_size 'x': "),
+        ("--max-model-len 1.5K", "0.33", "--serve --max-model-len '1.5K': pass a number"),
+        ("--kv-cache-dtype int3", "0.24", "--kv-cache-dtype 'int3': vLLM 0.24 takes auto, "),
+        ("--kv-cache-dtype nvfp4_4over6", "0.24", "vLLM 0.24 takes auto, "),
+        ("VLLM_KV_CACHE_LAYOUT=BLHNC vllm serve M", "0.24", "vLLM 0.24 takes NHD, HND"),
+        ("VLLM_USE_V2_MODEL_RUNNER=no vllm serve M", "0.33", "'no': pass 0 or 1"),
+        ("-sc {method:eagle}", "0.33", "-sc '{method:eagle}': is not JSON"),
+        ("-sc '[1]'", "0.33", "is not an object of JSON"),
+        ("--kv-transfer-config.kv_connector X", "0.33", "kv_role is missing"),
+        ("--kv-transfer-config.kv_role both", "0.33", "kv_role is one of kv_producer, "),
+        ("--kv-transfer-config.kv_rank 0", "0.33", "vLLM 0.33 has no key kv_rank"),
+        ("ls -l", "0.33", "--serve 'ls -l': no vllm serve line"),
+        ("vllm serve A; vllm serve B", "0.33", "several vllm serve lines"),
+        ("vllm serve 'M", "0.33", "a quote is not closed"),
+        ("--config absent.yaml", "0.33", "absent.yaml: no such file"),
+    ],
+)
+def test_bad_line(line: str, version: str, message: str) -> None:
+    with pytest.raises(KvRenameError) as caught:
+        parse_serve_line(line, version)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("vllm serve M --port 8000 --gpu-memory-utilization 0.9 --trust-remote-code", ()),
+        ("vllm serve M --ec-transfer-config '{}' --max-num-batched-tokens 8k", ()),
+        ("vllm serve M --hf-overrides '{}' --block 16", ("--hf-overrides", "--block")),
+        ("vllm serve M --tensor-paralel-size 2", ("--tensor-paralel-size",)),
+        ("VLLM_MLA_DISABLE=1 vllm serve M", ("VLLM_MLA_DISABLE",)),
+        ("VLLM_ATTENTION_BACKEND=FLASHMLA vllm serve M", ("--attention-backend",)),
+        ("vllm serve M $MORE", ("$MORE",)),
+        ("vllm serve $MODEL --enforce-eager", ("$MODEL",)),
+    ],
+)
+def test_flags_that_are_not_understood(line: str, named: tuple[str, ...]) -> None:
+    notes = parse_serve_line(line, "0.33").notes
+    assert bool(notes) == bool(named)
+    assert all(name in " ".join(notes) for name in named)
+
+
+def test_files(tmp_path: Path) -> None:
+    config = tmp_path / "worker.yaml"
+    config.write_text(
+        "model: M\ntensor-parallel-size: 2\nkv_cache_dtype: fp8\nenable-prefix-caching: false\n"
+        f"kv-transfer-config: {NIXL}\nserved-model-name: [a, b]\nblock-size: 16\n"
+    )
+    expected = {
+        "model": "M",
+        "tensor_parallel_size": 2,
+        "kv_cache_dtype": "fp8",
+        "has_prefix_caching": False,
+        "connector": "NixlConnector",
+        "kv_role": "kv_both",
+        "block_size": 16,
+    }
+    assert _list_given(read_serve_option(f"@{config}", "0.33")) == expected
+    assert _list_given(read_serve_option(f"@{config}", "0.24")) == {
+        name: value for name, value in expected.items() if name != "has_prefix_caching"
+    }
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve N --config worker.yaml --block-size 32  # more\n")
+    settings = read_serve_option(f"@{script}", "0.33")
+    assert _list_given(settings) == {**expected, "model": "N", "block_size": 32}
+    script.write_text("vllm serve N -tp x")
+    with pytest.raises(KvRenameError, match=r"--serve serve\.sh: -tp 'x'"):
+        read_serve_option(f"@{script}", "0.33")
