@@ -66,7 +66,7 @@ from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
-from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
 
 
 class CompareArguments(NamedTuple):
@@ -112,7 +112,7 @@ class CompareArguments(NamedTuple):
         Option(
             "--vllm",
             f"With --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
-            choices=VLLM_VERSIONS,
+            choices=tuple(VLLM_RELEASES),
             needs="block_size",
         ),
     ] = None

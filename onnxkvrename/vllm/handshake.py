@@ -30,8 +30,10 @@ from onnxkvrename.vllm.specs import (
     FULL_KINDS,
     MLA_KINDS,
     VERSION_TRAITS,
+    VLLM_RELEASES,
     KvCacheGroup,
     ProjectionRequest,
+    plan_request,
 )
 
 _KERNEL_HINT = "or --kernel-block-size N, if the attention backends divide blocks"
@@ -89,9 +91,15 @@ def check_handshake(
     Raises:
         KvRenameError: `kernel_block_size` does not divide vLLM's block.
     """
+    requests = plan_request(requests[0]), plan_request(requests[1])
+    release = requests[0].release
+    if not VLLM_RELEASES[release].has_same_handshake:
+        return Handshake((), (f"vLLM: the handshake of {release} is not known",))
     projections = [
         project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
     ]
+    if not all(map(_has_known_registration, projections)):
+        return Handshake((), (f"vLLM: what NIXL registers in {release} is not known",))
     sides = [_build_side(projection, kernel_block_size) for projection in projections]
     is_known = all(_has_known_blocks(each, kernel_block_size) for each in projections)
     refusals = [
@@ -160,6 +168,14 @@ def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side 
         len(attention) < len(projection.specs),
         any(_is_hybrid_group(group, request.vllm_version) for group in groups),
     )
+
+
+def _has_known_registration(projection: Projection) -> bool:
+    """Return whether it is known what NIXL's connector registers, or that vLLM refuses it."""
+    allocation = find_nixl_allocation(projection)
+    if allocation is None or not allocation.is_possible or len(projection.stages) > 1:
+        return True
+    return allocation.registration is not None
 
 
 def _has_known_blocks(projection: Projection, kernel_block_size: int | None) -> bool:
