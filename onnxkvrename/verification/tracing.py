@@ -50,7 +50,6 @@ from onnxkvrename.verification.provenance import (
     carry_origin,
     combine_alternatives,
     join_origins,
-    list_positions,
     merge_origins,
 )
 
@@ -183,7 +182,7 @@ class DependencyTransfer(Transfer[int]):
 
     def apply_summary(self, summary: int, arguments: Sequence[int], call: NodeLocation) -> int:
         """Return the bits of the arguments that the body's output depends on."""
-        return self.merge([arguments[at] for at in list_positions(summary) if at < len(arguments)])
+        return self.merge([arguments[at] for at in _list_positions(summary) if at < len(arguments)])
 
     def merge(self, values: Sequence[int]) -> int:
         """Return all bits."""
@@ -191,6 +190,15 @@ class DependencyTransfer(Transfer[int]):
         for bits in values:
             merged |= bits
         return merged
+
+
+def _list_positions(bits: int) -> Iterator[int]:
+    """Yield the positions of the bits that are set, of many that are not quickly."""
+    text = f"{bits:b}"[::-1]
+    position = text.find("1")
+    while position >= 0:
+        yield position
+        position = text.find("1", position + 1)
 
 
 class _OriginTransfer(Transfer[Origin]):
@@ -214,10 +222,7 @@ class _OriginTransfer(Transfer[Origin]):
         lost = find_lost_operands(operation, constants)
         if lost:
             operands = [NO_ORIGIN if i in lost else origin for i, origin in enumerate(operands)]
-        dependency_bits = 0
-        for operand in operands:
-            dependency_bits |= operand.dependency_bits
-        if not dependency_bits or is_shape_only(domain, op_type):
+        if is_shape_only(domain, op_type) or not any(each.outcomes for each in operands):
             return [NO_ORIGIN] * len(operation.outputs)
         location, outputs = NodeLocation(op_type, operation.name), list[Origin]()
         resizings: dict[tuple[object, ...], frozenset[Resizing]] = {}
@@ -240,7 +245,7 @@ class _OriginTransfer(Transfer[Origin]):
                         resizings[change] = find_resizings(flow, operation, constants)
                     resizing = resizings[change]
                 carried.append(carry_origin(operands[flow.operand], flow, location, resizing))
-            outputs.append(Origin(join_origins(carried).outcomes, dependency_bits))
+            outputs.append(join_origins(carried))
         return outputs
 
     def collect(self, value: Origin, location: NodeLocation) -> Origin:
@@ -250,10 +255,8 @@ class _OriginTransfer(Transfer[Origin]):
 
 
 def _is_scaled_by_state(operands: Sequence[Origin], position: int) -> bool:
-    """Return whether an operand is multiplied or divided by what is made of a source itself."""
-    return any(
-        operand.dependency_bits for other, operand in enumerate(operands) if other != position
-    )
+    """Return whether an operand is multiplied or divided by what carries a source itself."""
+    return any(operand.outcomes for other, operand in enumerate(operands) if other != position)
 
 
 class _Walker(Generic[_T]):
