@@ -11,7 +11,7 @@ What is computed of a value is said by a transfer: its origin, or what it depend
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -130,7 +130,7 @@ class Transfer(Generic[_T]):
         """Return that of a source itself."""
         raise NotImplementedError
 
-    def select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
+    def select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
         """Return the positions of the operands that an operator has to be followed to."""
         return range(operand_count)
 
@@ -211,7 +211,7 @@ class _OriginTransfer(Transfer[Origin]):
     choose = staticmethod(combine_alternatives)
     doubt = staticmethod(build_uncertain_origin)
 
-    def select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
+    def select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
         return find_carried_operands(function[0], function[1], operand_count)
 
     def apply_operator(
@@ -236,6 +236,7 @@ class _OriginTransfer(Transfer[Origin]):
             for flow in flows:
                 if flow.operand >= len(operands) or not operands[flow.operand].outcomes:
                     continue
+                operand = operands[flow.operand]
                 if op_type in ("Mul", "Div") and _is_scaled_by_state(operands, flow.operand):
                     flow = flow._replace(is_new=True)
                 resizing = SAME_SIZE
@@ -244,7 +245,7 @@ class _OriginTransfer(Transfer[Origin]):
                     if change not in resizings:
                         resizings[change] = find_resizings(flow, operation, constants)
                     resizing = resizings[change]
-                carried.append(carry_origin(operands[flow.operand], flow, location, resizing))
+                carried.append(carry_origin(operand, flow, location, resizing))
             outputs.append(join_origins(carried))
         return outputs
 
@@ -308,17 +309,19 @@ class _Walker(Generic[_T]):
     def _walk_body(self, body: Body, values: dict[str, _T], names: Sequence[str]) -> tuple[_T, ...]:
         """Return what is computed of some values of a body; those of its sources are known."""
         source_values = list(values.values())
+        values.pop("", None)  # an omitted operand
         constants = SmallConstants(body)
         try:
             for operation in sort_operations(body, names, self._select_operands):
                 outputs = self._visit(operation, body, values, constants)
-                values.update(zip(operation.outputs, outputs, strict=False))
-                values.pop("", None)
+                for name, value in zip(operation.outputs, outputs, strict=False):
+                    if name:
+                        values[name] = value
         except UntraceableError as error:
             return (self.transfer.doubt(source_values, str(error), None),) * len(names)
         return tuple(values.get(name, self.transfer.nothing) for name in names)
 
-    def _select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
+    def _select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
         if function in self._graph.functions:
             return range(operand_count)
         return self.transfer.select_operands(function, operand_count)
