@@ -39,12 +39,13 @@ from onnxkvrename.handoff.tensor_parallel import (  # noqa: E402
     TensorParallelSizes,
     check_tensor_parallelism,
 )
+from onnxkvrename.vllm.capacity import measure_capacity  # noqa: E402
 from onnxkvrename.vllm.groups import Grouping  # noqa: E402
 from onnxkvrename.vllm.handshake import check_handshake  # noqa: E402
 from onnxkvrename.vllm.memory import Allocation  # noqa: E402
 from onnxkvrename.vllm.memory_v033 import KV_CACHE_LAYOUTS  # noqa: E402
 from onnxkvrename.vllm.projection import Projection, project_layout  # noqa: E402
-from onnxkvrename.vllm.specs import ProjectionRequest  # noqa: E402
+from onnxkvrename.vllm.specs import VLLM_RELEASES, ProjectionRequest  # noqa: E402
 
 VERSIONS = ("0.24.0", "0.33.0")
 _LENGTHS = (1, 127, 128, 129, 600, 1024, 1500)
@@ -108,6 +109,7 @@ def _compare_v024(
                 for p in allocation.placements
             ]
             yield _judge("places, strides and sizes", slots, projected)
+            yield from _compare_capacity(witness, architecture, plan, projection, grouping)
             yield from _compare_memory(witness, architecture, allocation, settings)
     allocation = _find_allocation(projection, "cross_layers")
     if allocation is not None and allocation.is_possible:
@@ -121,7 +123,7 @@ def _compare_v033(
         with witness.modules.importable():
             layout = witness.interface.KVCacheLayout[name]
         allocation = _find_allocation(projection, name)
-        if allocation is None and projection.allocations:
+        if name in VLLM_RELEASES[projection.request.release].other_memory:
             yield "layouts, not known here", True, ""
             continue
         grouping = projection.groupings[int(layout.is_block_outermost)]
@@ -130,19 +132,42 @@ def _compare_v033(
         if groups is None or not grouping.groups:
             continue
         yield _judge("groups and pages", _list_vllm_pages(groups), _list_pages(grouping))
-        assert allocation is not None
         plan = witness.make_plan(architecture, layout=layout)
         if witness.count_page_shapes(architecture) > 1 and not layout.is_block_compact:
             plan = None
-        yield _judge("refusals of layouts", plan is None, not allocation.is_possible)
-        if plan is None or not allocation.is_possible:
+        is_possible = allocation is not None and allocation.is_possible
+        yield _judge("refusals of layouts", plan is None, not is_possible)
+        if plan is None or allocation is None or not allocation.is_possible:
             continue
         strides = [
             ([int(name) for name in t.layers], t.offset, t.layer_stride, t.block_stride, t.size)
             for t in plan.kv_cache_tensors
         ]
         yield _judge("places, strides and sizes", strides, _list_strides(allocation))
+        yield from _compare_capacity(witness, architecture, plan, projection, grouping)
         yield from _compare_memory(witness, architecture, allocation, {"layout": layout})
+
+
+def _compare_capacity(
+    witness: Witness,
+    architecture: Architecture,
+    plan: Any,
+    projection: Projection,
+    grouping: Grouping,
+) -> Iterator[Verdict]:
+    rng = random.Random(architecture.block_size + len(architecture.layers))
+    length, in_flight = rng.choice([100, 1000, 8192]), rng.choice([64, 512, 4096])
+    request = projection.request._replace(max_model_len=length, in_flight_tokens=in_flight)
+    capacity = measure_capacity(grouping.groups, request, BLOCK_COUNT)
+    if capacity is None or capacity.requests is None:
+        yield "requests that fit, not known here", True, ""
+        return
+    fitting = witness.measure_concurrency(plan, length, in_flight)
+    yield _judge("requests that fit", (fitting, fitting), capacity.requests)
+    most, fewest = measure_capacity(
+        grouping.groups, request._replace(in_flight_tokens=None), BLOCK_COUNT
+    ).requests
+    yield _judge("requests that fit, as a range", True, fewest <= fitting <= most)
 
 
 def _compare_memory(
