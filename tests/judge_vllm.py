@@ -110,7 +110,9 @@ def _compare_v024(
             ]
             yield _judge("places, strides and sizes", slots, projected)
             yield from _compare_capacity(witness, architecture, plan, projection, grouping)
-            yield from _compare_memory(witness, architecture, allocation, settings)
+            yield from _compare_memory(
+                witness, architecture, allocation, projection.request, settings
+            )
     allocation = _find_allocation(projection, "cross_layers")
     if allocation is not None and allocation.is_possible:
         yield from _compare_cross_layers(witness, architecture, allocation)
@@ -145,7 +147,9 @@ def _compare_v033(
         ]
         yield _judge("places, strides and sizes", strides, _list_strides(allocation))
         yield from _compare_capacity(witness, architecture, plan, projection, grouping)
-        yield from _compare_memory(witness, architecture, allocation, {"layout": layout})
+        yield from _compare_memory(
+            witness, architecture, allocation, projection.request, {"layout": layout}
+        )
 
 
 def _compare_capacity(
@@ -174,6 +178,7 @@ def _compare_memory(
     witness: Witness,
     architecture: Architecture,
     allocation: Allocation,
+    request: ProjectionRequest,
     settings: dict[str, Any],
 ) -> Iterator[Verdict]:
     if not witness.can_allocate:
@@ -181,12 +186,15 @@ def _compare_memory(
     from witness_memory import Memory
 
     (transfer,) = allocation.transfers
+    extra = random.Random(allocation.bytes_per_block).choice([0, 0, 4, 30])
     if None in transfer.blocks:
-        block_count, length = BLOCK_COUNT, 1
+        block_count, length = BLOCK_COUNT + extra, 1
     else:
         length = transfer.tokens
         offered = -(-length // architecture.block_size)
-        block_count = 3 + offered * len(transfer.blocks)
+        block_count = 3 + extra + offered * len(transfer.blocks)
+    allocation = _count_blocks(architecture, allocation, request, block_count)
+    (transfer,) = allocation.transfers
     plan = witness.make_plan(architecture, block_count, **settings)
     memory = Memory(witness, architecture, plan, **settings)
     canonical = memory.build_canonical_view()
@@ -225,6 +233,17 @@ def _compare_memory(
         yield _judge(
             "whether descriptors cover the blocks", posted.covers_pages, projected_complete
         )
+
+
+def _count_blocks(
+    architecture: Architecture, allocation: Allocation, request: ProjectionRequest, block_count: int
+) -> Allocation:
+    """Return an allocation as it is where the GPU's memory has a number of blocks."""
+    memory = block_count * (allocation.bytes_per_block or 0)
+    projection = project_layout(build_layout(architecture), request._replace(gpu_memory=memory))
+    counted = _find_allocation(projection, allocation.name)
+    assert counted is not None
+    return counted
 
 
 def _compare_cross_layers(

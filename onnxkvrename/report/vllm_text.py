@@ -234,6 +234,8 @@ def _list_points(allocation: Allocation, releases: tuple[str, ...]) -> Iterator[
         yield "refused", f"NIXL: {registration.refused}"
     if registration is not None and registration.incomplete is not None:
         yield "incomplete", f"NIXL: {registration.incomplete}"
+    if registration is not None and registration.fewest_blocks > 1:
+        yield "requires", f"num_blocks: {registration.fewest_blocks:,} or more; --gpu-memory says"
     for reason in dict.fromkeys(transfer.unknown for transfer in allocation.transfers):
         if reason is not None:
             yield "unknown", reason

@@ -88,12 +88,14 @@ class NixlRegistration(NamedTuple):
         refused: Why vLLM refuses to register it, or to connect two workers that did; ``None`` if
             it does not.
         incomplete: Why the descriptors do not cover all data in the blocks; ``None`` if they do.
+        fewest_blocks: From how many blocks on all this holds; 1 for any number.
     """
 
     regions: int | None
     costs: tuple[BlockCost, ...] = ()
     refused: str | None = None
     incomplete: str | None = None
+    fewest_blocks: int = 1
 
     @property
     def fault(self) -> str | None:

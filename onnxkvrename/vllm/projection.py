@@ -104,7 +104,7 @@ def project_layout(
     else:
         block_outermost = group_layers(specs, version, block_outermost=True)
         groupings = (grouping, block_outermost)
-        allocations = build_allocations_v033(specs, grouping, block_outermost)
+        allocations = build_allocations_v033(specs, grouping, block_outermost, request.gpu_memory)
     other_memory = VLLM_RELEASES[request.release].other_memory
     allocations = tuple(each for each in allocations if each.name not in other_memory)
     try:

@@ -107,11 +107,13 @@ class Registration(NamedTuple):
         regions: The number of regions, as NIXL's connector counts them; `None` if vLLM refuses.
         refused: Why vLLM refuses to register the memory with NIXL; `None` if it does not.
         incomplete: Why the descriptors do not cover all data in the blocks; `None` if they do.
+        fewest_blocks: From how many blocks on all this holds; 1 for any number.
     """
 
     regions: int | None
     refused: str | None
     incomplete: str | None
+    fewest_blocks: int
 
 
 class Arrangement(NamedTuple):
