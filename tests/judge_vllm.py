@@ -30,6 +30,7 @@ from architectures import (  # noqa: E402
     build_layout,
     draw_architecture,
     draw_pair,
+    draw_uneven,
 )
 from vllmwheel import HAS_TORCH, find_wheel  # noqa: E402
 from witness import BLOCK_COUNT, REFUSALS, Witness  # noqa: E402
@@ -150,6 +151,47 @@ def _compare_v033(
         yield from _compare_memory(
             witness, architecture, allocation, projection.request, {"layout": layout}
         )
+
+
+def compare_few_blocks(witness: Witness, seed: int) -> Iterator[Verdict]:
+    """Yield what 0.33 registers of layers of very different sizes, with few blocks."""
+    if not witness.can_allocate or _name_release(witness) != "0.33":
+        return
+    from witness_memory import Memory
+
+    architecture, block_count = draw_uneven(seed)
+    projection = project_layout(build_layout(architecture), ProjectionRequest(16))
+    for name in ("LBNHC", "LBHNC"):
+        allocation = _find_allocation(projection, name)
+        with witness.modules.importable():
+            settings = {"layout": witness.interface.KVCacheLayout[name]}
+        if allocation is None or not allocation.is_possible:
+            continue
+        allocation = _count_blocks(architecture, allocation, projection.request, block_count)
+        memory = Memory(
+            witness,
+            architecture,
+            witness.make_plan(architecture, block_count, **settings),
+            **settings,
+        )
+        registration = allocation.registration
+        assert registration is not None
+        try:
+            worker = memory.register()
+            memory.connect(memory)
+        except (*REFUSALS, AttributeError) as error:
+            yield _judge(
+                "few blocks: refusals of NIXL", True, bool(registration.refused), str(error)
+            )
+            continue
+        blocks = tuple([0, block_count - 1] for _ in memory.plan.kv_cache_groups)
+        posted = memory.post(worker, blocks)
+        yield _judge("few blocks: refusals of NIXL", False, bool(registration.refused))
+        yield _judge("few blocks: regions", worker.num_regions, registration.regions)
+        cost = sum(2 * cost.bytes for cost in registration.costs)
+        yield _judge("few blocks: bytes", posted.size, cost)
+        is_complete = registration.incomplete is None
+        yield _judge("few blocks: descriptors cover", posted.covers_pages, is_complete)
 
 
 def _compare_capacity(
@@ -370,7 +412,9 @@ def judge_seeds(witness: Witness, seeds: range) -> tuple[Counter[Any], list[str]
     with witness.modules.importable():
         for seed in seeds:
             for subject, agrees, detail in chain(
-                compare(witness, seed), compare_pair(witness, seed)
+                compare(witness, seed),
+                compare_few_blocks(witness, seed),
+                compare_pair(witness, seed),
             ):
                 counts[subject, agrees] += 1
                 if not agrees:

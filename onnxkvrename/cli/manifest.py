@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.files import collect_inputs
-from onnxkvrename.cli.options import declare_command, parse_memory_size
+from onnxkvrename.cli.options import declare_command, parse_bandwidth, parse_memory_size
 from onnxkvrename.cli.output import print_answer, print_choice, print_lines
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, quote_path
@@ -153,6 +153,15 @@ class ManifestArguments(NamedTuple):
             needs="block_size",
         ),
     ] = ()
+    bandwidth: Annotated[
+        str | None,
+        Option(
+            "--bandwidth",
+            "With --tokens: what each rank transfers, e.g. 25GB/s; says how long a hand-off takes.",
+            "RATE",
+            needs="tokens",
+        ),
+    ] = None
     output: Annotated[
         Path | None,
         Option(
@@ -305,6 +314,9 @@ def _build_projection(
         arguments.pp or 1,
         None if memory is None else parse_memory_size("--gpu-memory", memory, MAX_INT64),
     )
+    if arguments.bandwidth is not None:
+        rate = parse_bandwidth("--bandwidth", arguments.bandwidth)
+        request = request._replace(bandwidth=rate)
     return project_layout(layout, request, _load_draft(arguments, rules))
 
 

@@ -54,6 +54,7 @@ class NixlTransfer(NamedTuple):
         refused: As in `NixlRegistration`.
         incomplete: Why the descriptors do not cover all data in the blocks; ``None`` if they do.
         decode_reads: The amounts that decode reads of these blocks; ``None`` if not known.
+        seconds: How long the bytes that decode reads take at least; ``None`` if not known.
     """
 
     tokens: int
@@ -65,6 +66,7 @@ class NixlTransfer(NamedTuple):
     refused: str | None = None
     incomplete: str | None = None
     decode_reads: NixlAmounts | None = None
+    seconds: float | None = None
 
 
 class BlockCost(NamedTuple):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding, format_layers
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.vllm.capacity import estimate_seconds, measure_capacity
 from onnxkvrename.vllm.groups import Grouping, group_layers
 from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignment_conditions
 from onnxkvrename.vllm.memory import Allocation
@@ -39,6 +40,7 @@ from onnxkvrename.vllm.stages import (
     PipelineStage,
     apply_stages,
     build_stages,
+    count_gpu_blocks,
 )
 
 
@@ -117,6 +119,7 @@ def project_layout(
         _limit_transfers(each, groupings[each.grouping_index].groups, request)
         for each in allocations
     )
+    allocations = tuple(_add_capacity(each, groupings, request) for each in allocations)
     return Projection(request, specs, conditions, (), groupings, allocations, stages)
 
 
@@ -128,7 +131,25 @@ def _count_transfers(
     if allocation.registration is None:
         return allocation
     transfers = build_transfers(groups, allocation.registration, request.prompt_lengths)
-    return allocation._replace(transfers=transfers)
+    timed = tuple(
+        each._replace(
+            seconds=estimate_seconds(
+                each.decode_reads and each.decode_reads.bytes, request.bandwidth
+            )
+        )
+        for each in transfers
+    )
+    return allocation._replace(transfers=timed)
+
+
+def _add_capacity(
+    allocation: Allocation, groupings: Sequence[Grouping], request: ProjectionRequest
+) -> Allocation:
+    if allocation.bytes_per_block is None:
+        return allocation
+    num_blocks = count_gpu_blocks(allocation.bytes_per_block, request.gpu_memory)
+    groups = groupings[allocation.grouping_index].groups
+    return allocation._replace(capacity=measure_capacity(groups, request, num_blocks))
 
 
 def _explain_other_groups(layout: Layout, request: ProjectionRequest) -> Condition | None:
