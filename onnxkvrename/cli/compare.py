@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -63,9 +63,11 @@ from onnxkvrename.report.formats import (
     build_file_result,
 )
 from onnxkvrename.report.formats.text import render_finding_lines
+from onnxkvrename.report.vllm_text import render_reads
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
+from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
 
 
@@ -162,7 +164,7 @@ def command(arguments: CompareArguments) -> int:
     if requests is not None:
         layouts = (prefill.layout, decode.layout)
         first, second = (
-            request._replace(kv_cache_dtype=layout.kv_cache_dtype)
+            request._replace(kv_cache_dtype=layout.kv_cache_dtype, prompt_lengths=arguments.tokens)
             for request, layout in zip(requests, layouts, strict=True)
         )
         handshake = check_handshake(layouts, (first, second), arguments.kernel_block_size)
@@ -174,7 +176,7 @@ def command(arguments: CompareArguments) -> int:
         ranks=ranks,
         full_transfer=arguments.full_transfer,
         tokens=arguments.tokens,
-        more_findings=handshake.findings,
+        more_findings=(*handshake.findings, *handshake.read_findings),
         more_notes=(*notes, *handshake.notes),
         strict=arguments.strict,
     )
@@ -183,11 +185,17 @@ def command(arguments: CompareArguments) -> int:
         basis = handoff.basis._replace(facts=(*handoff.basis.facts, fact))
         handoff = handoff._replace(basis=basis)
     content = cache(
-        partial(describe_handoff, handoff, (prefill.reports, decode.reports), rules.profile_choice)
+        partial(
+            describe_handoff,
+            handoff,
+            (prefill.reports, decode.reports),
+            rules.profile_choice,
+            handshake.reads,
+        )
     )
     if arguments.html is not None:
         _write_page(arguments.html, content, (prefill, decode), arguments)
-    answer = _build_answer(handoff, prefill, decode, arguments, content)
+    answer = _build_answer(handoff, handshake.reads, prefill, decode, arguments, content)
     return print_answer(answer, arguments.output_format)
 
 
@@ -304,6 +312,7 @@ def _write_page(
 
 def _build_answer(
     handoff: Handoff,
+    reads: Sequence[PromptReads],
     prefill: LoadedLayout,
     decode: LoadedLayout,
     arguments: CompareArguments,
@@ -317,7 +326,7 @@ def _build_answer(
         "compare",
         code,
         build_content=build_content,
-        render_text=partial(_render_text, handoff, failed_models, arguments),
+        render_text=partial(_render_text, handoff, reads, failed_models, arguments),
         files=tuple(map(build_file_result, (*failed_models, report))),
         notes=() if arguments.quiet else (verdict,),
     )
@@ -334,6 +343,7 @@ def _list_failed_models(prefill: LoadedLayout, decode: LoadedLayout) -> list[Mod
 
 def _render_text(
     handoff: Handoff,
+    reads: Sequence[PromptReads],
     failed_models: list[ModelReport],
     arguments: CompareArguments,
     width: int | None,
@@ -342,5 +352,6 @@ def _render_text(
         if arguments.html is not None:
             yield Line(f"{arguments.html}: page written", err=True)
         yield from render_handoff(handoff, width)
+        yield from render_reads(reads, width)
     reports = (*failed_models, build_handoff_report(handoff, both=True))
     yield from render_finding_lines(reports, verbose=arguments.verbose)

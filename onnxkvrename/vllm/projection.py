@@ -19,7 +19,7 @@ from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignm
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.memory_v024 import build_allocations_v024
 from onnxkvrename.vllm.memory_v033 import build_allocations_v033
-from onnxkvrename.vllm.nixl import NixlTransfer, build_transfers, split_states
+from onnxkvrename.vllm.nixl import build_transfers, split_states
 from onnxkvrename.vllm.specs import (
     MLA_KINDS,
     VERSION_TRAITS,
@@ -132,12 +132,7 @@ def _count_transfers(
         return allocation
     transfers = build_transfers(groups, allocation.registration, request.prompt_lengths)
     timed = tuple(
-        each._replace(
-            seconds=estimate_seconds(
-                each.decode_reads and each.decode_reads.bytes, request.bandwidth
-            )
-        )
-        for each in transfers
+        each._replace(seconds=estimate_seconds(each.bytes, request.bandwidth)) for each in transfers
     )
     return allocation._replace(transfers=timed)
 
@@ -188,8 +183,8 @@ def _limit_transfers(
         return allocation
     unknown = f"NIXL in vLLM {request.release}: it may register other regions than "
     transfers = tuple(
-        NixlTransfer(
-            each.tokens, each.blocks, None, None, None, unknown=unknown + release.planned_as
+        each._replace(
+            regions=None, descriptors=None, bytes=None, unknown=unknown + release.planned_as
         )
         for each in allocation.transfers
     )
