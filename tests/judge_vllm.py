@@ -360,6 +360,9 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
     projections = [project_layout(layout, request) for request in requests]
     if any(projection.refusals for projection in projections):
         return  # refused by the model's classes, which are no part of this
+    if not all(projection.groupings for projection in projections):
+        yield "pairs of workers, not known here", True, ""
+        return
     longest, rng = _find_longest_prompt(projections), random.Random(seed)
     drawn = (rng.choice(_LENGTHS), rng.choice([15, 16, 17, 33, 48]), rng.randint(1, 1500))
     lengths = tuple(min(length, longest) for length in drawn)

@@ -116,7 +116,7 @@ def register_layers(
         incomplete = _explain_gap(states)
     elif any(_is_merged(layer, regions) for layer in layers if not block_outermost):
         incomplete = (
-            f"too little is moved: with {num_blocks:,} blocks vLLM takes the largest layer for the "
+            f"too little is moved: with {num_blocks:,} blocks vLLM treats the largest layer as the "
             "whole memory"
         )
     region_count = sum(region.multiplicity for region in regions.values())
