@@ -419,8 +419,7 @@ def _compare_reads(pair: Pair, reads: Sequence[PromptReads]) -> Iterator[Verdict
         figures = [(rank.transfers, rank.descriptors, rank.size) for rank in posted]
         yield _judge("transfers, descriptors, bytes of reads", figures, expected, detail)
         is_in_place = all(rank.is_in_place for rank in posted)
-        subject = "reads in place" if is_in_place else "reads that put tokens elsewhere"
-        yield _judge(subject, is_in_place, predicted.incomplete is None, detail)
+        yield _judge("places of what is read", is_in_place, predicted.incomplete is None, detail)
 
 
 def _list_pages(grouping: Grouping) -> list[list[tuple[int, int, int, int]]]:
