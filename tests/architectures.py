@@ -73,6 +73,29 @@ def draw_architecture(seed: int) -> Architecture:
     return Architecture(layers, rng.choice([16, 64, 128]), rng.choice([1, 1, 2, 4, 8]))
 
 
+def draw_uneven(seed: int) -> tuple[Architecture, int]:
+    """Return a few layers of attention, one of them large, and a small number of blocks.
+
+    With few blocks, vLLM 0.33 may take the large layer for the whole memory.
+    """
+    rng = random.Random(seed)
+    small = LayerShape(
+        rng.choice(["full_attention", "full_attention", "sliding_window"]),
+        rng.choice([1, 2]),
+        64,
+        64,
+        None,
+        (),
+        "FLOAT16",
+    )
+    if small.kind == "sliding_window":
+        small = small._replace(window=128)
+    large = LayerShape("full_attention", rng.choice([1, 4, 8]), 256, 256, None, (), "FLOAT16")
+    layers = [large, *[small] * rng.choice([1, 1, 2, 3])]
+    rng.shuffle(layers)
+    return Architecture(tuple(layers), 16, 1), rng.randint(4, 40)
+
+
 def draw_pair(seed: int) -> tuple[Architecture, Architecture]:
     """Return an architecture as prefill and as decode have it: alike, or with other settings."""
     drawn, rng = draw_architecture(seed), random.Random(seed)

@@ -30,6 +30,7 @@ from architectures import (  # noqa: E402
     build_layout,
     draw_architecture,
     draw_pair,
+    draw_uneven,
 )
 from vllmwheel import HAS_TORCH, find_wheel  # noqa: E402
 from witness import BLOCK_COUNT, REFUSALS, Witness  # noqa: E402
@@ -39,13 +40,14 @@ from onnxkvrename.handoff.tensor_parallel import (  # noqa: E402
     TensorParallelSizes,
     check_tensor_parallelism,
 )
+from onnxkvrename.vllm.capacity import measure_capacity  # noqa: E402
 from onnxkvrename.vllm.groups import Grouping  # noqa: E402
 from onnxkvrename.vllm.handshake import check_handshake  # noqa: E402
 from onnxkvrename.vllm.memory import Allocation  # noqa: E402
 from onnxkvrename.vllm.memory_v033 import KV_CACHE_LAYOUTS  # noqa: E402
 from onnxkvrename.vllm.projection import Projection, project_layout  # noqa: E402
 from onnxkvrename.vllm.reads import PromptReads  # noqa: E402
-from onnxkvrename.vllm.specs import ProjectionRequest  # noqa: E402
+from onnxkvrename.vllm.specs import VLLM_RELEASES, ProjectionRequest  # noqa: E402
 
 if TYPE_CHECKING:
     from witness_memory import Pair
@@ -112,7 +114,10 @@ def _compare_v024(
                 for p in allocation.placements
             ]
             yield _judge("places, strides and sizes", slots, projected)
-            yield from _compare_memory(witness, architecture, allocation, settings)
+            yield from _compare_capacity(witness, architecture, plan, projection, grouping)
+            yield from _compare_memory(
+                witness, architecture, allocation, projection.request, settings
+            )
     allocation = _find_allocation(projection, "cross_layers")
     if allocation is not None and allocation.is_possible:
         yield from _compare_cross_layers(witness, architecture, allocation)
@@ -125,7 +130,7 @@ def _compare_v033(
         with witness.modules.importable():
             layout = witness.interface.KVCacheLayout[name]
         allocation = _find_allocation(projection, name)
-        if allocation is None and projection.allocations:
+        if name in VLLM_RELEASES[projection.request.release].other_memory:
             yield "layouts, not known here", True, ""
             continue
         grouping = projection.groupings[int(layout.is_block_outermost)]
@@ -134,25 +139,92 @@ def _compare_v033(
         if groups is None or not grouping.groups:
             continue
         yield _judge("groups and pages", _list_vllm_pages(groups), _list_pages(grouping))
-        assert allocation is not None
         plan = witness.make_plan(architecture, layout=layout)
         if witness.count_page_shapes(architecture) > 1 and not layout.is_block_compact:
             plan = None
-        yield _judge("refusals of layouts", plan is None, not allocation.is_possible)
-        if plan is None or not allocation.is_possible:
+        is_possible = allocation is not None and allocation.is_possible
+        yield _judge("refusals of layouts", plan is None, not is_possible)
+        if plan is None or allocation is None or not allocation.is_possible:
             continue
         strides = [
             ([int(name) for name in t.layers], t.offset, t.layer_stride, t.block_stride, t.size)
             for t in plan.kv_cache_tensors
         ]
         yield _judge("places, strides and sizes", strides, _list_strides(allocation))
-        yield from _compare_memory(witness, architecture, allocation, {"layout": layout})
+        yield from _compare_capacity(witness, architecture, plan, projection, grouping)
+        yield from _compare_memory(
+            witness, architecture, allocation, projection.request, {"layout": layout}
+        )
+
+
+def compare_few_blocks(witness: Witness, seed: int) -> Iterator[Verdict]:
+    """Yield what 0.33 registers of layers of very different sizes, with few blocks."""
+    if not witness.can_allocate or _name_release(witness) != "0.33":
+        return
+    from witness_memory import Memory
+
+    architecture, block_count = draw_uneven(seed)
+    projection = project_layout(build_layout(architecture), ProjectionRequest(16))
+    for name in ("LBNHC", "LBHNC"):
+        allocation = _find_allocation(projection, name)
+        with witness.modules.importable():
+            settings = {"layout": witness.interface.KVCacheLayout[name]}
+        if allocation is None or not allocation.is_possible:
+            continue
+        allocation = _count_blocks(architecture, allocation, projection.request, block_count)
+        memory = Memory(
+            witness,
+            architecture,
+            witness.make_plan(architecture, block_count, **settings),
+            **settings,
+        )
+        registration = allocation.registration
+        assert registration is not None
+        try:
+            worker = memory.register()
+            memory.connect(memory)
+        except (*REFUSALS, AttributeError) as error:
+            yield _judge(
+                "few blocks: refusals of NIXL", True, bool(registration.refused), str(error)
+            )
+            continue
+        blocks = tuple([0, block_count - 1] for _ in memory.plan.kv_cache_groups)
+        posted = memory.post(worker, blocks)
+        yield _judge("few blocks: refusals of NIXL", False, bool(registration.refused))
+        yield _judge("few blocks: regions", worker.num_regions, registration.regions)
+        cost = sum(2 * cost.bytes for cost in registration.costs)
+        yield _judge("few blocks: bytes", posted.size, cost)
+        is_complete = registration.incomplete is None
+        yield _judge("few blocks: descriptors cover", posted.covers_pages, is_complete)
+
+
+def _compare_capacity(
+    witness: Witness,
+    architecture: Architecture,
+    plan: Any,
+    projection: Projection,
+    grouping: Grouping,
+) -> Iterator[Verdict]:
+    rng = random.Random(architecture.block_size + len(architecture.layers))
+    length, in_flight = rng.choice([100, 1000, 8192]), rng.choice([64, 512, 4096])
+    request = projection.request._replace(max_model_len=length, in_flight_tokens=in_flight)
+    capacity = measure_capacity(grouping.groups, request, BLOCK_COUNT)
+    if capacity is None or capacity.requests is None:
+        yield "requests that fit, not known here", True, ""
+        return
+    fitting = witness.measure_concurrency(plan, length, in_flight)
+    yield _judge("requests that fit", (fitting, fitting), capacity.requests)
+    most, fewest = measure_capacity(
+        grouping.groups, request._replace(in_flight_tokens=None), BLOCK_COUNT
+    ).requests
+    yield _judge("requests that fit, as a range", True, fewest <= fitting <= most)
 
 
 def _compare_memory(
     witness: Witness,
     architecture: Architecture,
     allocation: Allocation,
+    request: ProjectionRequest,
     settings: dict[str, Any],
 ) -> Iterator[Verdict]:
     if not witness.can_allocate:
@@ -160,12 +232,15 @@ def _compare_memory(
     from witness_memory import Memory
 
     (transfer,) = allocation.transfers
+    extra = random.Random(allocation.bytes_per_block).choice([0, 0, 4, 30])
     if None in transfer.blocks:
-        block_count, length = BLOCK_COUNT, 1
+        block_count, length = BLOCK_COUNT + extra, 1
     else:
         length = transfer.tokens
         offered = -(-length // architecture.block_size)
-        block_count = 3 + offered * len(transfer.blocks)
+        block_count = 3 + extra + offered * len(transfer.blocks)
+    allocation = _count_blocks(architecture, allocation, request, block_count)
+    (transfer,) = allocation.transfers
     plan = witness.make_plan(architecture, block_count, **settings)
     memory = Memory(witness, architecture, plan, **settings)
     canonical = memory.build_canonical_view()
@@ -202,6 +277,17 @@ def _compare_memory(
     if covers_pages is not None:
         projected_complete = transfer.incomplete is None
         yield _judge("whether descriptors cover the blocks", covers_pages, projected_complete)
+
+
+def _count_blocks(
+    architecture: Architecture, allocation: Allocation, request: ProjectionRequest, block_count: int
+) -> Allocation:
+    """Return an allocation as it is where the GPU's memory has a number of blocks."""
+    memory = block_count * (allocation.bytes_per_block or 0)
+    projection = project_layout(build_layout(architecture), request._replace(gpu_memory=memory))
+    counted = _find_allocation(projection, allocation.name)
+    assert counted is not None
+    return counted
 
 
 def _compare_cross_layers(
@@ -274,6 +360,9 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
     projections = [project_layout(layout, request) for request in requests]
     if any(projection.refusals for projection in projections):
         return  # refused by the model's classes, which are no part of this
+    if not all(projection.groupings for projection in projections):
+        yield "pairs of workers, not known here", True, ""
+        return
     longest, rng = _find_longest_prompt(projections), random.Random(seed)
     drawn = (rng.choice(_LENGTHS), rng.choice([15, 16, 17, 33, 48]), rng.randint(1, 1500))
     lengths = tuple(min(length, longest) for length in drawn)
@@ -330,8 +419,7 @@ def _compare_reads(pair: Pair, reads: Sequence[PromptReads]) -> Iterator[Verdict
         figures = [(rank.transfers, rank.descriptors, rank.size) for rank in posted]
         yield _judge("transfers, descriptors, bytes of reads", figures, expected, detail)
         is_in_place = all(rank.is_in_place for rank in posted)
-        subject = "reads in place" if is_in_place else "reads that put tokens elsewhere"
-        yield _judge(subject, is_in_place, predicted.incomplete is None, detail)
+        yield _judge("places of what is read", is_in_place, predicted.incomplete is None, detail)
 
 
 def _list_pages(grouping: Grouping) -> list[list[tuple[int, int, int, int]]]:
@@ -372,7 +460,9 @@ def judge_seeds(witness: Witness, seeds: range) -> tuple[Counter[Any], list[str]
     with witness.modules.importable():
         for seed in seeds:
             for subject, agrees, detail in chain(
-                compare(witness, seed), compare_pair(witness, seed)
+                compare(witness, seed),
+                compare_few_blocks(witness, seed),
+                compare_pair(witness, seed),
             ):
                 counts[subject, agrees] += 1
                 if not agrees:

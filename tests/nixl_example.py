@@ -16,6 +16,7 @@ sys.path.append(str(EXAMPLE))  # for this process, and those that it spawns
 
 import kvlayout  # noqa: E402
 import paging  # noqa: E402
+import ranks  # noqa: E402
 import records  # noqa: E402
 import roles  # noqa: E402
 import transfer  # noqa: E402
@@ -36,6 +37,7 @@ __all__ = [
     "INSTALL",
     "kvlayout",
     "paging",
+    "ranks",
     "records",
     "roles",
     "transfer",

@@ -20,6 +20,7 @@ from nixl_example import (
     INSTALL,
     kvlayout,
     paging,
+    ranks,
     records,
     roles,
     transfer,
@@ -144,6 +145,33 @@ def test_neighbours_of_one_size_are_merged(pieces: list[kvlayout.Descriptor], ru
     assert kvlayout.count_runs(pieces, pieces) == runs
     apart = [(3 * start, size) for start, size in pieces]
     assert kvlayout.count_runs(pieces, apart) == kvlayout.count_runs(apart, pieces) == len(pieces)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((1, 4), (2, 8)), ((2, 4), (1, 4)), ((1, 2), (1, 8)), ((2, 4), (2, 16))],
+)
+def test_compare_counts_what_each_rank_of_decode_posts(
+    first: tuple[int, int], second: tuple[int, int], tmp_path: Path
+) -> None:
+    sizes = str(transfer.write_specializations(prompts.SIZES, tmp_path))
+    remote, local = (
+        kvlayout.read_layout(ranks.describe(*side, sizes), "LBHNC", 64) for side in (first, second)
+    )
+    read, blocks = (
+        (tuple(range(1, 1 + layout.groups[0].count_read_blocks(ranks.LENGTH))),)
+        for layout in (remote, local)
+    )
+    for rank, predicted in enumerate(ranks.predict(first, second, sizes)):
+        sources = ranks.list_sources(rank, local, remote)
+        pairs = [
+            pair
+            for slot in range(len(sources))
+            for pair in ranks.pair_descriptors(local, remote, rank, blocks, read, slot)
+        ]
+        assert all(far[1] == near[1] for far, near in pairs)
+        posted = ranks.Reads(len(sources), len(pairs), sum(near[1] for _, near in pairs))
+        assert posted == predicted
 
 
 # Pages.
@@ -273,6 +301,13 @@ def test_nixl_listens_on_loopback_only(watched) -> None:
     addresses = worker.ask(None)
     loopback = int.from_bytes(bytes([127, 0, 0, 1]), sys.byteorder)
     assert set(addresses) == {f"{loopback:08X}"}
+
+
+@with_nixl
+def test_ranks_that_differ_give_the_tokens_of_the_undivided_model() -> None:
+    done = subprocess.run([sys.executable, EXAMPLE / "ranks.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("  the same\n") == len(ranks.PAIRS)
 
 
 @with_nixl

@@ -12,8 +12,12 @@ from build_layouts import build_attention, build_layers
 from vllmwheel import DType, find_wheel, make_config
 from witness import Witness
 
+from onnxkvrename.rules.kinds import BufferKind
+from onnxkvrename.vllm.groups import group_layers
+from onnxkvrename.vllm.memory_v024 import build_allocations_v024
+from onnxkvrename.vllm.nixl import build_transfers
 from onnxkvrename.vllm.projection import project_layout
-from onnxkvrename.vllm.specs import ProjectionRequest
+from onnxkvrename.vllm.specs import KvCacheSpec, ProjectionRequest
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs" / "vllm.md").read_text("utf-8")
 FLASH = (0, 0, *(4 if layer % 2 == 0 else 128 for layer in range(2, 43)))
@@ -94,6 +98,45 @@ def test_the_published_bytes_of_deepseek_v4_flash_are_whole_blocks(vllm: Witness
     assert 17 * windows + 7 * 2 + 10 * 3 == 486
     for number in ("1,039,680", "486", "505,284,480"):
         assert number in TEXT
+
+
+def project_deepseek_v4(ratios: tuple[int, ...]) -> list[KvCacheSpec]:
+    """The same specs as this program has them, one layer number for each cache."""
+
+    def add(kind: BufferKind, block_size: int, page_size: int, window: int | None = None) -> None:
+        specs.append(
+            KvCacheSpec(
+                len(specs), kind, block_size, 1, 512, 0, window, (), ("UINT8",), page_size, 1
+            )
+        )
+
+    specs: list[KvCacheSpec] = []
+    for ratio in ratios:
+        compressed = {0: 0, 4: 64 * 584 + 64, 128: 2 * 584 + 560}[ratio]
+        states = 2 if ratio == 4 else 1
+        if ratio:
+            add("mla_attention", 256, compressed)
+            state_block = 4 if ratio == 4 else 8
+            state_page = -(-state_block * 2 * states * 512 * 4 // 576) * 576
+            add("sliding_window_mla", state_block, state_page, states * ratio)
+        if ratio == 4:
+            add("mla_attention", 256, 64 * 132 + 192)
+            add("sliding_window_mla", 4, -(-4 * 512 * 4 // 576) * 576, 8)
+        add("sliding_window_mla", 64, 64 * 584 + 64, 128)
+    return specs
+
+
+def test_deepseek_v4_flash_is_projected_as_vllm_plans_it() -> None:
+    grouping = group_layers(project_deepseek_v4(FLASH), "0.24")
+    blocks = [(len(group.specs), group.first_spec.block_size) for group in grouping.groups]
+    assert blocks == [(62, 256), (22, 64), (21, 64), (42, 4), (20, 8)]
+    packed = next(each for each in build_allocations_v024(grouping) if each.name == "packed")
+    assert packed.registration is not None
+    assert (packed.bytes_per_block, packed.registration.regions) == (1_039_680, 1)
+    lengths = (*[512] * 7, *[768] * 10)
+    transfers = build_transfers(grouping.groups, packed.registration, lengths)
+    offered = [sum(count or 0 for count in each.blocks) for each in transfers]
+    assert (len(offered), sum(offered) * packed.bytes_per_block) == (17, 505_284_480)
 
 
 def test_the_published_stride_of_deepseek_v4_pro_comes_out(vllm: Witness) -> None:

@@ -73,6 +73,7 @@ def test_regions_descriptors_and_views_are_what_vllm_registers(version: str) -> 
     assert figures.keys() <= read_documented_figures()[version].keys()
     pairs = [figures[f"pairs of workers that vLLM {does}"] for does in ("accepts", "refuses")]
     assert all(agreed == compared > 15 for agreed, compared in pairs)
-    for subject in ("refusals of NIXL", "regions", "descriptors", "bytes", "canonical view"):
+    subjects = ("refusals of NIXL", "regions", "descriptors", "bytes", "canonical view")
+    for subject in (*subjects, "transfers, descriptors, bytes of reads"):
         agreed, compared = figures[subject]
         assert agreed == compared > 50, subject

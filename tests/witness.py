@@ -98,6 +98,16 @@ class Witness:
             except REFUSALS:
                 return None
 
+    def measure_concurrency(self, plan: Any, max_model_len: int, in_flight: int) -> float:
+        """Return how many requests fit, with a number of tokens that are scheduled at once."""
+        config = make_config()
+        config.model_config.max_model_len = max_model_len
+        config.scheduler_config.max_num_batched_tokens = config.max_in_flight_tokens = in_flight
+        with self.modules.importable():
+            import vllm.v1.core.kv_cache_utils as utils
+
+            return utils.get_max_concurrency_for_kv_cache_config(config, plan)
+
     def measure_block(self, config: Any, groups: Any) -> int:
         """Return vLLM's bytes of one block of all groups."""
         measure = self.planning._pool_bytes_per_block

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.files import collect_inputs
-from onnxkvrename.cli.options import declare_command
+from onnxkvrename.cli.options import declare_command, parse_bandwidth
 from onnxkvrename.cli.output import print_answer, print_choice, print_lines, print_notes
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, quote_path
@@ -120,6 +120,15 @@ class ManifestArguments(NamedTuple):
             needs=("serve", "block_size"),
         ),
     ] = ()
+    bandwidth: Annotated[
+        str | None,
+        Option(
+            "--bandwidth",
+            "With --tokens: what each rank transfers, e.g. 25GB/s; says how long a hand-off takes.",
+            "RATE",
+            needs=("tokens",),
+        ),
+    ] = None
     output: Annotated[
         Path | None,
         Option(
@@ -271,6 +280,9 @@ def _build_projection(
     if request is None:
         return None
     request = request._replace(kv_cache_dtype=layout.kv_cache_dtype)
+    if arguments.bandwidth is not None:
+        rate = parse_bandwidth("--bandwidth", arguments.bandwidth)
+        request = request._replace(bandwidth=rate)
     return project_layout(layout, request, _load_draft(arguments, rules))
 
 

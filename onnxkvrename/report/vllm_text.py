@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from onnxkvrename.findings import format_bytes, format_count, format_layer_numbers, format_layers
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import render_facts, render_table, wrap_line
+from onnxkvrename.vllm.capacity import measure_token_bytes
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
 from onnxkvrename.vllm.projection import Projection, list_transfer_releases
@@ -24,6 +25,7 @@ from onnxkvrename.vllm.stages import count_gpu_blocks
 
 _GROUP_COLUMNS = ("GROUP", "KIND", "LAYERS", "BLOCK", "BYTES PER PAGE")
 _ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "BYTES PER BLOCK", "PADDING")
+_CAPACITY_COLUMNS = ("ALLOCATION", "REQUEST", "BLOCKS", "BYTES", "REQUESTS THAT FIT")
 _STAGE_COLUMNS = ("ALLOCATION", "STAGE", "LAYERS", "BYTES PER BLOCK")
 _TRANSFER_COLUMNS = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS POSTED", "BYTES")
 _VIEW_COLUMNS = ("CanonicalKVCaches", "TENSORS (int8)", "GROUP", "GROUP_DATA_REFS")
@@ -46,7 +48,7 @@ def render_projection(projection: Projection | None, width: int | None) -> Itera
     yield from wrap_line(Line(", ".join(_list_settings(request))), width)
     yield from _render_facts(map(_list_refusal, projection.refusals), width)
     yield from _render_groupings(projection.groupings, width)
-    yield from _render_allocations(projection.allocations, request.gpu_memory, width)
+    yield from _render_allocations(projection.allocations, request, width)
     if len(projection.stages) > 1:
         yield from _render_table(_STAGE_COLUMNS, _list_stage_rows(projection), width)
     points = (
@@ -59,6 +61,9 @@ def render_projection(projection: Projection | None, width: int | None) -> Itera
     facts = [(str(c.state), f"{c.name}: {c.why}") for c in conditions]
     if projection.groupings:
         facts.append(("holds for", _format_memory_releases(request)))
+        if request.max_model_len is not None or request.bandwidth is not None:
+            token_bytes = format_bytes(measure_token_bytes(projection.specs))
+            facts.append(("per token", f"{token_bytes} on each rank, beside windows and states"))
     yield from _render_facts(facts, width)
 
 
@@ -109,6 +114,8 @@ def _list_settings(request: ProjectionRequest) -> Iterator[str]:
         yield f"KV cache dtype {request.kv_cache_dtype}"
     if request.gpu_memory is not None:
         yield f"{format_bytes(request.gpu_memory)} of GPU memory for KV caches"
+    if request.bandwidth is not None:
+        yield f"{request.bandwidth / 1e9:,.4g} GB/s for each rank"
 
 
 def _list_refusal(refusal: Refusal) -> tuple[str, str]:
@@ -146,15 +153,22 @@ def _format_group_row(index: int, group: KvCacheGroup) -> tuple[str, ...]:
 
 
 def _render_allocations(
-    allocations: tuple[Allocation, ...], gpu_memory: int | None, width: int | None
+    allocations: tuple[Allocation, ...], request: ProjectionRequest, width: int | None
 ) -> Iterator[Line]:
     """Yield the allocations, their NIXL transfers, and their views by the offloading connector."""
+    gpu_memory = request.gpu_memory
     heads = _ALLOCATION_COLUMNS if gpu_memory is None else (*_ALLOCATION_COLUMNS, "NUM_BLOCKS")
     rows = ((_format_name(a), _format_allocation_row(a, gpu_memory)) for a in allocations)
     yield from _render_table(heads, rows, width)
     allocations = tuple(a for a in allocations if a.is_possible)
-    rows = ((_format_name(a), row) for a in allocations for row in _list_transfer_rows(a))
-    yield from _render_table(_TRANSFER_COLUMNS, rows, width)
+    length, bandwidth = request.max_model_len, request.bandwidth
+    rows = ((_format_name(a), row) for a in allocations for row in _list_capacity_rows(a, length))
+    yield from _render_table(_CAPACITY_COLUMNS, rows, width)
+    columns = _TRANSFER_COLUMNS if bandwidth is None else (*_TRANSFER_COLUMNS, "AT LEAST")
+    rows = (
+        (_format_name(a), row) for a in allocations for row in _list_transfer_rows(a, bandwidth)
+    )
+    yield from _render_table(columns, rows, width)
     rows = ((_format_name(a), row) for a in allocations for row in _list_view_rows(a))
     yield from _render_table(_VIEW_COLUMNS, rows, width)
 
@@ -185,18 +199,48 @@ def _list_stage_rows(projection: Projection) -> Iterator[tuple[str, tuple[str, .
                 yield _format_name(allocation), (str(number), layers, format_bytes(size))
 
 
-def _list_transfer_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
+def _list_transfer_rows(allocation: Allocation, bandwidth: int | None) -> Iterator[tuple[str, ...]]:
     for transfer in allocation.transfers:
         prompt = _format_tokens(transfer.tokens)
         if transfer.refused is not None:
-            yield prompt, "refused", "refused", "refused"
+            yield (prompt, *["refused"] * (3 if bandwidth is None else 4))
             continue
-        yield (
+        cells = (
             prompt,
             _format_count(transfer.regions),
             _format_count(transfer.descriptors),
             format_bytes(transfer.bytes),
         )
+        yield cells if bandwidth is None else (*cells, _format_seconds(transfer.seconds))
+
+
+def _format_seconds(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds * 1000:,.3g} ms"
+
+
+def _list_capacity_rows(
+    allocation: Allocation, max_model_len: int | None
+) -> Iterator[tuple[str, ...]]:
+    """Yield what a request of the longest length takes."""
+    capacity, block_bytes = allocation.capacity, allocation.bytes_per_block
+    if capacity is None or block_bytes is None or max_model_len is None:
+        return
+    fewest, most = capacity.blocks
+    yield (
+        _format_tokens(max_model_len),
+        _format_range(f"{fewest:,}", f"{most:,}"),
+        _format_range(format_bytes(fewest * block_bytes), format_bytes(most * block_bytes)),
+        "-" if capacity.requests is None else _format_requests(*capacity.requests),
+    )
+
+
+def _format_requests(most: float, fewest: float) -> str:
+    """Return how many requests fit, with two decimals as vLLM logs it."""
+    return _format_range(f"{fewest:,.2f}", f"{most:,.2f}")
+
+
+def _format_range(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
 
 
 def _list_view_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
@@ -243,6 +287,11 @@ def _list_points(allocation: Allocation, releases: tuple[str, ...]) -> Iterator[
         yield "refused", f"NIXL: {registration.refused}"
     if registration is not None and registration.incomplete is not None:
         yield "incomplete", f"NIXL: {registration.incomplete}"
+    if registration is not None and registration.fewest_blocks > 1:
+        yield (
+            "requires",
+            f"num_blocks: {registration.fewest_blocks:,} or more; --kv-cache-memory-bytes says",
+        )
     for reason in dict.fromkeys(transfer.unknown for transfer in allocation.transfers):
         if reason is not None:
             yield "unknown", reason

@@ -415,12 +415,19 @@ def _list_parallelism_conditions(layout: Layout, request: ProjectionRequest) -> 
         yield build_requirement("parallelism", f"one pipeline stage, {others}")
     else:
         yield build_requirement("parallelism", others)
-        count = max(layout.layers, default=0) + 1
-        why = f"the model has {count} layers, and VLLM_PP_LAYER_PARTITION is not set"
-        yield build_requirement("pipeline stages", why)
+        yield _build_stage_condition(layout, request)
     if request.gpu_memory is not None:
         why = f"each GPU has {request.gpu_memory:,} bytes left for them: --kv-cache-memory-bytes"
         yield build_requirement("memory of KV caches", why)
+
+
+def _build_stage_condition(layout: Layout, request: ProjectionRequest) -> Condition:
+    """Return what decides the layers of each stage: a partition, or the number of layers."""
+    count = request.layer_count or max(layout.layers, default=0) + 1
+    if request.layer_partition:
+        return Condition("pipeline stages", "met", "VLLM_PP_LAYER_PARTITION decides them", True)
+    why = f"the model has {count} layers, and VLLM_PP_LAYER_PARTITION is not set"
+    return build_requirement("pipeline stages", why)
 
 
 def _has_merged_heads(buffer: KvBuffer) -> bool:

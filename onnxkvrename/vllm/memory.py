@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from onnxkvrename.vllm.capacity import Capacity
 from onnxkvrename.vllm.nixl import NixlRegistration, NixlTransfer
 from onnxkvrename.vllm.specs import (
     Condition,
@@ -103,6 +104,8 @@ class Allocation(NamedTuple):
             allocation, or if it is divided among pipeline stages.
         transfers: What NIXL moves, for each prompt length.
         is_default: Whether vLLM uses it unless a setting, a backend or a connector selects another.
+        capacity: The blocks of a request of ``--max-model-len``, and how many such requests fit;
+            ``None`` if that is not known.
     """
 
     name: str
@@ -115,6 +118,7 @@ class Allocation(NamedTuple):
     registration: NixlRegistration | None = None
     transfers: tuple[NixlTransfer, ...] = ()
     is_default: bool = False
+    capacity: Capacity | None = None
 
     @property
     def state(self) -> ConditionState:

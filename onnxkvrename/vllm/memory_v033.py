@@ -48,19 +48,21 @@ def build_allocations_v033(
     specs: Sequence[KvCacheSpec],
     layer_outermost: Grouping,
     block_outermost: Grouping,
+    gpu_memory: int | None = None,
 ) -> tuple[Allocation, ...]:
     """Return the allocation of the groups in each memory layout, impossible ones included.
 
     Each allocation that only 0.24 has is impossible. There are none if there are no groups. The
     specs are those before grouping changes their blocks; the groupings, for layouts with layers and
-    with blocks outermost, have the indexes 0 and 1.
+    with blocks outermost, have the indexes 0 and 1. The memory is what a GPU has for KV caches, in
+    bytes; it decides whether vLLM tells regions apart.
     """
     groupings = (layer_outermost, block_outermost)
     if not any(grouping.groups for grouping in groupings):
         return ()
     removal = (Condition("version", "not met", _REMOVAL_REASON),)
     return (
-        *(_build_allocation(name, specs, groupings) for name in KV_CACHE_LAYOUTS),
+        *(_build_allocation(name, specs, groupings, gpu_memory) for name in KV_CACHE_LAYOUTS),
         *(Allocation(name, removal) for name in _REMOVED_ALLOCATIONS),
     )
 
@@ -71,7 +73,10 @@ def _is_block_compact(layout: str) -> bool:
 
 
 def _build_allocation(
-    layout: str, specs: Sequence[KvCacheSpec], groupings: tuple[Grouping, Grouping]
+    layout: str,
+    specs: Sequence[KvCacheSpec],
+    groupings: tuple[Grouping, Grouping],
+    gpu_memory: int | None,
 ) -> Allocation:
     grouping_index = int(is_block_outermost(layout))
     grouping = groupings[grouping_index]
@@ -86,12 +91,13 @@ def _build_allocation(
     groups = grouping.groups
     bytes_per_block = max(group.bytes_per_block for group in groups)
     placements = tuple(_place_groups(layout, groups, bytes_per_block))
+    num_blocks = None if gpu_memory is None else gpu_memory // bytes_per_block
     return allocation._replace(
         bytes_per_block=bytes_per_block,
         padding_share=compute_padding_share(groups, bytes_per_block),
         placements=placements,
         canonical=_build_canonical_caches(layout, groups, placements),
-        registration=register_layers(layout, groups, placements, bytes_per_block),
+        registration=register_layers(layout, groups, placements, bytes_per_block, num_blocks),
     )
 
 

@@ -40,6 +40,7 @@ class NixlTransfer(NamedTuple):
         unknown: The reason why amounts are unknown; ``None`` if all are known.
         refused: As in `NixlRegistration`.
         incomplete: Why the descriptors do not cover all data in the blocks; ``None`` if they do.
+        seconds: How long the bytes that decode reads take at least; ``None`` if not known.
     """
 
     tokens: int
@@ -51,6 +52,7 @@ class NixlTransfer(NamedTuple):
     unknown: str | None = None
     refused: str | None = None
     incomplete: str | None = None
+    seconds: float | None = None
 
 
 class BlockCost(NamedTuple):
@@ -74,12 +76,14 @@ class NixlRegistration(NamedTuple):
         refused: Why vLLM refuses to register it, or to connect two workers that did; ``None`` if
             it does not.
         incomplete: Why the descriptors do not cover all data in the blocks; ``None`` if they do.
+        fewest_blocks: From how many blocks on all this holds; 1 for any number.
     """
 
     regions: int | None
     costs: tuple[BlockCost, ...] = ()
     refused: str | None = None
     incomplete: str | None = None
+    fewest_blocks: int = 1
 
     @property
     def fault(self) -> str | None:

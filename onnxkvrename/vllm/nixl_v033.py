@@ -42,6 +42,30 @@ class _PlacedLayer(NamedTuple):
     has_contiguous_pages: bool
 
 
+class _Memory(NamedTuple):
+    """The memory of all layers.
+
+    Attributes:
+        bytes_per_block: Bytes of one block of all layers.
+        num_blocks: The number of blocks; ``None`` for as many as vLLM needs to tell regions apart.
+    """
+
+    bytes_per_block: int
+    num_blocks: int | None
+
+    def is_block_major(self, stride: int) -> bool:
+        """Return whether vLLM takes blocks with this stride for the whole memory."""
+        remaining = self.bytes_per_block - stride
+        return (self.num_blocks or self.bytes_per_block) * remaining < stride
+
+    def count_fewest_blocks(self, layer: _PlacedLayer) -> int:
+        """Return from how many blocks on vLLM does not take a layer for the whole memory."""
+        remaining = self.bytes_per_block - layer.block_stride
+        if layer.spec.is_state or layer.has_contiguous_pages or not remaining:
+            return 1
+        return -(-layer.block_stride // remaining)
+
+
 class _Region(NamedTuple):
     """Pieces of memory, one after the other, each with one descriptor for each block.
 
@@ -65,18 +89,22 @@ def register_layers(
     groups: Sequence[KvCacheGroup],
     placements: Iterable[Placement],
     bytes_per_block: int,
+    num_blocks: int | None = None,
 ) -> NixlRegistration:
     """Return the registration of groups in a memory layout; with the reason if vLLM refuses it.
 
-    One block takes `bytes_per_block` for all layers.
+    One block takes `bytes_per_block` for all layers. `num_blocks` is the number of blocks, ``None``
+    for as many as vLLM needs to tell regions apart.
     """
     layers = _locate_layers(layout, groups, placements)
     block_outermost = is_block_outermost(layout)
+    memory = _Memory(bytes_per_block, num_blocks)
+    fewest = 1 if num_blocks else max(map(memory.count_fewest_blocks, layers))
     try:
         states = split_states(groups, "0.33")
-        regions = _build_regions(layers, bytes_per_block, block_outermost, states is not None)
+        regions = _build_regions(layers, memory, block_outermost, states is not None)
     except RefusalError as error:
-        return NixlRegistration(None, refused=error.refusal.reason)
+        return NixlRegistration(None, refused=error.refusal.reason, fewest_blocks=fewest)
     refused = explain_states_only(groups)
     if refused is not None:
         return NixlRegistration(None, refused=refused)
@@ -86,8 +114,13 @@ def register_layers(
     shared = layers if block_outermost else [layer for layer in layers if layer.spec.is_state]
     if not _are_covered(shared, regions, states):
         incomplete = _explain_gap(states)
+    elif any(_is_merged(layer, regions) for layer in layers if not block_outermost):
+        incomplete = (
+            f"too little is moved: with {num_blocks:,} blocks vLLM treats the largest layer as the "
+            "whole memory"
+        )
     region_count = sum(region.multiplicity for region in regions.values())
-    return NixlRegistration(region_count, costs, incomplete=incomplete)
+    return NixlRegistration(region_count, costs, incomplete=incomplete, fewest_blocks=fewest)
 
 
 def _locate_layers(
@@ -111,7 +144,7 @@ def _locate_layers(
 
 def _build_regions(
     layers: Sequence[_PlacedLayer],
-    bytes_per_block: int,
+    memory: _Memory,
     block_outermost: bool,
     has_states: bool,
 ) -> dict[int, _Region]:
@@ -125,7 +158,7 @@ def _build_regions(
     )
     regions: dict[int, _Region] = {}
     for layer in layers:
-        start, region = _build_region(layer, bytes_per_block, has_whole_rows)
+        start, region = _build_region(layer, memory, has_whole_rows)
         known = regions.get(start)
         if known is not None:
             # MLA alone corrects the length that an earlier layer left.
@@ -139,7 +172,7 @@ def _build_regions(
 
 
 def _build_region(
-    layer: _PlacedLayer, bytes_per_block: int, has_whole_rows: bool
+    layer: _PlacedLayer, memory: _Memory, has_whole_rows: bool
 ) -> tuple[int, _Region]:
     """Return the start of a layer's regions, and the regions."""
     spec, stride = layer.spec, layer.block_stride
@@ -147,7 +180,7 @@ def _build_region(
     if spec.is_state:
         # vLLM steps by pages, whatever lies between them.
         return layer.start, _Region(spec.page_size, spec.page_size, groups, True)
-    if bytes_per_block == stride:
+    if memory.is_block_major(stride):
         if (has_whole_rows and spec.kind in MLA_KINDS) or not layer.has_contiguous_pages:
             return 0, _Region(stride, stride, groups, False)
         return layer.start, _Region(spec.page_size, stride, groups, False)
@@ -232,6 +265,12 @@ def _cover(pieces: Sequence[tuple[int, int]], pages: Iterable[tuple[int, int]]) 
         if not covered_from <= start <= start + length <= covered_to:
             return False
     return True
+
+
+def _is_merged(layer: _PlacedLayer, regions: dict[int, _Region]) -> bool:
+    """Return whether a layer with layers outermost has no region of its own blocks."""
+    region = regions.get(layer.start)
+    return not layer.spec.is_state and (region is None or region.stride != layer.block_stride)
 
 
 def _explain_gap(states: BlockCost | None) -> str:

@@ -14,6 +14,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding, format_layers
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.backends import choose_block_size, find_backend
+from onnxkvrename.vllm.capacity import estimate_seconds, measure_capacity
 from onnxkvrename.vllm.groups import Grouping, group_layers
 from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignment_conditions
 from onnxkvrename.vllm.memory import Allocation
@@ -43,6 +44,7 @@ from onnxkvrename.vllm.stages import (
     PipelineStage,
     apply_stages,
     build_stages,
+    count_gpu_blocks,
 )
 
 
@@ -109,7 +111,7 @@ def project_layout(
     else:
         block_outermost = group_layers(specs, version, block_outermost=True)
         groupings = (grouping, block_outermost)
-        allocations = build_allocations_v033(specs, grouping, block_outermost)
+        allocations = build_allocations_v033(specs, grouping, block_outermost, request.gpu_memory)
     other_memory = VLLM_RELEASES[request.release].other_memory
     allocations = tuple(each for each in allocations if each.name not in other_memory)
     try:
@@ -122,6 +124,7 @@ def project_layout(
         _limit_transfers(each, groupings[each.grouping_index].groups, request)
         for each in allocations
     )
+    allocations = tuple(_add_capacity(each, groupings, request) for each in allocations)
     allocations = tuple(_settle_allocation(each, groupings, request) for each in allocations)
     grouped = next((each.groups for each in groupings if each.groups), ())
     final_specs = [spec for group in grouped for spec in group.specs] or specs
@@ -148,6 +151,7 @@ def build_request(
             f"the pages of --kv-cache-dtype {dtype} are not known here",
             hint=f"known are {', '.join(KV_CACHE_DTYPES)}",
         )
+    planned_as = VLLM_RELEASES[vllm_version].planned_as
     return ProjectionRequest(
         choose_block_size(serve, vllm_version),
         serve.tensor_parallel_size,
@@ -156,6 +160,10 @@ def build_request(
         dtype,
         serve.pipeline_parallel_size,
         serve.kv_cache_memory_bytes,
+        max_model_len=serve.max_model_len,
+        # 0.33 schedules several batches at once, as many as depend on more than the line.
+        in_flight_tokens=serve.max_num_batched_tokens if planned_as == "0.24" else None,
+        layer_partition=serve.layer_partition or (),
         serve=serve,
     )
 
@@ -192,7 +200,20 @@ def _count_transfers(
     if allocation.registration is None:
         return allocation
     transfers = build_transfers(groups, allocation.registration, request.prompt_lengths)
-    return allocation._replace(transfers=transfers)
+    timed = tuple(
+        each._replace(seconds=estimate_seconds(each.bytes, request.bandwidth)) for each in transfers
+    )
+    return allocation._replace(transfers=timed)
+
+
+def _add_capacity(
+    allocation: Allocation, groupings: Sequence[Grouping], request: ProjectionRequest
+) -> Allocation:
+    if allocation.bytes_per_block is None:
+        return allocation
+    num_blocks = count_gpu_blocks(allocation.bytes_per_block, request.gpu_memory)
+    groups = groupings[allocation.grouping_index].groups
+    return allocation._replace(capacity=measure_capacity(groups, request, num_blocks))
 
 
 def _explain_other_groups(layout: Layout, request: ProjectionRequest) -> Condition | None:

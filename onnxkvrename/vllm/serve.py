@@ -44,6 +44,7 @@ class ServeSettings(NamedTuple):
         dtype: vLLM's ``--dtype``, except ``auto``.
         kv_cache_memory_bytes: vLLM's ``--kv-cache-memory-bytes``, for each GPU.
         max_model_len: vLLM's ``--max-model-len``: tokens of a prompt and its answer.
+        max_num_batched_tokens: vLLM's ``--max-num-batched-tokens``: those that run at once.
         max_num_seqs: vLLM's ``--max-num-seqs``: requests that run at once.
         has_prefix_caching: vLLM's ``--enable-prefix-caching``.
         has_hybrid_manager: Whether groups of several kinds are allowed: the opposite of
@@ -73,6 +74,7 @@ class ServeSettings(NamedTuple):
     dtype: str | None = None
     kv_cache_memory_bytes: int | None = None
     max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     has_prefix_caching: bool | None = None
     has_hybrid_manager: bool | None = None
@@ -514,6 +516,7 @@ _FLAGS: Mapping[str, tuple[str, _Reader]] = {
     "--dtype": ("dtype", partial(_read_choice, _DTYPE_CHOICES)),
     "--kv-cache-memory-bytes": ("kv_cache_memory_bytes", _read_amount),
     "--max-model-len": ("max_model_len", _read_length),
+    "--max-num-batched-tokens": ("max_num_batched_tokens", _read_amount),
     "--max-num-seqs": ("max_num_seqs", _read_optional_count),
     "--mamba-cache-mode": (
         "mamba_cache_mode",

@@ -250,13 +250,6 @@ def _decide_parallelism(facts: _Facts) -> Condition:
     return _meet("no context parallelism, no draft model")
 
 
-def _decide_stages(facts: _Facts) -> Condition | None:
-    partition = facts.serve.layer_partition
-    if partition is None:
-        return None
-    return _miss(f"VLLM_PP_LAYER_PARTITION={','.join(map(str, partition))}")
-
-
 def _decide_memory(facts: _Facts) -> Condition:
     return _meet(f"--kv-cache-memory-bytes {facts.request.gpu_memory}")
 
@@ -302,7 +295,6 @@ _DECISIONS: Mapping[str, Callable[[_Facts], Condition | None]] = {
     "kv_cache_dtype": _decide_cache_dtype,
     "kernel block size": _decide_kernel_blocks,
     "parallelism": _decide_parallelism,
-    "pipeline stages": _decide_stages,
     "memory of KV caches": _decide_memory,
     "hybrid KV cache manager": _decide_hybrid_manager,
     "mamba_cache_mode": _decide_mamba_mode,

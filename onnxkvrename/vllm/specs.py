@@ -204,6 +204,13 @@ class ProjectionRequest(NamedTuple):
         draft_start: The number of a draft model's first layer, after those of the model itself;
             ``None`` without a draft model.
         release: In a projection, the release that was asked for; empty otherwise.
+        max_model_len: vLLM's ``--max-model-len``, in tokens; ``None`` if it is not known.
+        in_flight_tokens: Tokens that are scheduled at once: vLLM's ``--max-num-batched-tokens``, in
+            0.33 times the batches that run at once; ``None`` if that is not known.
+        bandwidth: Bytes in a second that one rank transfers; ``None`` if that is not known.
+        layer_count: The number of the model's layers, those without a KV cache included; ``None``
+            for that of the graph's caches.
+        layer_partition: ``VLLM_PP_LAYER_PARTITION``, the layers of each stage; empty without it.
         serve: The line that these settings are from; ``None`` if no line is known, which then
             decides no condition.
     """
@@ -217,6 +224,11 @@ class ProjectionRequest(NamedTuple):
     gpu_memory: int | None = None
     draft_start: int | None = None
     release: str = ""
+    max_model_len: int | None = None
+    in_flight_tokens: int | None = None
+    bandwidth: int | None = None
+    layer_count: int | None = None
+    layer_partition: tuple[int, ...] = ()
     serve: ServeSettings | None = None
 
 

@@ -59,7 +59,7 @@ def build_stages(
                 for allocation in allocations
             ),
         )
-        for layers in _split_layers(specs, request.pipeline_parallel_size)
+        for layers in _split_layers(specs, request)
     )
 
 
@@ -134,28 +134,47 @@ def _add_memory_condition(
     return allocation._replace(conditions=(*allocation.conditions, condition))
 
 
-def _split_layers(specs: Iterable[KvCacheSpec], stage_count: int) -> list[range]:
+def _split_layers(specs: Iterable[KvCacheSpec], request: ProjectionRequest) -> list[range]:
     """Return the layers of each stage (``get_pp_indices``).
 
-    The remaining layers go to the stages before the last one, one to each, beginning at the end.
+    Without a partition, the remaining layers go to the stages before the last one, one to each,
+    beginning at the end.
 
     Raises:
-        RefusalError: A stage has no layer with a KV cache.
+        RefusalError: A stage has no layer with a KV cache, or the partition does not fit.
     """
     layers = sorted({spec.layer for spec in specs})
-    fewest, remaining = divmod(layers[-1] + 1, stage_count)
+    layer_count = max(request.layer_count or 0, layers[-1] + 1)
+    stage_count = request.pipeline_parallel_size
+    if stage_count > len(layers):
+        raise _refuse_empty_stage(layers, stage_count)
+    fewest, remaining = divmod(layer_count, stage_count)
     longer = range(stage_count - 1 - remaining, stage_count - 1)
+    sizes = request.layer_partition if stage_count > 1 else ()
+    sizes = sizes or tuple(fewest + (index in longer) for index in range(stage_count))
+    expected = request.layer_count or sum(sizes)
+    if len(sizes) != stage_count or sum(sizes) != expected or expected < layer_count:
+        raise RefusalError(
+            layers,
+            f"VLLM_PP_LAYER_PARTITION has {sum(sizes):,} layers in {len(sizes):,} stages, the "
+            f"model {layer_count:,} in {stage_count:,}",
+            "choose a partition of all layers, with one number for each stage",
+        )
     ranges = list[range]()
-    for index in range(stage_count):
+    for size in sizes:
         start = ranges[-1].stop if ranges else 0
-        ranges.append(range(start, start + fewest + (index in longer)))
+        ranges.append(range(start, start + size))
         if not any(layer in ranges[-1] for layer in layers):
-            raise RefusalError(
-                layers,
-                f"{stage_count} pipeline stages: one has no layer with a KV cache",
-                f"choose at most {len(layers)} stages",
-            )
+            raise _refuse_empty_stage(layers, stage_count)
     return ranges
+
+
+def _refuse_empty_stage(layers: Sequence[int], stage_count: int) -> RefusalError:
+    return RefusalError(
+        layers,
+        f"{stage_count} pipeline stages: one has no layer with a KV cache",
+        f"choose at most {len(layers)} stages",
+    )
 
 
 def _measure_block(

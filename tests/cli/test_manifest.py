@@ -135,6 +135,11 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((MODEL, "--serve", "--kv-cache-dtype nvfp4"), "pages of --kv-cache-dtype nvfp4"),
         ((MODEL, "--serve", "@none.sh"), "none.sh: no such file"),
         ((MODEL, "--block-size", "0"), "'--block-size': 0 is not in the range x>=1"),
+        (
+            (MODEL, "--block-size", "16", "--tokens", "9", "--bandwidth", "25"),
+            "--bandwidth '25': pass a bandwidth such as 25GB/s or 200Gbit/s",
+        ),
+        ((MODEL, "--block-size", "16", "--bandwidth", "25GB/s"), "--bandwidth requires --tokens"),
         ((MODEL, "--block-size", "16", "--vllm", "9"), "'9' is not one of '0.23', '0.24', '0.25'"),
         ((MODEL, "--specializations", "none.json"), "none.json: no such file"),
         ((MODEL, "--specializations", "text.onnx"), "text.onnx: is not JSON"),
@@ -311,6 +316,19 @@ def test_the_projection_is_of_the_vllm_that_is_asked_for(here: Path, run) -> Non
     assert (vllm["vllm"], vllm["tp"]) == ("0.24", 2)
     (unpacked,) = [way for way in vllm["arrangements"] if way["name"] == "unpacked"]
     assert [moved["tokens"] for moved in unpacked["transfers"]] == [8, 9]
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds"), [("1MB/s", 0.001024), ("8Mbit/s", 0.001024), ("2GB/s", 0.000000512)]
+)
+def test_a_projection_says_how_long_a_hand_off_takes(
+    rate: str, seconds: float, here: Path, run
+) -> None:
+    args = ("--block-size", "16", "--tokens", "9", "--bandwidth", rate)
+    vllm = document(run("manifest", MODEL, *args).out)["vllm"]
+    (layout,) = [way for way in vllm["arrangements"] if way["name"] == "LBHNC"]
+    (transfer,) = layout["transfers"]
+    assert transfer["seconds"] == pytest.approx(transfer["bytes"] / 1024 * seconds)
 
 
 def test_a_projection_counts_the_blocks_that_fit_into_a_gpu(here: Path, run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -153,3 +154,56 @@ def test_what_decode_does_not_read_is_not_posted() -> None:
     lines = render_layers(*layers, version="0.33", lengths=(49, 55))
     assert " 8 " in find_line(lines, "LBNHC (default)", "49 tokens")
     assert " 7 " in find_line(lines, "LBNHC (default)", "55 tokens")
+
+
+def test_a_window_of_unknown_size_is_shown_as_such() -> None:
+    text = "\n".join(render("hybrid.onnx", ProjectionRequest(16)))
+    assert "sliding_window of unknown size" in text
+    assert "sliding_window sliding_window" not in text
+
+
+def test_blocks_that_fit_and_stages_are_shown_when_asked_for() -> None:
+    request = ProjectionRequest(16, 1, "0.24", (), None, 2, 10_240)
+    lines = render("decoder.onnx", request)
+    assert lines[0].endswith(
+        "pipeline parallel size 2, 10 KiB (10,240 bytes) of GPU memory for KV caches"
+    )
+    (heading,) = [line for line in lines if line.startswith("  ALLOCATION  ") and "PADDING" in line]
+    assert heading.split()[-1] == "NUM_BLOCKS"
+    (stages,) = [index for index, line in enumerate(lines) if " STAGE " in line]
+    rows = [line.split() for line in lines[stages + 1 : stages + 3]]
+    assert [row[-6:-4] for row in rows] == [["0", "0"], ["1", "1"]]
+    plain = render("decoder.onnx", ProjectionRequest(16, 1, "0.24"))
+    assert not [line for line in plain if "NUM_BLOCKS" in line or " STAGE " in line]
+
+
+def test_capacity_and_time_are_shown_where_they_are_asked_for() -> None:
+    request = ProjectionRequest(
+        16,
+        prompt_lengths=(100,),
+        gpu_memory=1 << 20,
+        max_model_len=1000,
+        bandwidth=10**9,
+    )
+    layout = build_layers(build_attention(0), build_sliding(1, window=128))
+    lines = show(project_layout(layout, request))
+    assert "1 GB/s for each rank" in lines[0]
+    rows = [re.split(" {2,}", line.strip()) for line in lines]
+    # Blocks of 32 KiB: 32 of them fit. A window holds 9 blocks, or all 63 and one more.
+    (capacity,) = [row for row in rows if row[1:2] == ["1,000 tokens"]]
+    assert (capacity[2], capacity[4]) == ("72 to 127", "0.25 to 0.44")
+    # 7 blocks of both layers, 32 KiB each.
+    transfer = next(row for row in rows if row[1:2] == ["100 tokens"])
+    assert transfer[-1] == "0.459 ms"
+    assert "per token  2 KiB (2,048 bytes) on each rank, beside windows and states" in [
+        line.strip() for line in lines
+    ]
+
+
+def test_figures_say_for_which_releases_they_hold() -> None:
+    layout = build_layers(build_attention(0))
+    lines = show(project_layout(layout, ProjectionRequest(16, vllm_version="0.30")))
+    assert lines[0].startswith("vLLM 0.30, planned as 0.33, ")
+    assert lines[-1].endswith("vLLM 0.30 to 0.33: groups and memory")
+    alike = show(project_layout(layout, ProjectionRequest(16, vllm_version="0.27")))
+    assert alike[-1].endswith("vLLM 0.27: groups and memory, of the allocations above")

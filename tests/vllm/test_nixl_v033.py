@@ -138,3 +138,27 @@ def test_chunks_are_known() -> None:
     transfer = move(chunked, "LBHNC", 200)
     assert (transfer.blocks, transfer.read_blocks) == ((13,), (1,))
     assert transfer[3:6] == (1, 1, 32768)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_blocks", "regions", "is_complete", "fewest"),
+    [
+        ("LBNHC", 15, 1, False, 1),
+        ("LBNHC", 16, 2, True, 1),
+        ("LBNHC", None, 2, True, 16),
+        ("LBHNC", 15, 2, True, 1),
+        ("LBHNC", None, 2, True, 1),
+    ],
+)
+def test_with_few_blocks_a_large_layer_is_taken_for_the_whole_memory(
+    name: str, num_blocks: int | None, regions: int, is_complete: bool, fewest: int
+) -> None:
+    # Pages of 4,096 and 65,536 bytes: 16 blocks of the small layer are one of the large one.
+    model = build_layers(build_attention(0, 1, 64), build_attention(1, 4, 256))
+    memory = None if num_blocks is None else num_blocks * (4096 + 65536)
+    projection = project_layout(model, ProjectionRequest(16, gpu_memory=memory))
+    allocation = next(each for each in projection.allocations if each.name == name)
+    registration = allocation.registration
+    assert registration is not None
+    assert (registration.regions, registration.fewest_blocks) == (regions, fewest)
+    assert (registration.incomplete is None) == is_complete

@@ -97,7 +97,7 @@ def test_states_that_a_release_also_takes_are_not_refused() -> None:
 def test_a_handshake_that_is_not_known_is_neither_accepted_nor_refused(
     release: str, layout: Layout, is_known: bool
 ) -> None:
-    requests = ProjectionRequest(16, 1, release), ProjectionRequest(32, 1, release)
+    requests = ProjectionRequest(16, 1, release), ProjectionRequest(16, 1, release)
     handshake = check_handshake((layout, layout), requests)
     assert handshake.findings == ()
     assert any("not known" in note for note in handshake.notes) != is_known

@@ -58,7 +58,11 @@ LINES: dict[str, dict[str, Any]] = {
     "--kv-cache-dtype-skip-layers 0 7": {"skipped_layers": ("0", "7")},
     "--kv-cache-memory-bytes 20G": {"kv_cache_memory_bytes": 20 << 30},
     "--kv-cache-memory-bytes 1.5g": {"kv_cache_memory_bytes": 1_500_000_000},
-    "--max-model-len 8k --max-num-seqs 64": {"max_model_len": 8000, "max_num_seqs": 64},
+    "--max-model-len 8k --max-num-seqs 64 --max-num-batched-tokens 2K": {
+        "max_model_len": 8000,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+    },
     "--max-model-len 8K": {"max_model_len": 8192},
     "--max-model-len -1": {},
     "--no-enable-prefix-caching": {"has_prefix_caching": False},

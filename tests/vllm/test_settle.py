@@ -72,9 +72,9 @@ def _project(name: str, line: str, version: str) -> Projection:
         (
             "0.33",
             "plain",
-            "VLLM_PP_LAYER_PARTITION=2,0 vllm serve M -pp 2",
+            "VLLM_PP_LAYER_PARTITION=1,1 vllm serve M -pp 2",
             "pipeline stages",
-            "not met",
+            "met",
         ),
         ("0.33", "plain", "--kv-cache-memory-bytes 1G", "memory of KV caches", "met"),
         ("0.33", "plain", "-tp 1", "kv_cache_dtype", "requires"),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.records import fill_record, serialize
 from onnxkvrename.rules.kinds import BufferKind
+from onnxkvrename.vllm.capacity import Capacity, measure_token_bytes
 from onnxkvrename.vllm.groups import Grouping, GroupingMethod
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCaches, Placement
 from onnxkvrename.vllm.nixl import NixlTransfer
@@ -107,11 +108,13 @@ class Registration(NamedTuple):
         regions: The number of regions, as NIXL's connector counts them; `None` if vLLM refuses.
         refused: Why vLLM refuses to register the memory with NIXL; `None` if it does not.
         incomplete: Why the descriptors do not cover all data in the blocks; `None` if they do.
+        fewest_blocks: From how many blocks on all this holds; 1 for any number.
     """
 
     regions: int | None
     refused: str | None
     incomplete: str | None
+    fewest_blocks: int
 
 
 class Arrangement(NamedTuple):
@@ -136,6 +139,8 @@ class Arrangement(NamedTuple):
         nixl_releases: The releases for which `nixl` and `transfers` are known to be the same.
         transfers: One entry for each `--tokens`.
         default: Whether vLLM uses it unless a setting, a backend or a connector selects another.
+        capacity: The blocks of a request of max_model_len tokens, and how many such requests fit;
+            `None` without max_model_len, or if not known.
     """
 
     name: str
@@ -151,6 +156,7 @@ class Arrangement(NamedTuple):
     nixl_releases: tuple[str, ...]
     transfers: tuple[NixlTransfer, ...]
     default: bool
+    capacity: Capacity | None
 
 
 class ProjectionContent(NamedTuple):
@@ -167,6 +173,9 @@ class ProjectionContent(NamedTuple):
         gpu_memory: The bytes that each GPU has for KV caches (`--kv-cache-memory-bytes`); `None`
             without it.
         draft_start: The number of a draft model's first layer; `None` without one.
+        max_model_len: Tokens of a prompt and its answer, vLLM's --max-model-len; `None` without it.
+        bandwidth: Bytes in a second that one rank transfers (`--bandwidth`); `None` without it.
+        token_bytes: Bytes that a token adds on one rank, in the layers that keep all tokens.
         layers: The cache of each layer, before vLLM makes the pages equal in size.
         conditions: What the whole projection depends on.
         refusals: Why vLLM refuses the layout. If there is a refusal, there are no groupings.
@@ -185,6 +194,9 @@ class ProjectionContent(NamedTuple):
     kv_cache_dtype: str | None
     gpu_memory: int | None
     draft_start: int | None
+    max_model_len: int | None
+    bandwidth: int | None
+    token_bytes: int
     layers: tuple[Layer, ...]
     conditions: tuple[Condition, ...]
     refusals: tuple[Refusal, ...]
@@ -207,6 +219,9 @@ def projection_to_json(projection: Projection) -> dict[str, Any]:
         kv_cache_dtype=request.kv_cache_dtype,
         gpu_memory=request.gpu_memory,
         draft_start=request.draft_start,
+        max_model_len=request.max_model_len,
+        bandwidth=request.bandwidth,
+        token_bytes=measure_token_bytes(projection.specs),
         layers=tuple(map(_describe_spec, projection.specs)),
         conditions=projection.conditions,
         refusals=projection.refusals,
