@@ -46,6 +46,9 @@ from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consume
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.sidecars.stale import find_stale_sidecars
+from onnxkvrename.vllm.compatibility import Worker
+from onnxkvrename.vllm.specs import DEFAULT_BLOCK_SIZE, ProjectionRequest
+from onnxkvrename.vllm.workers import Judgement, judge_worker
 
 
 class CheckConsumerArguments(NamedTuple):
@@ -100,12 +103,19 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
+    judgement = Judgement()
+    if consumer.is_paged and layout.buffers:
+        request = ProjectionRequest(DEFAULT_BLOCK_SIZE, kv_cache_dtype=layout.kv_cache_dtype)
+        judgement = judge_worker(Worker(layout, request))
+    findings += judgement.findings
     if arguments.strict:
         findings = promote_to_errors(findings)
     is_sound = not any(report.failed for report in reports)  # else no consumer can use it
     alternative = _find_alternative(consumer, layout, arguments) if findings and is_sound else None
     reports = tuple(_add_findings(report, loaded, findings) for report in reports)
-    return ConsumerCheck(consumer, layout, reports, rules.profile_choice, alternative)
+    return ConsumerCheck(
+        consumer, layout, reports, rules.profile_choice, alternative, judgement.notes
+    )
 
 
 def _find_alternative(

@@ -23,6 +23,7 @@ from onnxkvrename.handoff.find_consumers import (
     configure_consumer,
     load_consumer,
 )
+from onnxkvrename.handoff.same_model import Basis
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.load import (
@@ -65,8 +66,9 @@ from onnxkvrename.report.formats import (
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.vllm.handshake import Handshake, check_handshake
-from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.compatibility import Worker
+from onnxkvrename.vllm.specs import DEFAULT_BLOCK_SIZE, VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.workers import Judgement, judge_handshake, judge_workers
 
 
 class CompareArguments(NamedTuple):
@@ -156,16 +158,16 @@ def command(arguments: CompareArguments) -> int:
     rules = find_rules(arguments.profile, arguments.rules, sides, arguments.pairs, consumer.token)
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     ranks = _parse_ranks(arguments.tp)
-    requests = _build_requests(arguments, ranks)
+    requests = _build_requests(arguments, ranks, is_needed=consumer.is_paged)
     prefill, decode, notes = _load_sides(arguments, rules)
-    handshake = Handshake()
+    judgement = Judgement()
     if requests is not None:
-        layouts = (prefill.layout, decode.layout)
-        first, second = (
-            request._replace(kv_cache_dtype=layout.kv_cache_dtype)
-            for request, layout in zip(requests, layouts, strict=True)
+        writer, reader = (
+            Worker(layout, request._replace(kv_cache_dtype=layout.kv_cache_dtype))
+            for layout, request in zip((prefill.layout, decode.layout), requests, strict=True)
         )
-        handshake = check_handshake(layouts, (first, second), arguments.kernel_block_size)
+        judge = judge_workers if consumer.is_paged else judge_handshake
+        judgement = judge(writer, reader, arguments.kernel_block_size)
     consumer = configure_consumer(consumer, prefill.layout)
     handoff = compare_sides(
         build_loaded_side("prefill", arguments.prefill, prefill, consumer, rules),
@@ -174,14 +176,11 @@ def command(arguments: CompareArguments) -> int:
         ranks=ranks,
         full_transfer=arguments.full_transfer,
         tokens=arguments.tokens,
-        more_findings=handshake.findings,
-        more_notes=(*notes, *handshake.notes),
+        more_findings=judgement.findings,
+        more_notes=(*notes, *judgement.notes),
+        more_basis=Basis(judgement.facts, judgement.conditions),
         strict=arguments.strict,
     )
-    if requests is not None and not handshake.notes:  # a note says what is not known of it
-        fact = f"the code of vLLM {requests[0].vllm_version}'s NIXL connector"
-        basis = handoff.basis._replace(facts=(*handoff.basis.facts, fact))
-        handoff = handoff._replace(basis=basis)
     content = cache(
         partial(describe_handoff, handoff, (prefill.reports, decode.reports), rules.profile_choice)
     )
@@ -206,12 +205,14 @@ def _parse_pair(option: str, text: str, example: str) -> tuple[int, int]:
 
 
 def _build_requests(
-    arguments: CompareArguments, ranks: TensorParallelSizes | None
+    arguments: CompareArguments, ranks: TensorParallelSizes | None, *, is_needed: bool
 ) -> tuple[ProjectionRequest, ProjectionRequest] | None:
-    """Return vLLM's settings of both sides, if its handshake is asked for."""
-    if arguments.block_size is None:
+    """Return vLLM's settings of both sides, if its handshake is asked for or needed."""
+    sizes = (DEFAULT_BLOCK_SIZE, DEFAULT_BLOCK_SIZE)
+    if arguments.block_size is not None:
+        sizes = _parse_pair("--block-size", arguments.block_size, "64:128")
+    elif not is_needed:
         return None
-    sizes = _parse_pair("--block-size", arguments.block_size, "64:128")
     version = arguments.vllm_version or VLLM_VERSIONS[-1]
     prefill, decode = (
         ProjectionRequest(size, count, version)

@@ -19,6 +19,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.layer_specs import build_specs
+from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.projection import (
     Projection,
     check_nixl,
@@ -55,6 +56,10 @@ class _Side(NamedTuple):
         ranks: Its tensor parallel size.
         block_size: Tokens in a kernel block, in which NIXL counts.
         kernel_blocks: The number of kernel blocks in one of vLLM's blocks.
+        memory_layout: The layout of its memory, as ``VLLM_KV_CACHE_LAYOUT`` names it; empty if that
+            is not known.
+        regions: The regions that it registers; ``None`` if that is not known.
+        region_layers: The layer by which 0.33 names each region; empty for other versions.
         uses_mla: Whether all its attention is MLA.
         has_states: Whether it has layers of states.
         is_hybrid: Whether it has layers that are not full attention (``_is_hma_required``).
@@ -63,6 +68,9 @@ class _Side(NamedTuple):
     ranks: int
     block_size: int
     kernel_blocks: int
+    memory_layout: str
+    regions: int | None
+    region_layers: tuple[int, ...]
     uses_mla: bool
     has_states: bool
     is_hybrid: bool
@@ -72,6 +80,7 @@ def check_handshake(
     layouts: tuple[Layout, Layout],
     requests: tuple[ProjectionRequest, ProjectionRequest],
     kernel_block_size: int | None = None,
+    memory_layouts: tuple[str, str] = ("", ""),
 ) -> Handshake:
     """Return whether vLLM's NIXL connector accepts prefill and decode.
 
@@ -80,6 +89,8 @@ def check_handshake(
         requests: The settings of each, for the same version of vLLM.
         kernel_block_size: Tokens in a kernel block of the attention backends; ``None`` if these
             use vLLM's blocks undivided.
+        memory_layouts: The value of ``VLLM_KV_CACHE_LAYOUT`` on each side; empty for the layout
+            that the connector selects.
 
     Returns:
         The findings and notes. If vLLM refuses a side by itself, only that is reported. Nothing
@@ -92,13 +103,14 @@ def check_handshake(
     projections = [
         project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
     ]
-    sides = [_build_side(projection, kernel_block_size) for projection in projections]
-    is_known = all(_has_known_blocks(each, kernel_block_size) for each in projections)
+    placed = [*zip(projections, memory_layouts, strict=True)]
+    sides = [_build_side(each, kernel_block_size, layout) for each, layout in placed]
+    is_known = all(_has_known_blocks(each, kernel_block_size, layout) for each, layout in placed)
     refusals = [
         finding._replace(message=f"{name}: {finding.message}")
-        for name, projection in zip(("prefill", "decode"), projections, strict=True)
+        for name, (projection, memory_layout) in zip(("prefill", "decode"), placed, strict=True)
         for finding in chain(
-            check_projection(projection), check_nixl(projection) if is_known else ()
+            check_projection(projection), check_nixl(projection, memory_layout) if is_known else ()
         )
         if finding.code == "KV622"
     ]
@@ -109,13 +121,7 @@ def check_handshake(
         return Handshake()  # whatever they are, vLLM accepts workers that are alike
     if refusals or None in sides or max(_list_ranks(requests)) % min(_list_ranks(requests)):
         return Handshake(tuple(refusals), ())
-    attention = {
-        spec.kind in MLA_KINDS
-        for projection in projections
-        for spec in projection.specs
-        if not spec.is_state
-    }
-    if len(attention) > 1:
+    if any(map(_has_mixed_attention, projections)):
         return Handshake((), ("vLLM: not known where only some layers are MLA",))
     prefill, decode = (side for side in sides if side is not None)
     version = requests[0].vllm_version
@@ -125,17 +131,27 @@ def check_handshake(
     return Handshake(findings, notes)
 
 
+def _has_mixed_attention(projection: Projection) -> bool:
+    """Return whether only some layers of attention are MLA."""
+    return len({each.kind in MLA_KINDS for each in projection.specs if not each.is_state}) > 1
+
+
 def _list_ranks(requests: tuple[ProjectionRequest, ProjectionRequest]) -> list[int]:
     return [request.tensor_parallel_size for request in requests]
 
 
-def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side | None:
+def _build_side(
+    projection: Projection, kernel_block_size: int | None, memory_layout: str
+) -> _Side | None:
     """Return a side; ``None`` if vLLM forms no groups.
 
     Raises:
         KvRenameError: `kernel_block_size` does not divide vLLM's block.
     """
+    allocation = find_nixl_allocation(projection, memory_layout)
     groups = next((g.groups for g in projection.groupings if g.groups), ())
+    if allocation is not None and allocation.is_possible:
+        groups = projection.groupings[allocation.grouping_index].groups
     if not groups:
         return None
     request = projection.request
@@ -152,19 +168,38 @@ def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side 
             f"a kernel's block of {kernel_block} tokens does not divide vLLM's of {block_size}",
             hint="choose --kernel-block-size as the attention backend does: it divides both",
         )
+    registration = None if allocation is None else allocation.registration
+    if request.vllm_version != "0.24":
+        memory_layout = "" if allocation is None else allocation.name
     return _Side(
         request.tensor_parallel_size,
         kernel_block,
         block_size // kernel_block,
+        memory_layout or VERSION_TRAITS[request.vllm_version].head_layouts[0],
+        None if registration is None else registration.regions,
+        _list_region_layers(allocation) if request.vllm_version != "0.24" else (),
         bool(attention) and all(spec.kind in MLA_KINDS for spec in attention),
         len(attention) < len(projection.specs),
         any(_is_hybrid_group(group, request.vllm_version) for group in groups),
     )
 
 
-def _has_known_blocks(projection: Projection, kernel_block_size: int | None) -> bool:
+def _list_region_layers(allocation: Allocation | None) -> tuple[int, ...]:
+    """Return the first layer of each piece of memory: 0.33 names its region after it."""
+    if allocation is None:
+        return ()
+    first_layers: dict[int, int] = {}
+    for placement in allocation.placements:
+        for member, start in placement.locate_members():
+            first_layers[start] = min(member.layer, first_layers.get(start, member.layer))
+    return tuple(sorted(first_layers.values()))
+
+
+def _has_known_blocks(
+    projection: Projection, kernel_block_size: int | None, memory_layout: str
+) -> bool:
     """Return whether it is known how NIXL registers blocks: whole, or divided evenly."""
-    allocation = find_nixl_allocation(projection)
+    allocation = find_nixl_allocation(projection, memory_layout)
     if kernel_block_size is None or allocation is None or not allocation.is_possible:
         return True
     groups = projection.groupings[allocation.grouping_index].groups
@@ -194,6 +229,7 @@ def _check_sides(
     prefill: _Side, decode: _Side, heads: int | None, version: str
 ) -> Iterator[Finding]:
     """Yield a finding for each reason why vLLM refuses."""
+    yield from _check_memory(prefill, decode, heads, version)
     has_more_ranks = prefill.ranks > decode.ranks
     is_replicated = heads is not None and prefill.ranks > heads
     if has_more_ranks and is_replicated and not (prefill.uses_mla or prefill.has_states):
@@ -228,6 +264,51 @@ def _check_sides(
             f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM {version} "
             "requires equal blocks where prefill has more ranks",
             f"choose one block size for both sides; {_KERNEL_HINT}",
+        )
+
+
+def _check_memory(
+    prefill: _Side, decode: _Side, heads: int | None, version: str
+) -> Iterator[Finding]:
+    """Yield KV622 for other regions, and for layouts that do not let ranks share a block."""
+    regions = prefill.regions, decode.regions
+    if None not in regions and regions[0] != regions[1]:
+        yield build_finding(
+            "KV622",
+            "",
+            f"prefill registers {regions[0]} regions and decode {regions[1]}: vLLM {version} "
+            "requires the same number",
+            "start both sides with the same layers, draft model and allocation of memory",
+        )
+    elif prefill.region_layers != decode.region_layers:
+        yield build_finding(
+            "KV622",
+            "",
+            f"the regions of prefill and decode have different layers: vLLM {version} requires "
+            "those of one model",
+            "start both sides with the same layers and draft model",
+        )
+    if prefill.uses_mla:
+        return
+    if prefill.memory_layout != decode.memory_layout:
+        yield build_finding(
+            "KV622",
+            "",
+            f"memory is laid out as {prefill.memory_layout} on prefill and {decode.memory_layout} "
+            f"on decode: vLLM {version} requires one layout",
+            "set the same VLLM_KV_CACHE_LAYOUT on both sides, or on none",
+        )
+        return
+    is_shared = heads is None or prefill.ranks < heads
+    is_apart = prefill.memory_layout in VERSION_TRAITS[version].head_layouts
+    if prefill.ranks != decode.ranks and is_shared and not is_apart:
+        layouts = " or ".join(VERSION_TRAITS[version].head_layouts)
+        yield build_finding(
+            "KV622",
+            "",
+            f"{prefill.ranks} ranks of prefill and {decode.ranks} of decode share heads, and "
+            f"{prefill.memory_layout} does not store the heads of a block apart",
+            f"set VLLM_KV_CACHE_LAYOUT to {layouts} on both sides, or on none",
         )
 
 
@@ -272,5 +353,5 @@ def _list_notes(prefill: _Side, decode: _Side, heads: int | None, version: str) 
     if heads is None:
         yield f"{start}: not known for layers that differ in their KV heads"
     elif prefill.ranks <= heads:
-        layouts = VERSION_TRAITS[version].head_layouts
+        layouts = " or ".join(VERSION_TRAITS[version].head_layouts)
         yield f"{start}: both sides need a layout with the heads apart: {layouts}"

@@ -128,13 +128,18 @@ def _append_draft(layout: Layout, draft: Layout) -> Layout:
     return layout._replace(buffers=(*layout.buffers, *buffers))
 
 
-def find_nixl_allocation(projection: Projection) -> Allocation | None:
-    """Return the allocation that a model has with NIXL's connector and without further settings.
+def find_nixl_allocation(projection: Projection, layout: str = "") -> Allocation | None:
+    """Return the allocation that a model has with NIXL's connector.
 
-    It is the one that the connector selects, else vLLM's default. ``None`` without groups.
+    It is that of the `layout`; without one, that of the layout that the connector selects, else
+    vLLM's default. ``None`` without groups. In 0.24 layouts are not allocations.
     """
     is_mla = any(spec.kind in MLA_KINDS for spec in projection.specs)
-    layout = "" if is_mla else VERSION_TRAITS[projection.request.vllm_version].nixl_layout
+    traits = VERSION_TRAITS[projection.request.vllm_version]
+    if traits.nixl_layout and not layout:
+        layout = "" if is_mla else traits.nixl_layout
+    elif not traits.nixl_layout:
+        layout = ""
     allocations = projection.allocations
     chosen = (each for each in allocations if (each.name == layout if layout else each.is_default))
     return next(chosen, None)
@@ -157,13 +162,13 @@ def check_projection(projection: Projection) -> Iterator[Finding]:
         yield build_finding(refusal.code, "", message, refusal.hint)
 
 
-def check_nixl(projection: Projection) -> Iterator[Finding]:
+def check_nixl(projection: Projection, layout: str = "") -> Iterator[Finding]:
     """Yield KV622 if workers that are alike do not hand over all data by NIXL's connector.
 
-    Only the allocation that the connector selects counts. What is not computed, such as the regions
-    of pipeline stages, gives no finding.
+    Only the allocation that the connector selects counts, or that of a `layout` that is set. What
+    is not computed, such as the regions of pipeline stages, gives no finding.
     """
-    allocation = find_nixl_allocation(projection)
+    allocation = find_nixl_allocation(projection, layout)
     fault = None if allocation is None else _explain_fault(allocation)
     if allocation is None or fault is None:
         return

@@ -14,6 +14,8 @@ from onnxkvrename.model.signature import Dim
 from onnxkvrename.rules.kinds import KINDS, BufferKind, get_kind_traits
 
 VllmVersion = Literal["0.24", "0.33"]
+DEFAULT_BLOCK_SIZE = 16
+"""vLLM's ``--block-size`` without that flag, in tokens, unless a backend asks for another."""
 VLLM_KINDS = frozenset(row.vllm_kind for row in KINDS.values() if row.vllm_kind)
 """The kinds for which vLLM has a spec, by its ``KVCacheSpecKind``."""
 MLA_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_mla)
@@ -76,7 +78,7 @@ class VersionTraits(NamedTuple):
     min_mla_block_size: int
     takes_mamba_1: bool
     max_block_split: int
-    head_layouts: str
+    head_layouts: tuple[str, ...]
     nixl_layout: str
     unknown_stage_transfers: str
 
@@ -92,7 +94,7 @@ VERSION_TRAITS: Mapping[str, VersionTraits] = MappingProxyType(
             min_mla_block_size=1,
             takes_mamba_1=False,
             max_block_split=1,
-            head_layouts="HND",
+            head_layouts=("HND",),
             nixl_layout="",
             unknown_stage_transfers="vLLM 0.24 pairs tensor parallel ranks only",
         ),
@@ -108,7 +110,7 @@ VERSION_TRAITS: Mapping[str, VersionTraits] = MappingProxyType(
             min_mla_block_size=128,
             takes_mamba_1=True,
             max_block_split=128,
-            head_layouts="LBHNC or BLHNC",
+            head_layouts=("LBHNC", "BLHNC"),
             nixl_layout="LBHNC",
             unknown_stage_transfers=(
                 "vLLM 0.33 supports them for prefill only, without states, and several groups "

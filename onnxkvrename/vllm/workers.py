@@ -1,0 +1,198 @@
+"""Judge workers of vLLM that hand KV caches over by NIXL: each alone, and prefill with decode.
+
+`handshake` says what workers with these layouts, ranks and blocks do, `compatibility` compares the
+hash. This module adds what a ``vllm serve`` line says about a worker, and joins all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.layout.layout import Layout
+from onnxkvrename.vllm.compatibility import (
+    Worker,
+    compare_factors,
+    has_cross_layer_flag,
+    has_hybrid_manager,
+)
+from onnxkvrename.vllm.handshake import check_handshake
+from onnxkvrename.vllm.projection import check_nixl, check_projection, project_layout
+from onnxkvrename.vllm.specs import FULL_KINDS, MLA_KINDS, WINDOWED_KINDS
+
+_ALIASES = {"NHD": "LBNHC", "HND": "LBHNC"}
+"""The names of layouts in 0.24, by which 0.33 also knows its own."""
+
+
+class Judgement(NamedTuple):
+    """What vLLM makes of one worker, or of two.
+
+    Attributes:
+        findings: Why vLLM refuses: KV619, KV622 and KV628; it accepts without any.
+        notes: What it requires in addition, and what is not known.
+        facts: What was compared, and is right.
+        conditions: What is not known and must be equal, to be continued after ``both sides``.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+
+
+def judge_worker(worker: Worker) -> Judgement:
+    """Return whether vLLM's NIXL connector registers a worker, and could connect it to its like."""
+    refusals, unknown = [*_check_settings(worker)], [*_list_unknown(worker)]
+    worker = _unify_layers(worker)
+    projection = project_layout(worker.layout, worker.request)
+    findings = [
+        *check_projection(projection),
+        *(() if unknown else check_nixl(projection, find_memory_layout(worker))),
+        *refusals,
+    ]
+    fact = f"the code of vLLM {worker.request.vllm_version}'s NIXL connector"
+    return Judgement(tuple(findings), tuple(unknown), () if unknown else (fact,))
+
+
+def judge_handshake(
+    prefill: Worker, decode: Worker, kernel_block_size: int | None = None
+) -> Judgement:
+    """Return whether workers with these layouts, ranks and blocks meet, whatever the hash says.
+
+    Args:
+        prefill: The worker that is read.
+        decode: The worker that reads, of the same version.
+        kernel_block_size: As for `judge_workers`.
+
+    Raises:
+        KvRenameError: `kernel_block_size` does not divide vLLM's block.
+    """
+    first, second = _unify_layers(prefill), _unify_layers(decode)
+    handshake = check_handshake(
+        (first.layout, second.layout),
+        (prefill.request, decode.request),
+        kernel_block_size,
+        (find_memory_layout(prefill), find_memory_layout(decode)),
+    )
+    fact = f"the code of vLLM {decode.request.vllm_version}'s NIXL connector"
+    is_known = not any("not known" in note for note in handshake.notes)
+    return Judgement(handshake.findings, handshake.notes, (fact,) if is_known else ())
+
+
+def judge_workers(
+    prefill: Worker, decode: Worker, kernel_block_size: int | None = None
+) -> Judgement:
+    """Return whether vLLM's NIXL connector accepts prefill and decode.
+
+    Args:
+        prefill: The worker that is read.
+        decode: The worker that reads.
+        kernel_block_size: Tokens in a kernel block of the attention backends; ``None`` if these
+            use vLLM's blocks undivided.
+
+    Returns:
+        The judgement. Workers of different versions never meet; then only that is compared.
+
+    Raises:
+        KvRenameError: `kernel_block_size` does not divide vLLM's block.
+    """
+    workers = (prefill, decode)
+    version = decode.request.vllm_version
+    compatibility = compare_factors(prefill, decode)
+    findings = [*compatibility.list_findings(version)]
+    notes = [*compatibility.list_notes()]
+    if prefill.request.vllm_version != version:
+        return Judgement(tuple(findings), tuple(notes))
+    for name, worker in zip(("prefill", "decode"), workers, strict=True):
+        findings += (
+            finding._replace(message=f"{name}: {finding.message}")
+            for finding in _check_settings(worker)
+        )
+        notes += (f"{name}: {note}" for note in _list_unknown(worker))
+    conditions = [compatibility.describe_unknown()]
+    facts = [compatibility.describe_equal()]
+    if not any(note for worker in workers for note in _list_unknown(worker)):
+        handshake = judge_handshake(prefill, decode, kernel_block_size)
+        findings += handshake.findings
+        notes += handshake.notes
+        facts = [*handshake.facts, *facts]
+    if _may_pack_differently(prefill, decode):
+        conditions.append("pack their blocks, or neither does (enable_cross_layers_blocks)")
+    return Judgement(
+        tuple(findings), tuple(notes), tuple(filter(None, facts)), tuple(filter(None, conditions))
+    )
+
+
+def find_memory_layout(worker: Worker) -> str:
+    """Return the layout that a line sets, by the names of its version; empty for none."""
+    layout = None if worker.settings is None else worker.settings.kv_cache_layout
+    if layout is None:
+        return ""
+    return layout if worker.request.vllm_version == "0.24" else _ALIASES.get(layout, layout)
+
+
+def _has_states(layout: Layout) -> bool:
+    return any(buffer.is_state for buffer in layout.buffers)
+
+
+def _check_settings(worker: Worker) -> Iterator[Finding]:
+    """Yield KV622 for settings with which NIXL's connector does not start beside states."""
+    settings = worker.settings
+    if settings is None or not _has_states(worker.layout):
+        return
+    if settings.ssm_conv_state_layout != "DS":
+        yield build_finding(
+            "KV622",
+            "",
+            "VLLM_SSM_CONV_STATE_LAYOUT is not DS: vLLM's NIXL connector does not take states in "
+            "another layout",
+            "set VLLM_SSM_CONV_STATE_LAYOUT=DS on both sides",
+        )
+    if has_hybrid_manager(worker) is False:
+        yield build_finding(
+            "KV622",
+            "",
+            "states need the hybrid KV cache manager, which is off",
+            "remove --disable-hybrid-kv-cache-manager on both sides",
+        )
+
+
+def _list_unknown(worker: Worker) -> Iterator[str]:
+    """Yield why it is not known whether vLLM accepts a worker."""
+    settings, kinds = worker.settings, {buffer.kind for buffer in worker.layout.buffers}
+    if settings is None:
+        return
+    if settings.context_parallel_size > 1:
+        yield "vLLM: not known for context parallelism"
+    if worker.request.pipeline_parallel_size > 1:
+        yield "vLLM: not known for pipeline stages"
+    if has_hybrid_manager(worker) is False and kinds & MLA_KINDS and len(kinds) > 1:
+        yield "vLLM: not known for several kinds of MLA without the hybrid KV cache manager"
+
+
+def _unify_layers(worker: Worker) -> Worker:
+    """Return a worker whose windows are full attention, as without the hybrid manager.
+
+    Only beside full attention (``unify_hybrid_kv_cache_specs``).
+    """
+    buffers = worker.layout.buffers
+    has_full = any(buffer.kind in FULL_KINDS for buffer in buffers)
+    if worker.settings is None or has_hybrid_manager(worker) is not False or not has_full:
+        return worker
+    unified = tuple(
+        buffer._replace(kind="full_attention", window=None)
+        if buffer.kind in WINDOWED_KINDS
+        else buffer
+        for buffer in buffers
+    )
+    return worker._replace(layout=worker.layout._replace(buffers=unified))
+
+
+def _may_pack_differently(prefill: Worker, decode: Worker) -> bool:
+    """Return whether one line alone asks 0.24 for packed blocks, which a backend must support."""
+    if decode.request.vllm_version != "0.24" or None in (prefill.settings, decode.settings):
+        return False
+    flags = {has_cross_layer_flag(each.settings) for each in (prefill, decode) if each.settings}
+    kinds = {buffer.kind for buffer in decode.layout.buffers}
+    return len(flags) > 1 and len(kinds) > 1 and not _has_states(decode.layout)
