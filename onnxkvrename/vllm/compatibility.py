@@ -322,27 +322,40 @@ def _describe_cross_layers(worker: Worker) -> _Value:
     settings = worker.settings
     if settings is None:
         return _UNKNOWN
-    if not has_cross_layer_flag(settings):
+    if not may_have_cross_layers(worker):
         return _build_value("off")
     allocations = project_layout(worker.layout, worker.request).allocations
-    backend = settings.attention_backend
     is_impossible = (
         settings.uses_v2_model_runner
         or _has_mla(worker)
         or settings.kv_cache_layout not in (None, "HND")
-        or (backend is not None and backend.upper() not in _CROSS_LAYER_BACKENDS)
         or not any(each.name == "cross_layers" and each.is_possible for each in allocations)
     )
     if is_impossible:
         return _build_value("off", given="off, as they are not possible")
-    if backend is not None and settings.uses_v2_model_runner is False:
+    if settings.attention_backend is not None and settings.uses_v2_model_runner is False:
         return _build_value("on")
     return _Value("on, if backend and model runner take them", frozenset(("on", "off")), "machine")
 
 
-def has_cross_layer_flag(settings: ServeSettings) -> bool:
-    """Return whether a line sets ``enable_cross_layers_blocks``, as vLLM reads it."""
-    return str(settings.extra_config.get("enable_cross_layers_blocks")).lower() == "true"
+def may_have_cross_layers(worker: Worker) -> bool:
+    """Return whether 0.24 may put all layers of a block together, as a line asks for.
+
+    One group has then one tensor, which is a factor of the hash; several groups have packed blocks.
+    """
+    settings = worker.settings
+    if settings is None or worker.request.vllm_version != "0.24":
+        return False
+    backend = settings.attention_backend
+    return (
+        str(settings.extra_config.get("enable_cross_layers_blocks")).lower() == "true"
+        and not any(buffer.is_state for buffer in worker.layout.buffers)
+        and (backend is None or backend.upper() in _CROSS_LAYER_BACKENDS or _has_groups(worker))
+    )
+
+
+def _has_groups(worker: Worker) -> bool:
+    return len({buffer.kind for buffer in worker.layout.buffers}) > 1
 
 
 def _describe_transfer_mode(worker: Worker) -> _Value:

@@ -81,6 +81,8 @@ def check_handshake(
     requests: tuple[ProjectionRequest, ProjectionRequest],
     kernel_block_size: int | None = None,
     memory_layouts: tuple[str, str] = ("", ""),
+    *,
+    has_hybrid_manager: bool = True,
 ) -> Handshake:
     """Return whether vLLM's NIXL connector accepts prefill and decode.
 
@@ -91,6 +93,7 @@ def check_handshake(
             use vLLM's blocks undivided.
         memory_layouts: The value of ``VLLM_KV_CACHE_LAYOUT`` on each side; empty for the layout
             that the connector selects.
+        has_hybrid_manager: Whether decode's hybrid KV cache manager is on.
 
     Returns:
         The findings and notes. If vLLM refuses a side by itself, only that is reported. Nothing
@@ -124,6 +127,7 @@ def check_handshake(
     if any(map(_has_mixed_attention, projections)):
         return Handshake((), ("vLLM: not known where only some layers are MLA",))
     prefill, decode = (side for side in sides if side is not None)
+    decode = decode._replace(is_hybrid=decode.is_hybrid and has_hybrid_manager)
     version = requests[0].vllm_version
     heads = _find_head_count(layouts[0], requests[0])
     findings = tuple(_check_sides(prefill, decode, heads, version))

@@ -12,14 +12,21 @@ from typing import NamedTuple
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.compatibility import (
+    PULL_CONNECTORS,
     Worker,
     compare_factors,
-    has_cross_layer_flag,
     has_hybrid_manager,
+    may_have_cross_layers,
 )
 from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import check_nixl, check_projection, project_layout
-from onnxkvrename.vllm.specs import FULL_KINDS, MLA_KINDS, WINDOWED_KINDS
+from onnxkvrename.vllm.specs import (
+    FULL_KINDS,
+    MLA_KINDS,
+    WINDOWED_KINDS,
+    can_merge,
+    is_uniform_type,
+)
 
 _ALIASES = {"NHD": "LBNHC", "HND": "LBHNC"}
 """The names of layouts in 0.24, by which 0.33 also knows its own."""
@@ -74,6 +81,7 @@ def judge_handshake(
         (prefill.request, decode.request),
         kernel_block_size,
         (find_memory_layout(prefill), find_memory_layout(decode)),
+        has_hybrid_manager=has_hybrid_manager(decode) is not False,
     )
     fact = f"the code of vLLM {decode.request.vllm_version}'s NIXL connector"
     is_known = not any("not known" in note for note in handshake.notes)
@@ -117,8 +125,6 @@ def judge_workers(
         findings += handshake.findings
         notes += handshake.notes
         facts = [*handshake.facts, *facts]
-    if _may_pack_differently(prefill, decode):
-        conditions.append("pack their blocks, or neither does (enable_cross_layers_blocks)")
     return Judgement(
         tuple(findings), tuple(notes), tuple(filter(None, facts)), tuple(filter(None, conditions))
     )
@@ -137,11 +143,11 @@ def _has_states(layout: Layout) -> bool:
 
 
 def _check_settings(worker: Worker) -> Iterator[Finding]:
-    """Yield KV622 for settings with which NIXL's connector does not start beside states."""
+    """Yield KV622 for settings with which vLLM or its NIXL connector does not start."""
     settings = worker.settings
-    if settings is None or not _has_states(worker.layout):
+    if settings is None:
         return
-    if settings.ssm_conv_state_layout != "DS":
+    if _has_states(worker.layout) and settings.ssm_conv_state_layout != "DS":
         yield build_finding(
             "KV622",
             "",
@@ -149,13 +155,32 @@ def _check_settings(worker: Worker) -> Iterator[Finding]:
             "another layout",
             "set VLLM_SSM_CONV_STATE_LAYOUT=DS on both sides",
         )
-    if has_hybrid_manager(worker) is False:
+    if has_hybrid_manager(worker) is False and _needs_hybrid_manager(worker):
         yield build_finding(
             "KV622",
             "",
-            "states need the hybrid KV cache manager, which is off",
+            "the hybrid KV cache manager is off, and vLLM cannot plan these layers as one kind",
             "remove --disable-hybrid-kv-cache-manager on both sides",
         )
+
+
+def _needs_hybrid_manager(worker: Worker) -> bool:
+    """Return whether layers do not become one kind (``unify_hybrid_kv_cache_specs``).
+
+    NIXL's connector takes no states without the manager. Windows that become full attention must
+    have one size, and so must chunks (``merge_window_sizes``).
+    """
+    if _has_states(worker.layout):
+        return True
+    specs = project_layout(_unify_layers(worker).layout, worker.request).specs
+    version = worker.request.vllm_version
+    if specs and not (can_merge(specs, version) or is_uniform_type(specs, version)):
+        return True
+    kinds = {buffer.kind: set[object]() for buffer in worker.layout.buffers}
+    for buffer in worker.layout.buffers:
+        kinds[buffer.kind].add(worker.layout.resolve_shape((buffer.window,))[0])
+    has_full = not FULL_KINDS.isdisjoint(kinds)
+    return has_full and any(len(kinds[kind]) > 1 for kind in WINDOWED_KINDS & kinds.keys())
 
 
 def _list_unknown(worker: Worker) -> Iterator[str]:
@@ -163,10 +188,17 @@ def _list_unknown(worker: Worker) -> Iterator[str]:
     settings, kinds = worker.settings, {buffer.kind for buffer in worker.layout.buffers}
     if settings is None:
         return
+    if settings.connector not in PULL_CONNECTORS:
+        yield f"vLLM: not known for {settings.connector}"
     if settings.context_parallel_size > 1:
         yield "vLLM: not known for context parallelism"
     if worker.request.pipeline_parallel_size > 1:
         yield "vLLM: not known for pipeline stages"
+    if may_have_cross_layers(worker):
+        yield (
+            "vLLM 0.24: not known for enable_cross_layers_blocks: whether it has an effect depends "
+            "on the attention backend and the model runner"
+        )
     if has_hybrid_manager(worker) is False and kinds & MLA_KINDS and len(kinds) > 1:
         yield "vLLM: not known for several kinds of MLA without the hybrid KV cache manager"
 
@@ -187,12 +219,3 @@ def _unify_layers(worker: Worker) -> Worker:
         for buffer in buffers
     )
     return worker._replace(layout=worker.layout._replace(buffers=unified))
-
-
-def _may_pack_differently(prefill: Worker, decode: Worker) -> bool:
-    """Return whether one line alone asks 0.24 for packed blocks, which a backend must support."""
-    if decode.request.vllm_version != "0.24" or None in (prefill.settings, decode.settings):
-        return False
-    flags = {has_cross_layer_flag(each.settings) for each in (prefill, decode) if each.settings}
-    kinds = {buffer.kind for buffer in decode.layout.buffers}
-    return len(flags) > 1 and len(kinds) > 1 and not _has_states(decode.layout)
