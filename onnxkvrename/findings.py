@@ -295,29 +295,22 @@ def group_layer_runs(layers: Iterable[int]) -> tuple[range, ...]:
     return tuple(range(first, last + 1) for first, last in ends)
 
 
-def format_layer_run(run: range) -> str:
-    """Format a run as `3` or `0-2`."""
-    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
-
-
 def format_layer_numbers(layers: Iterable[int]) -> str:
-    """Format all of some sorted layers, as `0-2, 5`."""
-    return ", ".join(map(format_layer_run, group_layer_runs(layers)))
+    """Format all of some sorted layers, as `0-2, 5`: for the column of a table."""
+    return ", ".join(map(_format_layer_run, group_layer_runs(layers)))
+
+
+def _format_layer_run(run: range) -> str:
+    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
 def format_layer_runs(runs: Sequence[range]) -> str:
     """Format runs of layers as :func:`format_layers` does, without listing the layers."""
-    texts = [format_layer_run(run) for run in runs if run]
+    texts = [_format_layer_run(run) for run in runs if run]
     if not texts:
         return "no layer"
     is_single = len(texts) == 1 and texts[0].isdigit()
     return f"layer {texts[0]}" if is_single else f"layers {format_list(texts)}"
-
-
-def format_layer_ranges(layers: Sequence[int]) -> str:
-    """Return sorted layers in full: `layer 3`, `layers 0-5, 7`."""
-    numbers = format_layer_numbers(layers)
-    return f"layer {numbers}" if len(layers) == 1 else f"layers {numbers}"
 
 
 def quote_word(text: str) -> str:

@@ -66,12 +66,14 @@ def compare(witness: Witness, seed: int) -> Iterator[Verdict]:
     """Yield what comes of one drawn architecture; only its planning if nothing can be allocated."""
     architecture = draw_architecture(seed)
     length = random.Random(seed).choice(_LENGTHS)
-    version = "0.24" if witness.is_v024 else "0.33"
+    version = _name_release(witness)
     request = ProjectionRequest(architecture.block_size, architecture.tp, version, (length,))
     projection = project_layout(build_layout(architecture), request)
     if projection.refusals:
         return
-    if witness.is_v024:
+    if not projection.groupings:
+        yield "groups, not known here", True, ""
+    elif witness.is_v024:
         yield from _compare_v024(witness, architecture, projection)
     else:
         yield from _compare_v033(witness, architecture, projection)
@@ -91,13 +93,18 @@ def _compare_v024(
     yield _judge("what needs block stride indexing", is_refused, needs_indexing)
     for name in ("unpacked", "packed"):
         allocation = _find_allocation(projection, name)
-        if allocation.is_possible:
+        if allocation is not None and allocation.is_possible:
             settings = {"cross_layers": name == "packed"}
             plan = witness.make_plan(architecture, **settings)
             # Tensors that are not packed have no block stride in 0.24.
             stride = allocation.bytes_per_block if name == "packed" else 0
             slots = [
-                ([int(name) for name in t.shared_by], t.offset, t.block_stride, t.size)
+                (
+                    [int(name) for name in t.shared_by],
+                    getattr(t, "offset", 0),  # 0.23 has neither
+                    getattr(t, "block_stride", 0),
+                    t.size,
+                )
                 for t in plan.kv_cache_tensors
             ]
             projected = [
@@ -112,7 +119,7 @@ def _compare_v024(
             yield _judge("places, strides and sizes", slots, projected)
             yield from _compare_memory(witness, architecture, allocation, settings)
     allocation = _find_allocation(projection, "cross_layers")
-    if allocation.is_possible:
+    if allocation is not None and allocation.is_possible:
         yield from _compare_cross_layers(witness, architecture, allocation)
 
 
@@ -122,13 +129,17 @@ def _compare_v033(
     for name in KV_CACHE_LAYOUTS:
         with witness.modules.importable():
             layout = witness.interface.KVCacheLayout[name]
+        allocation = _find_allocation(projection, name)
+        if allocation is None and projection.allocations:
+            yield "layouts, not known here", True, ""
+            continue
         grouping = projection.groupings[int(layout.is_block_outermost)]
         groups = witness.make_groups(architecture, layout=layout)
         yield _judge("refusals of groups", groups is None, not grouping.groups)
         if groups is None or not grouping.groups:
             continue
         yield _judge("groups and pages", _list_vllm_pages(groups), _list_pages(grouping))
-        allocation = _find_allocation(projection, name)
+        assert allocation is not None
         plan = witness.make_plan(architecture, layout=layout)
         if witness.count_page_shapes(architecture) > 1 and not layout.is_block_compact:
             plan = None
@@ -169,6 +180,9 @@ def _compare_memory(
         yield _judge("canonical view", canonical, projected)
     elif not isinstance(canonical, str):
         yield "canonical view, not known here", True, ""
+    if allocation.registration is None:
+        yield "registration, not known here", True, ""
+        return
     try:
         worker = memory.register()
         memory.connect(memory)
@@ -210,7 +224,7 @@ def _compare_cross_layers(
         tensors, references = allocation.canonical
         projected = ([*tensors], [[tuple(ref) for ref in refs] for refs in references])
         yield _judge("canonical view", canonical, projected)
-    if allocation.transfers:
+    if allocation.registration is not None:
         (transfer,) = allocation.transfers
         try:
             worker = memory.register()
@@ -224,12 +238,17 @@ def _compare_cross_layers(
         yield _judge("descriptors", (posted.descriptors, posted.size), expected)
 
 
+def _name_release(witness: Witness) -> str:
+    return witness.version.rpartition(".")[0]
+
+
 def _judge(subject: str, vllm: Any, projected: Any, detail: str = "") -> Verdict:
     return subject, vllm == projected, f"vLLM: {vllm}; here: {projected} {detail}".strip()
 
 
-def _find_allocation(projection: Projection, name: str) -> Allocation:
-    return next(a for a in projection.allocations if a.name == name)
+def _find_allocation(projection: Projection, name: str) -> Allocation | None:
+    """Return an allocation; ``None`` if it is not known for the release."""
+    return next((a for a in projection.allocations if a.name == name), None)
 
 
 def _list_vllm_pages(groups: Any) -> list[list[tuple[int, int, int, int]]]:
@@ -257,7 +276,7 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
 
     assert isinstance(witness, MemoryWitness)
     prefill, decode = draw_pair(seed)
-    layout, version = build_layout(decode), "0.24" if witness.is_v024 else "0.33"
+    layout, version = build_layout(decode), _name_release(witness)
     requests = tuple(ProjectionRequest(s.block_size, s.tp, version) for s in (prefill, decode))
     if any(project_layout(layout, request).refusals for request in requests):
         return  # refused by the model's classes, which are no part of this
@@ -268,10 +287,11 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
     except KvRenameError:
         return  # the kernel's block does not divide vLLM's
     findings = [*check_tensor_parallelism(layout, layout, ranks), *handshake.findings]
-    refusal = witness.refuse_pair(prefill, decode, kernel_block)
     if not findings and any("not known" in note for note in handshake.notes):
         yield "pairs of workers, not known here", True, ""
-    elif refusal is None:
+        return
+    refusal = witness.refuse_pair(prefill, decode, kernel_block)
+    if refusal is None:
         yield _judge("pairs of workers that vLLM accepts", [], findings)
     else:
         yield _judge("pairs of workers that vLLM refuses", True, bool(findings), str(refusal))
@@ -409,7 +429,9 @@ def main() -> int:
     parser.add_argument("-n", "--count", type=int, default=3000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("-j", "--jobs", type=int, default=2)
-    parser.add_argument("-v", "--version", choices=VERSIONS, action="append")
+    parser.add_argument(
+        "-v", "--version", action="append", help="a release of vLLM, such as 0.30.0"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     obstacles = [find_wheel(version) for version in options.version or VERSIONS]

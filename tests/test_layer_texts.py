@@ -4,7 +4,6 @@ import pytest
 
 from onnxkvrename.findings import (
     format_layer_numbers,
-    format_layer_ranges,
     format_layer_runs,
     format_layers,
     group_layer_runs,
@@ -22,7 +21,6 @@ def test_layers_are_ranges_of_consecutive_ones(layers: tuple[int, ...], text: st
 def test_of_many_ranges_the_first_five_are_shown_unless_all_are_wanted() -> None:
     even = range(0, 14, 2)
     assert format_layers(even) == "layers 0, 2, 4, 6, 8 and 2 more"
-    assert format_layer_ranges(list(even)) == "layers 0, 2, 4, 6, 8, 10, 12"
     assert format_layer_numbers(even) == "0, 2, 4, 6, 8, 10, 12"
 
 

@@ -205,6 +205,7 @@ def make_config(
         cache_config=SimpleNamespace(
             cache_dtype="auto",
             enable_prefix_caching=False,
+            mamba_cache_mode="none",
             get_resolved_kv_cache_layout=lambda: layout,
             kv_sharing_fast_prefill=False,
             num_gpu_blocks_override=None,
@@ -214,6 +215,7 @@ def make_config(
             enable_permute_local_kv=False,
             get_from_extra_config=lambda _, default: default,
             kv_buffer_device="cuda",
+            kv_role="kv_both",
             kv_connector_extra_config={"enable_cross_layers_blocks": str(cross_layers)},
         ),
         model_config=SimpleNamespace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,11 +27,13 @@ class Witness:
     """Planning by vLLM of one version; skips the test where its wheel is missing.
 
     Args:
-        version: The version, ``0.24.0`` or ``0.33.0``.
+        version: A version from 0.24.0 on, such as ``0.33.0``.
     """
 
     can_allocate = False
     """Whether tensors can be made of what is planned."""
+    is_v024: bool
+    """Whether memory is planned as in 0.24, without the layouts of 0.33."""
 
     def __init__(self, version: str) -> None:
         self.version = version
@@ -39,8 +42,8 @@ class Witness:
             import pytest
 
             pytest.skip(wheel)
-        self.is_v024 = version == "0.24.0"
         self.modules = WheelModules(wheel)
+        self.is_v024 = "vllm.v1.kv_cache_layout" not in self.modules.sources
         with self.modules.importable():
             import torch
             import vllm.platforms as current
@@ -48,12 +51,11 @@ class Witness:
             import vllm.v1.kv_cache_interface as interface
 
             current.current_platform = _Platform()
-            if self.is_v024:
-                import vllm.v1.core.kv_cache_utils as planning
-            else:
+            if "vllm.v1.core.kv_cache_planning" in self.modules.sources:
                 import vllm.v1.core.kv_cache_planning as planning
-
-                planning.get_hisparse_kv_cache_groups = lambda *_: None
+            else:
+                import vllm.v1.core.kv_cache_utils as planning
+            planning.get_hisparse_kv_cache_groups = lambda *_: None
             self.torch, self.interface, self.planning = torch, interface, planning
             self.platform = platforms.Platform
 
@@ -91,10 +93,16 @@ class Witness:
         config = make_config(**settings)
         with self.modules.importable():
             try:
-                memory = block_count * int(self.planning._pool_bytes_per_block(config, groups))
+                memory = block_count * self.measure_block(config, groups)
                 return self.planning.get_kv_cache_config_from_groups(config, groups, memory)
             except REFUSALS:
                 return None
+
+    def measure_block(self, config: Any, groups: Any) -> int:
+        """Return vLLM's bytes of one block of all groups."""
+        measure = self.planning._pool_bytes_per_block
+        takes_config = len(inspect.signature(measure).parameters) > 1
+        return int(measure(config, groups) if takes_config else measure(groups))
 
     def count_page_shapes(self, architecture: Architecture) -> int:
         """Return how many shapes of pages vLLM's resolution of the layout counts."""
@@ -125,13 +133,13 @@ class Witness:
         }
         if layer.kind in ("full_attention", "sliding_window"):
             fields["head_size_v"] = layer.head_size_v
-        if self.is_v024:
+        spec_class = getattr(self.interface, _SPEC_CLASSES[layer.kind])
+        if "indexes_kv_by_block_stride" in spec_class.__dataclass_fields__:
             fields["indexes_kv_by_block_stride"] = indexed
         if layer.kind.startswith("sliding"):
             fields["sliding_window"] = layer.window
         if layer.kind == "chunked_local_attention":
             fields["attention_chunk_size"] = layer.window
-        spec_class = getattr(self.interface, _SPEC_CLASSES[layer.kind])
         return spec_class(block_size=block_size, dtype=dtype, **fields)
 
     def _align_blocks(self, architecture: Architecture) -> tuple[int, int | None]:

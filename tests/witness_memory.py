@@ -8,6 +8,7 @@ those cover is read off these notes. Attention backends take blocks undivided.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -149,7 +150,7 @@ class Memory:
         `kernel_blocks` says into how many vLLM divides a block of attention.
         """
         settings: dict[str, Any] = {}
-        if not self.witness.is_v024:
+        if hasattr(worker, "dst_region_num_blocks"):
             settings = {
                 "region_num_blocks": worker.dst_region_num_blocks["engine"],
                 "region_group_ids": worker.region_group_ids,
@@ -223,11 +224,13 @@ class Memory:
         )
         with self.witness.modules.importable():
             try:
-                if self.witness.is_v024:
-                    worker = self.witness.offloading(spec)
+                settings = {"vllm_config": self.config, "kv_cache_config": self.plan}
+                parameters = inspect.signature(self.witness.offloading).parameters
+                worker = self.witness.offloading(
+                    spec, **{name: settings[name] for name in parameters if name in settings}
+                )
+                if hasattr(worker, "_register_handlers"):
                     worker._register_handlers = views.append
-                else:
-                    worker = self.witness.offloading(spec, self.config, self.plan)
                 if self.is_cross_layers:
                     backend = next(iter(self.config.layers.values())).get_attn_backend()
                     worker.register_cross_layers_kv_cache(self.caches["0"], backend)
@@ -445,9 +448,11 @@ class MemoryWitness(Witness):
         cpu = torch.device("cpu")
         with self.modules.importable():
             groups, _, sizes = self.runner.init_attn_backend(plan, config, cpu)
-            if self.is_v024:
-                return self.runner.init_kv_cache([], {}, plan, groups, cpu, "auto", sizes, config)
-            return self.runner.init_kv_cache({}, plan, cpu, sizes, config)
+            if "runner_kv_caches" not in inspect.signature(self.runner.init_kv_cache).parameters:
+                return self.runner.init_kv_cache({}, plan, cpu, sizes, config)
+            if not self.is_v024:
+                return self.runner.init_kv_cache([], {}, plan, cpu, sizes, config)
+            return self.runner.init_kv_cache([], {}, plan, groups, cpu, "auto", sizes, config)
 
     def allocate_cross_layers(self, plan: Any, config: Any) -> Any:
         """Return the one tensor of all layers that 0.24 makes for cross-layer blocks."""
@@ -517,13 +522,13 @@ class MemoryWitness(Witness):
             scheduler = self.scheduler(config, "engine", cache_config)
             clip = (
                 scheduler.get_sw_clipped_blocks
-                if self.is_v024
+                if hasattr(scheduler, "get_sw_clipped_blocks")
                 else scheduler.get_exchange_clipped_blocks
             )
             offered = self._allocate_blocks(cache_config, prompt_length, 0)
             count = (
                 scheduler._mamba_prefill_token_count
-                if self.is_v024
+                if self.version == "0.24.0"
                 else scheduler._get_remote_prefill_token_count
             )
             read = self._allocate_blocks(cache_config, 0, count(prompt_length))

@@ -67,7 +67,12 @@ from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.vllm.compatibility import Worker
-from onnxkvrename.vllm.specs import DEFAULT_BLOCK_SIZE, VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.specs import (
+    DEFAULT_BLOCK_SIZE,
+    VLLM_RELEASES,
+    VLLM_VERSIONS,
+    ProjectionRequest,
+)
 from onnxkvrename.vllm.workers import Judgement, judge_handshake, judge_workers
 
 
@@ -114,7 +119,7 @@ class CompareArguments(NamedTuple):
         Option(
             "--vllm",
             f"With --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
-            choices=VLLM_VERSIONS,
+            choices=tuple(VLLM_RELEASES),
             needs="block_size",
         ),
     ] = None

@@ -64,6 +64,7 @@ from onnxkvrename.vllm.projection import (
 )
 from onnxkvrename.vllm.specs import (
     KV_CACHE_DTYPES,
+    VLLM_RELEASES,
     VLLM_VERSIONS,
     ProjectionRequest,
 )
@@ -139,7 +140,7 @@ class ManifestArguments(NamedTuple):
             "--vllm",
             "With --block-size: the vLLM that is meant, by default the newest known, "
             f"{VLLM_VERSIONS[-1]}.",
-            choices=VLLM_VERSIONS,
+            choices=tuple(VLLM_RELEASES),
             needs="block_size",
         ),
     ] = None

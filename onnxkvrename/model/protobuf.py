@@ -13,6 +13,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
@@ -39,6 +40,8 @@ _SMALL_PAYLOAD_SIZE = 16
 _SMALL_FIELDS_AT_ONCE = 1000
 """Fields that are skipped at a time; the matcher needs some hundred bytes for each."""
 _NO_HIT = 1 << 62
+SHORT_SIZE = 1 << 10
+"""Bytes of a payload that is not short; short ones can be taken without a record of each."""
 
 
 class Record(NamedTuple):
@@ -75,6 +78,8 @@ class Span(NamedTuple):
 
 Piece = bytes | Span
 """A part of a result: new bytes, or bytes of the source."""
+TakePayloads = Callable[[list[bytes]], None]
+"""Takes the payloads of fields that follow each other."""
 
 
 class ByteSource:
@@ -296,6 +301,7 @@ def read_fields(
     *,
     stems: tuple[bytes, ...] | None = None,
     always: frozenset[int] = frozenset(),
+    shorts: Mapping[int, TakePayloads] = MappingProxyType({}),
 ) -> Iterator[Record]:
     """Yield the fields of a message in the file's order; groups are skipped.
 
@@ -308,6 +314,8 @@ def read_fields(
         stems: Yield only fields whose payload may contain one of these. A field that does
             not fit a block is yielded without a search. If empty, only `always` counts.
         always: Numbers of fields to yield whatever they contain.
+        shorts: For each number among `always`, with no stems, what takes the payloads of short
+            fields, many at a time and in the file's order. Of these only a few are yielded.
 
     Raises:
         ModelError: No protobuf parser accepts the bytes that were walked.
@@ -316,13 +324,14 @@ def read_fields(
         raise source.build_damage_error(f"messages nested more than {MAX_DEPTH} deep")
     pos, end, depth = parent.start, parent.end, parent.depth + 1
     block, base, edge = b"", 0, -1
-    needs_reading = b"" if stems is None else _build_tag_table(always)
+    read_singly = always.difference(shorts)
+    needs_reading = b"" if stems is None else _build_tag_table(read_singly)
     group_count = 0
     while pos < end:
         in_block = base <= pos < edge - _HEADER_SIZE
         is_read_next = in_block and needs_reading and needs_reading[block[pos - base]]
         if stems is not None and not is_read_next:
-            pos = _skip_unrelated_fields(source, pos, end, stems, always)
+            pos = _skip_unrelated_fields(source, pos, end, stems, read_singly, shorts)
             if pos == end:
                 return
         if not base <= pos < edge - 1:
@@ -348,7 +357,7 @@ def read_fields(
         if stems is not None and record.number not in always:
             source.small_field_count += 1
             if source.small_field_count >= _FEW_SMALL_FIELDS:
-                needs_reading = _build_needed_table(always)
+                needs_reading = _build_needed_table(read_singly)
             if not stems:
                 continue
         yield record
@@ -447,7 +456,12 @@ def list_fields(source: ByteSource, parent: Record, numbers: frozenset[int]) -> 
 
 
 def _skip_unrelated_fields(
-    source: ByteSource, pos: int, end: int, stems: tuple[bytes, ...], always: frozenset[int]
+    source: ByteSource,
+    pos: int,
+    end: int,
+    stems: tuple[bytes, ...],
+    always: frozenset[int],
+    shorts: Mapping[int, TakePayloads],
 ) -> int:
     """Return where the first field from `pos` on begins that must be read, or `end`.
 
@@ -468,6 +482,15 @@ def _skip_unrelated_fields(
                 if index == start:
                     return base + index
                 continue
+            take = shorts.get(block[index] >> 3)
+            if take is not None:
+                payloads, index = _collect_short_fields(block, index, block_end)
+                if payloads:
+                    take(payloads)
+                    continue
+                if index + SHORT_SIZE + PREFIX_SIZE <= block_end:
+                    return base + index
+                break
             last, index = _skip_short_fields(block, index, min(block_end - 3, hit))
             if last == index or index > hit:
                 return base + last
@@ -498,6 +521,22 @@ def _skip_short_fields(block: bytes, index: int, stop: int) -> tuple[int, int]:
         else:
             return index, index
     return last, index
+
+
+def _collect_short_fields(block: bytes, index: int, end: int) -> tuple[list[bytes], int]:
+    """Return the payloads of short fields of one tag up to `end`, and where the next begins."""
+    tag, payloads = block[index], list[bytes]()
+    while index + 3 <= end and block[index] == tag:
+        size, start = block[index + 1], index + 2
+        if size > 0x7F:
+            if block[start] >= SHORT_SIZE >> 7:
+                break
+            size, start = (size & 0x7F) + (block[start] << 7), start + 1
+        if start + size > end:
+            break
+        index = start + size
+        payloads.append(block[start:index])
+    return payloads, index
 
 
 @lru_cache

@@ -14,7 +14,7 @@ from onnxkvrename.model.proto_reader import (
     list_root_fields,
     read_optional_string,
 )
-from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, read_fields
+from onnxkvrename.model.protobuf import LENGTH, SHORT_SIZE, ByteSource, Record, read_fields
 
 NESTED_FIELDS = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -35,10 +35,10 @@ NESTED_FIELDS = {
 """For each kind of message the fields that may hold tensors, and the kind of each."""
 VALUE_FIELDS = frozenset((4, 5, 6, 7, 9, 10, 11))
 """The fields of a TensorProto that hold its values."""
-_EXTERNAL_DATA_FIELD = 13
+_NODE, _EXTERNAL_DATA_FIELD = 1, 13
 _MIN_TENSOR_SIZE = 3
 """Bytes that a tensor needs at least to hold a value."""
-_LARGE_NODE_SIZE = 1 << 10
+_LARGE_NODE_SIZE = SHORT_SIZE
 """Bytes of a node in which tensors count as weights; smaller ones are the graph itself."""
 
 
@@ -68,11 +68,19 @@ def collect_model_stats(source: ByteSource) -> ModelStats:
     """
     main = find_graph(source)
     node_count = inline_count = inline_bytes = external_count = 0
+
+    def count_nodes(nodes: list[bytes]) -> None:
+        nonlocal node_count
+        node_count += len(nodes)
+
     pending = [(source.root, "model")]
     while pending:
         message, kind = pending.pop()
         nested = NESTED_FIELDS[kind]
-        for record in read_fields(source, message, stems=(), always=frozenset(nested)):
+        shorts = {_NODE: count_nodes} if message.start == main.start else {}
+        for record in read_fields(
+            source, message, stems=(), always=frozenset(nested), shorts=shorts
+        ):
             inner = nested.get(record.number)
             if inner is None or record.wire_type != LENGTH:
                 continue

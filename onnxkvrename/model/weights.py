@@ -63,7 +63,8 @@ def describe_weights(source: ByteSource, directory: Path) -> tuple[Weight, ...]:
         ModelError: The bytes are not a model.
     """
     tensors: dict[str, list[Record]] = {}
-    for tensor in read_fields(source, find_graph(source)):
+    initializers = frozenset({_INITIALIZER})
+    for tensor in read_fields(source, find_graph(source), stems=(), always=initializers):
         if tensor.number == _INITIALIZER and tensor.wire_type == LENGTH:
             name = _read_name(source, tensor)
             if name.endswith(_SUFFIXES):

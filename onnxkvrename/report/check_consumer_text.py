@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from onnxkvrename.findings import format_count, format_layer_ranges
+from onnxkvrename.findings import format_count, format_layers
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.report.formats import Answer, Line, Note, build_file_result
-from onnxkvrename.report.formats.text import render_finding_lines
-from onnxkvrename.report.inert import escape_text
+from onnxkvrename.report.formats.text import GREEN, RED, build_verdict_line, render_finding_lines
 from onnxkvrename.report.manifest_text import format_model_paths
 from onnxkvrename.report.tables import wrap_line
 from onnxkvrename.rules.profile import ProfileChoice
@@ -85,10 +84,11 @@ def _render_text(
 ) -> Iterator[Line]:
     yield from render_finding_lines(check.reports, verbose=verbose)
     if not quiet:
-        verdict = Line(f"{format_model_paths(check.paths)}: {_format_verdict(check)}")
-        yield from wrap_line(verdict, width)
+        style = RED if check.failed else GREEN
+        where = format_model_paths(check.paths)
+        yield from wrap_line(build_verdict_line(where, _format_verdict(check), style), width)
         for note in check.notes:
-            yield from wrap_line(Line(f"note: {escape_text(note)}"), width)
+            yield from wrap_line(Line(f"note: {note}"), width)
         yield from map(Line, _format_slots(check) if verbose else ())
 
 
@@ -103,7 +103,7 @@ def _format_verdict(check: ConsumerCheck) -> str:
         return f"{check.consumer.name} cannot use {it}{alternative}"
     types = len(find_distinct_types(layout, selection.inputs))
     buffers = format_count(len(selection.inputs), "buffer")
-    details = [buffers, format_layer_ranges(layout.layers)]
+    details = [buffers, format_layers(layout.layers)]
     if types > 1:
         details.append(f"hybrid: {types} different shapes or dtypes")
     elif len(selection.inputs) > 1:
@@ -126,5 +126,5 @@ def _format_alternative(consumer: Consumer | None) -> str:
 
 def _format_slots(check: ConsumerCheck) -> Iterator[str]:
     for number, pair in enumerate(check.selection.value_pairs):
-        source, result = (escape_text(side.name) if side else "nothing" for side in pair)
+        source, result = (side.name if side else "nothing" for side in pair)
         yield f"  {number}: {source} <- {result}"

@@ -10,7 +10,7 @@ from onnxkvrename.findings import (
     format_bytes,
     format_count,
     format_layer_numbers,
-    format_layer_ranges,
+    format_layers,
     format_list,
 )
 from onnxkvrename.layout.layout import KvBuffer, Layout, Shape, fold_alike, format_size_option
@@ -79,7 +79,7 @@ def format_layout_summary(layout: Layout) -> str:
     if not layout.buffers:
         return "no KV buffer"
     buffers = format_count(len(layout.buffers), "buffer")
-    return f"{buffers}, {format_layer_ranges(layout.layers)}"
+    return f"{buffers}, {format_layers(layout.layers)}"
 
 
 def build_buffer_rows(layout: Layout) -> tuple[BufferRow, ...]:

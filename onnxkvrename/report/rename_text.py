@@ -6,10 +6,10 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from onnxkvrename.errors import FlushError, UndoError
-from onnxkvrename.findings import format_count, format_layer_ranges
+from onnxkvrename.findings import format_count, format_layers
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.formats import (
     Answer,
@@ -27,13 +27,13 @@ from onnxkvrename.report.formats.text import (
     GREEN,
     RED,
     YELLOW,
+    build_verdict_line,
     format_files,
     render_finding_lines,
 )
-from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.tables import Cell, render_facts, render_table, wrap_line
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, PairSide
-from onnxkvrename.rules.results import ModelReport, Report, SidecarReport, Status
+from onnxkvrename.rules.results import ModelReport, Report, SidecarReport
 
 _MAX_LISTED_MODELS = 4
 """Models that each have a line, and on a terminal more than one."""
@@ -41,7 +41,6 @@ _LAYER_HEADS = ("layer", "input", "retained output")
 _STATUS_STYLES = {
     "renamed": GREEN,
     "would-rename": YELLOW,
-    "held back": YELLOW,
     "unchanged": CYAN,
     "failed": RED,
 }
@@ -54,24 +53,20 @@ class StateRow(NamedTuple):
 
     Attributes:
         models: The models.
-        outcome: Their status, or ``held back``: they would change without another model's error.
         state: What became of them, in a few words.
-        has_result: Whether there is a file at the place of the result, so that it can be used.
+        style: How a terminal shows the state.
     """
 
     models: tuple[ModelReport, ...]
-    outcome: Status | Literal["held back"]
     state: str
-    has_result: bool
+    style: str
 
     @property
     def label(self) -> str:
         """The path of the model, or the number of the models and the first paths."""
         if len(self.models) == 1:
-            return escape_text(self.models[0].path)
-        if self.outcome == "held back":
-            return format_count(len(self.models), "other model")
-        return escape_text(format_files([model.path for model in self.models]))
+            return self.models[0].path
+        return format_files([model.path for model in self.models])
 
     @property
     def destination(self) -> str:
@@ -79,12 +74,13 @@ class StateRow(NamedTuple):
 
         It is empty for models of which no name changes: a refused run does not copy them.
         """
-        if self.outcome not in ("renamed", "would-rename"):
+        first = self.models[0]
+        if len(self.models) == 1 or first.output == first.path:
+            return _format_destination(first)
+        if first.status not in ("renamed", "would-rename"):
             return ""
-        if len(self.models) == 1 or self.models[0].output == self.models[0].path:
-            return _format_destination(self.models[0])
         directory = os.path.commonpath([os.path.dirname(model.output) for model in self.models])
-        return f" -> {escape_text(directory)}" if directory else ""
+        return f" -> {directory}" if directory else ""
 
 
 def build_rename_answer(report: Report, request: Request) -> Answer:
@@ -140,7 +136,9 @@ def _list_model_notes(model: ModelReport, request: Request, is_single: bool) -> 
 
 
 def render_rename(report: Report, request: Request, width: int | None) -> Iterator[Line]:
-    """Yield findings, then what changed: names for a pipe, a summary for a terminal.
+    """Yield findings, names, then what became of each model and sidecar.
+
+    A pipe gets each name on stdout, and the rest on stderr. A terminal shows some names only.
 
     Args:
         report: What became of the models and sidecars.
@@ -151,52 +149,55 @@ def render_rename(report: Report, request: Request, width: int | None) -> Iterat
     if request.quiet:
         yield from _render_pending(report) if request.only_checks else ()
         return
-    if width is not None and not request.diff:
-        yield from render_summary(
-            report,
-            width,
-            dry_run=not request.writes,
-            verbose=request.verbose,
-        )
-        return
+    dry_run = not request.writes
     if request.diff:
         yield from render_diff(report)
-    elif not request.only_checks:
-        yield from map(Line, render_changes(report, dry_run=not request.writes))
-    states = render_states(report, dry_run=not request.writes, verbose=request.verbose)
-    yield from (Line(text, err=True) for text in states)
+    elif width is None and not request.only_checks:
+        yield from map(Line, render_changes(report, dry_run=dry_run))
+    for line in render_states(report, width, dry_run=dry_run, verbose=request.verbose):
+        yield line._replace(err=width is None)
 
 
-def render_summary(report: Report, width: int, *, dry_run: bool, verbose: bool) -> Iterator[Line]:
-    """Yield a headline for each model; of a few models also buffers and the next command.
+def render_states(
+    report: Report, width: int | None, *, dry_run: bool, verbose: bool = False
+) -> Iterator[Line]:
+    """Yield a line for each model and sidecar, the total of several, and what was checked.
 
-    Headlines and commands are never folded, so that they can be copied.
+    A terminal also gets, in place of all names, the buffers of each of a few models, the first
+    name, and the next command. Paths and commands are never folded, so that they can be copied.
+    Models with an error have no line, as the error is one, nor do those that were held back
+    because of another model: the total counts both.
 
     Args:
         report: What became of the models and sidecars.
-        width: The columns of the terminal.
+        width: The columns of the terminal; `None` for a pipe.
         dry_run: Describe what would change, because nothing was written.
-        verbose: Show every layer.
+        verbose: Give each model a line, and on a terminal each layer.
     """
     is_short = is_folded(report, verbose=verbose)
     for row in list_state_rows(report, dry_run=dry_run, verbose=verbose):
-        yield build_line(
-            Span(row.label, BOLD),
-            Span(f"  {row.state}", _STATUS_STYLES[row.outcome]),
-            f" {row.destination}" if row.destination else "",
-        )
-        model = row.models[0]
-        if not is_short and row.outcome not in ("failed", "held back") and model.pairs:
-            yield from render_facts(list(_list_buffer_facts(model)), width, indent="  ")
-            if verbose:
-                yield from render_table(_list_layer_rows(model), width, indent="  ", right=(0,))
-            if row.has_result and model.feed_back_call is not None:
-                yield build_line(Span("  next  ", DIM), escape_text(model.feed_back_call))
+        yield build_verdict_line(row.label, row.state, row.style, row.destination)
+        if width is not None and not is_short:
+            has_result = _has_result(report, row.models[0], dry_run=dry_run)
+            yield from _render_model(row.models[0], width, verbose=verbose, has_result=has_result)
     yield from map(Line, render_sidecar_states(report, dry_run=dry_run))
     if len(report.models) > 1:
         yield build_line(Span(format_total(report, dry_run=dry_run), BOLD))
     for text in list_passed_checks(report):
         yield from wrap_line(build_line(Span(text, GREEN)), width)
+
+
+def _render_model(
+    model: ModelReport, width: int, *, verbose: bool, has_result: bool
+) -> Iterator[Line]:
+    """Yield the buffers of a model and, if there is a result, what to do with it."""
+    if model.failed or not model.pairs:
+        return
+    yield from render_facts(list(_list_buffer_facts(model)), width, indent="  ")
+    if verbose:
+        yield from render_table(_list_layer_rows(model), width, indent="  ", right=(0,))
+    if has_result and model.feed_back_call is not None:
+        yield build_line(Span("  next  ", DIM), model.feed_back_call)
 
 
 def _list_buffer_facts(model: ModelReport) -> Iterator[tuple[str, str]]:
@@ -207,13 +208,13 @@ def _list_buffer_facts(model: ModelReport) -> Iterator[tuple[str, str]]:
     for kind, pairs in kinds.items():
         buffers = ", ".join(dict.fromkeys(pair.buffer for pair in pairs))
         layers = sorted({pair.layer for pair in pairs})
-        yield escape_text(kind), f"{escape_text(buffers)} of {format_layer_ranges(layers)}"
+        yield kind, f"{buffers} of {format_layers(layers)}"
     for old, new in list(model.name_map.items())[:1]:
-        yield "names", f"{escape_text(old)} -> {escape_text(new)}"
+        yield "names", f"{old} -> {new}"
     kept = [item for item in model.unchanged_names if item.reason != REASON_NOT_RETAINED]
     for reason in dict.fromkeys(item.reason for item in kept):
-        names = ", ".join(escape_text(item.name) for item in kept if item.reason == reason)
-        yield "kept", f"{escape_text(reason)}: {names}"
+        names = ", ".join(item.name for item in kept if item.reason == reason)
+        yield "kept", f"{reason}: {names}"
 
 
 def _list_layer_rows(model: ModelReport) -> list[tuple[Cell, ...]]:
@@ -231,7 +232,7 @@ def _list_layer_rows(model: ModelReport) -> list[tuple[Cell, ...]]:
 def _show_new_name(side: PairSide | None) -> Cell:
     if side is None:
         return "-"
-    return Span(escape_text(side.new_name), GREEN if side.new_name != side.old_name else "")
+    return Span(side.new_name, GREEN if side.new_name != side.old_name else "")
 
 
 def _render_pending(report: Report) -> Iterator[Line]:
@@ -257,8 +258,8 @@ def render_changes(report: Report, *, dry_run: bool) -> Iterator[str]:
     for model in report.models:
         changes = model.status == ("would-rename" if dry_run else "renamed")
         for old, new in model.name_map.items() if changes else ():
-            line = f"{escape_text(old)} -> {escape_text(new)}"
-            yield f"{escape_text(model.path)}: {line}" if has_several else line
+            line = f"{old} -> {new}"
+            yield f"{model.path}: {line}" if has_several else line
 
 
 def render_diff(report: Report) -> Iterator[Line]:
@@ -278,28 +279,6 @@ def render_diff(report: Report) -> Iterator[Line]:
                 yield build_line(Span(f"-{STAMP_LABEL}", RED))
 
 
-def render_states(report: Report, *, dry_run: bool, verbose: bool = False) -> Iterator[str]:
-    """Yield what became of the models and sidecars; for several models also the total.
-
-    Models with an error have no line, as the error is one. The total counts those that were
-    held back because of another model, and, of many models, those that are unchanged.
-
-    Args:
-        report: What became of the models and sidecars.
-        dry_run: Describe what would change, because nothing was written.
-        verbose: Give each model a line.
-    """
-    is_short = is_folded(report, verbose=verbose)
-    for row in list_state_rows(report, dry_run=dry_run, verbose=verbose):
-        is_counted = row.outcome == "held back" or (is_short and row.outcome == "unchanged")
-        if not is_counted and row.models[0].error is None:
-            yield f"{row.label}: {row.state}{row.destination}"
-    yield from render_sidecar_states(report, dry_run=dry_run)
-    if len(report.models) > 1:
-        yield format_total(report, dry_run=dry_run)
-    yield from list_passed_checks(report)
-
-
 def list_passed_checks(report: Report) -> list[str]:
     """Return what was checked with success, and what that rests on; nothing after a refusal.
 
@@ -313,7 +292,7 @@ def list_passed_checks(report: Report) -> list[str]:
     if taken:
         buffers = format_count(sum(len(model.pairs) for model in taken), "buffer")
         checks.append(
-            f"checked for {escape_text(taken[0].consumer)}: it selects, pairs and moves {buffers} "
+            f"checked for {taken[0].consumer}: it selects, pairs and moves {buffers} "
             "(by names, shapes and the graph; not run on a device)"
         )
     proved = [model for model in report.models if model.proved is not None and model.pairs]
@@ -341,20 +320,18 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
         verbose: Give each model a row.
     """
     is_short = is_folded(report, verbose=verbose)
-    stays = report.failed and not dry_run
+    are_held_back = report.failed and not dry_run
     groups: dict[object, list[ModelReport]] = {}
-    texts = dict[object, tuple[Status | Literal["held back"], str, bool]]()
+    texts = dict[object, tuple[str, str]]()
     for index, model in sorted(enumerate(report.models), key=lambda item: not item[1].failed):
-        outcome: Status | Literal["held back"] = model.status
+        if model.error is not None or (are_held_back and model.status == "would-rename"):
+            continue
         state = format_model_state(model)
-        if stays and model.status == "would-rename":
-            outcome, state = "held back", "left alone: another model failed"
-        elif model.failed and not dry_run:
-            outcome, state = "failed", _format_failure(model)
-        has_own_row = not is_short and (verbose or outcome != "held back")
-        key = index if has_own_row else (outcome, state, model.error is None)
+        if model.failed and not dry_run:
+            state = "failed: nothing was written"
+        key = (model.status, state) if is_short else index
         groups.setdefault(key, []).append(model)
-        texts[key] = outcome, state, _has_result(report, model, dry_run=dry_run)
+        texts[key] = state, _STATUS_STYLES["failed" if model.failed else model.status]
     return [StateRow(tuple(models), *texts[key]) for key, models in groups.items()]
 
 
@@ -363,12 +340,6 @@ def _has_result(report: Report, model: ModelReport, *, dry_run: bool) -> bool:
         return model.status == "renamed"
     is_there = model.output == model.path or bool(model.name_map)  # in place, or up to date
     return is_there or not (dry_run or report.failed)
-
-
-def _format_failure(model: ModelReport) -> str:
-    if isinstance(model.error, (UndoError, FlushError)):
-        return "failed"  # the error says what was written
-    return "failed: nothing was written"
 
 
 def format_total(report: Report, *, dry_run: bool) -> str:
@@ -411,7 +382,7 @@ def render_sidecar_states(report: Report, *, dry_run: bool) -> Iterator[str]:
         is_done = sidecar.status == ("would-rename" if dry_run else "renamed")
         if is_done or (sidecar.copied and sidecar.status != "failed"):
             state = f"{_format_sidecar_state(sidecar)}{_format_destination(sidecar)}"
-            yield f"{escape_text(sidecar.path)}: {state}"
+            yield f"{sidecar.path}: {state}"
 
 
 def _format_sidecar_state(sidecar: SidecarReport) -> str:
@@ -426,7 +397,7 @@ def _format_sidecar_state(sidecar: SidecarReport) -> str:
 def _format_destination(item: ModelReport | SidecarReport) -> str:
     """Return where a result went, or would go; nothing for one in place."""
     has_moved = item.output != item.path and item.status in ("renamed", "would-rename")
-    return f" -> {escape_text(item.output)}" if has_moved else ""
+    return f" -> {item.output}" if has_moved else ""
 
 
 def format_model_state(model: ModelReport) -> str:
@@ -442,12 +413,12 @@ def format_model_state(model: ModelReport) -> str:
             return "unchanged: another profile knows its names"
         return f"unchanged: {describe_no_pairs(model)}"
     if model.name_map:
-        return f"unchanged: {escape_text(model.output)} is up to date"
+        return f"unchanged: {model.output} is up to date"
     if model.new_profile:
-        profile = escape_text(model.new_profile)
+        profile = model.new_profile
         return f"unchanged: the buffers already have the names of profile {profile}"
     tokens = {side.token for pair in model.pairs for side in pair.sides}
-    carried = ", ".join(sorted(escape_text(token) for token in tokens if token))
+    carried = ", ".join(sorted(token for token in tokens if token))
     return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token in it"
 
 

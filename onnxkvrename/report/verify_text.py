@@ -8,25 +8,23 @@ from collections.abc import Container, Iterable, Iterator, Sequence, Set
 from functools import partial
 from typing import Literal
 
-from onnxkvrename.findings import format_count, format_layer_ranges, format_list
+from onnxkvrename.findings import format_count, format_layers, format_list
 from onnxkvrename.report.documents.verify_json import describe_verified
 from onnxkvrename.report.formats import (
     Answer,
     FileResult,
     Line,
     Note,
-    Span,
     build_file_result,
-    build_line,
 )
 from onnxkvrename.report.formats.text import (
     GREEN,
     LAYERS_PATTERN,
     RED,
+    build_verdict_line,
     format_files,
     render_finding_lines,
 )
-from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.rename_text import describe_no_pairs
 from onnxkvrename.report.tables import wrap_line
 from onnxkvrename.rules.profile import ProfileChoice
@@ -85,7 +83,7 @@ def _render_text(
     readable = [model for model in models if model.report.error is None]
     is_short = len(models) > _MAX_LISTED_MODELS and not verbose
     for group in _group_verdicts(readable) if is_short else ([model] for model in readable):
-        yield from wrap_line(build_verdict_line(_join_models(group)), width)
+        yield from wrap_line(_build_verdict(_join_models(group)), width)
         yield from (Line(f"  {text}") for text in format_buffer_flows(group[0]) if verbose)
     if len(models) > _MAX_LISTED_MODELS:
         yield Line(_format_total(models), err=True)
@@ -122,10 +120,10 @@ def _format_total(models: Sequence[VerifiedModel]) -> str:
     )
 
 
-def build_verdict_line(verified: VerifiedModel) -> Line:
-    """Return the line with the path of a model and the verdict on it."""
-    verdict = Span(summarize_verdict(verified), RED if verified.report.failed else GREEN)
-    return build_line(f"{escape_text(verified.report.path)}: ", verdict)
+def _build_verdict(verified: VerifiedModel) -> Line:
+    report = verified.report
+    style = RED if report.failed else GREEN
+    return build_verdict_line(report.path, summarize_verdict(verified), style)
 
 
 def summarize_verdict(verified: VerifiedModel) -> str:
@@ -147,7 +145,7 @@ def _describe_proofs(verified: VerifiedModel) -> Iterator[str]:
     if verified.run is not None:
         run = _format_run(verified.run)
         if verified.reference is not None:
-            run += f", to the bit like {escape_text(str(verified.reference))}"
+            run += f", to the bit like {verified.reference!s}"
         yield run
 
 
@@ -177,14 +175,14 @@ def _describe_retention(verified: VerifiedModel) -> str:
         verdict += f", {settled} kept their size in the run"
     if unsized:
         verdict += f", {unsized} not shown to keep their size"
-    verdict += f", {format_layer_ranges(sorted({pair.layer for pair in report.pairs}))}"
+    verdict += f", {format_layers(sorted({pair.layer for pair in report.pairs}))}"
     op_types = Counter(
         flow.updated_by.op_type
         for flow in verified.flows
         if flow.verdict == "updated" and flow.updated_by
     )
     if op_types:
-        most_common = (escape_text(op_type) for op_type, _ in op_types.most_common())
+        most_common = (op_type for op_type, _ in op_types.most_common())
         verdict += ", updated by " + ", ".join(most_common)
     return verdict
 
@@ -240,7 +238,7 @@ def _describe_rename_proof(proof: RenameProof) -> str:
     equal = "the same bytes as" if proof.equal == "bytes" else "the same content as"
     count = len(proof.names)
     names = f"except for {format_count(count, 'name')}" if count else "with the same names"
-    text = f"{equal} {escape_text(proof.source)} {names}"
+    text = f"{equal} {proof.source} {names}"
     if proof.reordered:
         text += f", {format_list(proof.reordered)} in another order"
     compared = sum(digest is not None for digest in proof.data_sha256.values())
@@ -253,7 +251,7 @@ def _describe_rename_proof(proof: RenameProof) -> str:
 
 
 def _format_run(run: RetentionRun) -> str:
-    dims = ", ".join(f"{escape_text(dim)}={size}" for dim, size in run.dims.items())
+    dims = ", ".join(f"{dim}={size}" for dim, size in run.dims.items())
     steps = format_count(len(run.step_results), "step")
     return f"ran {steps} in onnxruntime" + (f" with {dims}" if dims else "")
 
@@ -261,7 +259,7 @@ def _format_run(run: RetentionRun) -> str:
 def format_buffer_flows(verified: VerifiedModel) -> Iterator[str]:
     """Yield a line for each buffer: its names, the verdict, and the node that updates it."""
     for flow in verified.flows:
-        input_name, output_name = (escape_text(side.old_name) for side in flow.pair.sides)
+        input_name, output_name = (side.old_name for side in flow.pair.sides)
         yield f"{input_name} -> {output_name}: {_format_flow_verdict(flow)}"
 
 
@@ -269,7 +267,7 @@ def _format_flow_verdict(flow: BufferFlow) -> str:
     update = f", {flow.update.label}" if flow.update.label else ""
     if flow.updated_by is None:
         return flow.verdict + update
-    op_type, node_name = (escape_text(text) for text in flow.updated_by)
+    op_type, node_name = (text for text in flow.updated_by)
     separator = " by " if flow.verdict == "updated" else ": "
     node = f" ({node_name})" if node_name else ""
     return f"{flow.verdict}{separator}{op_type}{node}{update}"

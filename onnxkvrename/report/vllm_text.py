@@ -10,12 +10,13 @@ from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import render_facts, render_table, wrap_line
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
-from onnxkvrename.vllm.projection import Projection
+from onnxkvrename.vllm.projection import Projection, list_transfer_releases
 from onnxkvrename.vllm.specs import (
     KvCacheGroup,
     ProjectionRequest,
     Refusal,
     find_open_conditions,
+    list_releases,
 )
 from onnxkvrename.vllm.stages import count_gpu_blocks
 
@@ -45,10 +46,29 @@ def render_projection(projection: Projection | None, width: int | None) -> Itera
     yield from _render_allocations(projection.allocations, request.gpu_memory, width)
     if len(projection.stages) > 1:
         yield from _render_table(_STAGE_COLUMNS, _list_stage_rows(projection), width)
-    points = ((_format_name(a), point) for a in projection.allocations for point in _list_points(a))
+    points = (
+        (_format_name(a), point)
+        for a in projection.allocations
+        for point in _list_points(a, list_transfer_releases(a, request.vllm_version))
+    )
     yield from _render_table(_POINT_COLUMNS, points, width)
     conditions = find_open_conditions(projection.conditions)
-    yield from _render_facts(((c.state, f"{c.name}: {c.why}") for c in conditions), width)
+    facts = [(str(c.state), f"{c.name}: {c.why}") for c in conditions]
+    if projection.groupings:
+        facts.append(("holds for", _format_memory_releases(request)))
+    yield from _render_facts(facts, width)
+
+
+def _format_memory_releases(request: ProjectionRequest) -> str:
+    releases = list_releases(request.vllm_version)
+    if request.release in releases:
+        return f"vLLM {_format_releases(releases)}: groups and memory"
+    return f"vLLM {request.release}: groups and memory, of the allocations above"
+
+
+def _format_releases(releases: tuple[str, ...]) -> str:
+    """Return a range of releases: ``0.33``, ``0.30 to 0.33``."""
+    return " to ".join(dict.fromkeys((releases[0], releases[-1])))
 
 
 def _render_facts(facts: Iterable[tuple[str, str]], width: int | None) -> Iterator[Line]:
@@ -73,7 +93,9 @@ def _format_tokens(tokens: int) -> str:
 
 
 def _list_settings(request: ProjectionRequest) -> Iterator[str]:
-    yield f"vLLM {request.vllm_version}"
+    is_planned = request.release == request.vllm_version
+    planned_as = "" if is_planned else f", planned as {request.vllm_version}"
+    yield f"vLLM {request.release}{planned_as}"
     yield f"blocks of {_format_tokens(request.block_size)}"
     yield f"tensor parallel size {request.tensor_parallel_size}"
     if request.pipeline_parallel_size > 1:
@@ -203,7 +225,7 @@ def _format_count(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,}"
 
 
-def _list_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
+def _list_points(allocation: Allocation, releases: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield the conditions that decide, then the limits of NIXL and its transfers."""
     for condition in find_open_conditions(allocation.conditions):
         yield condition.state, f"{condition.name}: {condition.why}"
@@ -223,3 +245,5 @@ def _list_points(allocation: Allocation) -> Iterator[tuple[str, str]]:
     if fewer:
         why = "the next token does not attend to the other blocks"
         yield "decode reads", f"fewer descriptors: {', '.join(fewer)}; {why}"
+    if releases:
+        yield "holds for", f"vLLM {_format_releases(releases)}: NIXL's regions and transfers"

@@ -293,7 +293,7 @@ def read_graph(source: ByteSource, max_kept_bytes: int = KEPT_BYTES) -> ModelGra
 def _read_graph_body(source: ByteSource, graph: Record, limit: int, depth: int) -> Body:
     nodes, inputs, outputs = list[bytes](), list[str](), list[str]()
     constants: dict[str, bytes | None] = {}
-    for record in _read_parts(source, graph, _GRAPH_FIELDS):
+    for record in _read_parts(source, graph, _GRAPH_FIELDS, _NODE, nodes):
         if record.number == _NODE:
             nodes.append(_read_small(source, record, "node", limit))
         elif record.number in (_INITIALIZER, _SPARSE_INITIALIZER):
@@ -308,7 +308,7 @@ def _read_graph_body(source: ByteSource, graph: Record, limit: int, depth: int) 
 def _read_function(source: ByteSource, function: Record, limit: int) -> tuple[FunctionKey, Body]:
     nodes, inputs, outputs = list[bytes](), list[str](), list[str]()
     names = {_FUNCTION_NAME: "", _FUNCTION_DOMAIN: "", _FUNCTION_OVERLOAD: ""}
-    for record in _read_parts(source, function, _FUNCTION_FIELDS):
+    for record in _read_parts(source, function, _FUNCTION_FIELDS, _FUNCTION_NODE, nodes):
         if record.number == _FUNCTION_NODE:
             nodes.append(_read_small(source, record, "node", limit))
         elif record.number in names:
@@ -323,11 +323,28 @@ def _read_function(source: ByteSource, function: Record, limit: int) -> tuple[Fu
     return key, Body(nodes, tuple(inputs), tuple(outputs), {}, limit)
 
 
-def _read_parts(source: ByteSource, parent: Record, numbers: frozenset[int]) -> Iterator[Record]:
-    """Yield the messages and names of a body, not too many of them."""
+def _read_parts(
+    source: ByteSource,
+    parent: Record,
+    numbers: frozenset[int],
+    node_number: int,
+    nodes: list[bytes],
+) -> Iterator[Record]:
+    """Yield the messages and names of a body, not too many of them.
+
+    Short nodes are appended to `nodes` instead.
+    """
     most_parts = _limit_parts(parent)
-    for count, record in enumerate(read_fields(source, parent, stems=(), always=numbers)):
-        if count > most_parts:
+
+    def take_nodes(payloads: list[bytes]) -> None:
+        nodes.extend(payloads)
+        if len(nodes) > most_parts:
+            raise source.build_limit_error(most_parts, "parts of a graph", parent)
+
+    shorts = {node_number: take_nodes}
+    records = read_fields(source, parent, stems=(), always=numbers, shorts=shorts)
+    for count, record in enumerate(records):
+        if count + len(nodes) > most_parts:
             raise source.build_limit_error(most_parts, "parts of a graph", record)
         if record.number in numbers and record.wire_type == LENGTH:
             yield record

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from onnx import (
     AttributeProto,
@@ -66,10 +67,9 @@ def check_onnx_validity(model: ModelProto, source: ByteSource) -> Iterator[Findi
     copies = _remove_copied_functions(model, source)
     if copies:
         yield _build_copies_finding(copies)
-    unknown_operators = _set_unknown_operators_aside(model)
+    unknown_operators, size_faults = _prepare_for_checker(model)
     if unknown_operators:
         yield _build_unknown_operators_finding(unknown_operators)
-    size_faults = _shrink_tensors(model)
     try:
         check_model(model, full_check=False)
     except (ValidationError, ValueError, RuntimeError) as error:
@@ -134,83 +134,92 @@ def _to_text(name: str | bytes) -> str:
     return name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
 
 
-def _set_unknown_operators_aside(model: ModelProto) -> Counter[str]:
-    """Move nodes whose operator onnx does not define to a domain of their own; count them.
+class _Parts(NamedTuple):
+    """What is changed before onnx's checker sees it, of some graphs or a function.
 
-    An operator that onnx defines in another opset stays: the model is wrong then. So does
-    one whose domain is not imported.
+    Attributes:
+        unknown_nodes: The nodes whose operator onnx does not define.
+        tensors: The initializers, and the tensors of attributes.
+        sparse_tensors: The sparse ones.
     """
-    defined = {(function.domain, function.name) for function in model.functions}
-    scopes = [(model, [model.graph, *_list_training_graphs(model)])]
-    counts: Counter[str] = Counter()
-    for scope, roots in [*scopes, *((function, [function]) for function in model.functions)]:
-        imported = {entry.domain for entry in scope.opset_import}
-        if imported & {"", "ai.onnx"}:
-            imported |= {"", "ai.onnx"}
-        has_moved = False
-        for part in _list_parts(roots):
-            if not isinstance(part, NodeProto) or part.domain not in _STANDARD_DOMAINS & imported:
-                continue
-            domain, operator = part.domain.removesuffix("ai.onnx"), part.op_type
-            if isinstance(operator, bytes) or not operator or _is_defined_by_onnx(operator, domain):
-                continue  # not UTF-8, or for the checker to judge
-            if (part.domain, operator) not in defined:
-                counts[f"{domain}::{operator}" if domain else operator] += 1
-            part.domain, has_moved = _UNCHECKED_DOMAIN, True
-        if has_moved:
-            scope.opset_import.add(domain=_UNCHECKED_DOMAIN, version=1)
-    return counts
+
+    unknown_nodes: list[NodeProto]
+    tensors: list[TensorProto]
+    sparse_tensors: list[SparseTensorProto]
+
+
+def _collect_parts(roots: Iterable[GraphProto | FunctionProto], imported: Iterable[str]) -> _Parts:
+    """Return the parts of graphs or a function, and of all graphs in them.
+
+    A node is unknown only in a domain that is imported.
+    """
+    domains = _STANDARD_DOMAINS.intersection(imported)
+    if domains & {"", "ai.onnx"}:
+        domains |= {"", "ai.onnx"}
+    parts = _Parts([], [], [])
+    pending = list(roots)
+    while pending:
+        body = pending.pop()
+        attributes: list[AttributeProto] = []
+        if isinstance(body, GraphProto):
+            parts.tensors.extend(body.initializer)
+            parts.sparse_tensors.extend(body.sparse_initializer)
+        else:
+            attributes.extend(body.attribute_proto)
+        for node in body.node:
+            domain = node.domain
+            if domain in domains and not _is_for_checker(node.op_type, domain):
+                parts.unknown_nodes.append(node)
+            attributes.extend(node.attribute)
+        for attribute in attributes:
+            parts.tensors.extend(attribute.tensors)
+            parts.sparse_tensors.extend(attribute.sparse_tensors)
+            pending.extend(attribute.graphs)
+            if attribute.HasField("t"):
+                parts.tensors.append(attribute.t)
+            if attribute.HasField("sparse_tensor"):
+                parts.sparse_tensors.append(attribute.sparse_tensor)
+            if attribute.HasField("g"):
+                pending.append(attribute.g)
+    return parts
 
 
 @lru_cache(1024)
-def _is_defined_by_onnx(operator: str, domain: str) -> bool:
-    """Return whether onnx defines an operator, in whatever version."""
-    return bool(defs.has(operator, domain))
+def _is_for_checker(operator: str | bytes, domain: str) -> bool:
+    """Return whether onnx defines an operator, in whatever version, or it is no name of one."""
+    if isinstance(operator, bytes) or not operator:
+        return True  # not UTF-8, or absent
+    return bool(defs.has(operator, domain.removesuffix("ai.onnx")))
 
 
-def _list_training_graphs(model: ModelProto) -> list[GraphProto]:
+def _prepare_for_checker(model: ModelProto) -> tuple[Counter[str], list[str]]:
+    """Move unknown operators to a domain of their own, and shrink tensors without data.
+
+    An operator that onnx defines in another opset stays: the model is wrong then. So does
+    one whose domain is not imported.
+
+    Returns:
+        The number of nodes of each unknown operator, and the faults of data that do not fit.
+    """
     infos = model.training_info
-    return [graph for info in infos for graph in (info.initialization, info.algorithm)]
-
-
-def _list_parts(
-    roots: Iterable[GraphProto | FunctionProto],
-) -> Iterator[GraphProto | FunctionProto | NodeProto | AttributeProto]:
-    """Yield graphs and functions, and the nodes, attributes and subgraphs in them."""
-    pending: list[Iterator[GraphProto | FunctionProto | NodeProto | AttributeProto]] = [iter(roots)]
-    while pending:
-        part = next(pending[-1], None)
-        if part is None:
-            pending.pop()
-            continue
-        yield part
-        if isinstance(part, NodeProto):
-            pending.append(iter(part.attribute))
-        elif isinstance(part, AttributeProto):
-            pending.append(iter(part.graphs))
-            if part.HasField("g"):
-                pending.append(iter([part.g]))
-        else:
-            pending.append(iter(part.node))
-            if isinstance(part, FunctionProto):
-                pending.append(iter(part.attribute_proto))
-
-
-def _shrink_tensors(model: ModelProto) -> list[str]:
-    """Reduce all tensors without data to one element; return the faults of misfits."""
-    tensors: list[TensorProto] = []
-    for part in _list_parts([model.graph, *_list_training_graphs(model), *model.functions]):
-        sparse_tensors: list[SparseTensorProto] = []
-        if isinstance(part, GraphProto):
-            tensors += part.initializer
-            sparse_tensors += part.sparse_initializer
-        elif isinstance(part, AttributeProto):
-            tensors += [*part.tensors, *([part.t] if part.HasField("t") else [])]
-            sparse_tensors += part.sparse_tensors
-            sparse_tensors += [part.sparse_tensor] if part.HasField("sparse_tensor") else []
-        for sparse_tensor in sparse_tensors:
+    training = [graph for info in infos for graph in (info.initialization, info.algorithm)]
+    scopes = [(model, [model.graph, *training])]
+    defined = {(function.domain, function.name) for function in model.functions}
+    counts: Counter[str] = Counter()
+    faults: list[str] = []
+    for scope, roots in [*scopes, *((function, [function]) for function in model.functions)]:
+        parts = _collect_parts(roots, [entry.domain for entry in scope.opset_import])
+        for node in parts.unknown_nodes:
+            domain = node.domain.removesuffix("ai.onnx")
+            if (node.domain, node.op_type) not in defined:
+                counts[f"{domain}::{node.op_type}" if domain else node.op_type] += 1
+            node.domain = _UNCHECKED_DOMAIN
+        if parts.unknown_nodes:
+            scope.opset_import.add(domain=_UNCHECKED_DOMAIN, version=1)
+        for sparse_tensor in parts.sparse_tensors:
             _shrink_sparse_tensor(sparse_tensor)
-    return [fault for tensor in tensors if (fault := _shrink_tensor(tensor)) is not None]
+        faults += filter(None, map(_shrink_tensor, parts.tensors))
+    return counts, faults
 
 
 def _shrink_tensor(tensor: TensorProto) -> str | None:

@@ -24,6 +24,7 @@ from onnxkvrename.model.file import join_pieces, splice_payloads
 from onnxkvrename.model.protobuf import (
     FIXED_SIZES,
     LENGTH,
+    SHORT_SIZE,
     ByteSource,
     Record,
     Span,
@@ -35,6 +36,8 @@ from onnxkvrename.model.statistics import NESTED_FIELDS
 from onnxkvrename.verification.graph_bodies import BYTES_PER_PART, KEPT_BYTES
 
 _CHUNK_SIZE = 1 << 20
+_MIN_HEADER_SIZE = 2
+"""Bytes of a tag and a length."""
 _REMOVED_DATA_KEY = b"onnxkvrename.taken"
 _DATA_FIELDS = {
     4: "float_data",
@@ -135,12 +138,22 @@ def _find_edits(
     source: ByteSource, limit: int, *, digest_key: bytes
 ) -> Iterator[tuple[Record, bytes]]:
     """Yield the messages to replace; only messages that are large themselves are visited."""
+    short_count = short_bytes = 0
+
+    def count_shorts(payloads: list[bytes]) -> None:
+        nonlocal short_count, short_bytes
+        short_count += len(payloads)
+        short_bytes += sum(map(len, payloads)) + _MIN_HEADER_SIZE * len(payloads)
+        if short_count > MAX_ENTRIES + short_bytes // BYTES_PER_PART:
+            raise _build_parts_error(source)  # early: the rest need not be read
+
     pending = [(source.root, "model")]
     while pending:
         message, kind = pending.pop()
         nested = NESTED_FIELDS.get(kind, {})
         large_fields = list[tuple[Record, str]]()
-        records = read_fields(source, message, stems=(), always=frozenset(nested))
+        shorts = dict.fromkeys(nested, count_shorts) if limit >= SHORT_SIZE else {}
+        records = read_fields(source, message, stems=(), always=frozenset(nested), shorts=shorts)
         for count, record in enumerate(records):
             if count > MAX_ENTRIES + (record.end - message.start) // BYTES_PER_PART:
                 raise _build_parts_error(source)  # early: to visit each would take minutes
@@ -236,15 +249,20 @@ def has_too_many_parts(data: bytes) -> bool:
     Where the bytes are damaged, what comes after does not count; the parser refuses it.
     """
     limit = _PART_WEIGHT * (MAX_ENTRIES + len(data) // BYTES_PER_PART)
+    # There are no more parts than bytes that a tag may begin with, which are counted far faster.
+    most = sum(
+        weight * (len(data) - len(data.translate(None, tags)))
+        for weight, tags in _list_first_bytes().items()
+    )
     try:
-        return _exceeds(data, limit)
+        return most > limit and _exceeds(data, limit)
     except IndexError:  # cut short
         return False
 
 
 def _exceeds(data: bytes, limit: int) -> bool:
     total = 0
-    pending = [(0, len(data), _list_fields().by_number)]
+    pending = [(0, len(data), _list_kinds()[ModelProto.DESCRIPTOR.full_name].by_number)]
     while pending:
         position, end, fields = pending.pop()
         while position < end:
@@ -273,8 +291,8 @@ def _exceeds(data: bytes, limit: int) -> bool:
 
 
 @lru_cache(1)
-def _list_fields() -> _Fields:
-    """Return the fields of a model that count, read off onnx's own description."""
+def _list_kinds() -> dict[str, _Fields]:
+    """Return the fields that count of each kind of message, read off onnx's own description."""
     kinds: dict[str, _Fields] = {}
 
     def visit(descriptor: Descriptor) -> _Fields:
@@ -286,4 +304,22 @@ def _list_fields() -> _Fields:
                     kind.by_number[field.number] = visit(field.message_type)
         return kinds[descriptor.full_name]
 
-    return visit(ModelProto.DESCRIPTOR)
+    visit(ModelProto.DESCRIPTOR)
+    return kinds
+
+
+@lru_cache(1)
+def _list_first_bytes() -> dict[int, bytes]:
+    """Return the bytes that the tag of a part may begin with, by the most that such a part counts.
+
+    A tag with a first byte above 0x7F has more bytes, and may be that of any field.
+    """
+    weights = dict.fromkeys(range(0x80, 0x100), _PART_WEIGHT)
+    for kind in _list_kinds().values():
+        for number, part in kind.by_number.items():
+            tag = number << 3 | LENGTH
+            weights[tag] = max(weights.get(tag, 0), part.weight)
+    return {
+        weight: bytes(byte for byte in range(0x100) if weights.get(byte) == weight)
+        for weight in (1, _PART_WEIGHT)
+    }

@@ -19,7 +19,14 @@ from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.projection import project_layout
 from onnxkvrename.vllm.serve import ServeSettings
-from onnxkvrename.vllm.specs import CHUNKED_KINDS, MLA_KINDS, KvCacheSpec, ProjectionRequest
+from onnxkvrename.vllm.specs import (
+    CHUNKED_KINDS,
+    MLA_KINDS,
+    VLLM_VERSIONS,
+    KvCacheSpec,
+    ProjectionRequest,
+    plan_request,
+)
 
 FactorState = Literal["equal", "differs", "not known"]
 
@@ -55,6 +62,16 @@ class Worker(NamedTuple):
     layout: Layout
     request: ProjectionRequest
     settings: ServeSettings | None = None
+
+    @property
+    def release(self) -> str:
+        """vLLM's release, as ``--vllm`` says it."""
+        return plan_request(self.request).release
+
+    @property
+    def version(self) -> str:
+        """The version whose planning holds for the release."""
+        return plan_request(self.request).vllm_version
 
 
 class Factor(NamedTuple):
@@ -166,7 +183,7 @@ def compare_factors(prefill: Worker, decode: Worker) -> Compatibility:
         The factors that the hash has in vLLM's version. Workers of different versions differ in
         that; then the other factors are those of prefill's version.
     """
-    written_by, read_by = (worker.request.vllm_version for worker in (prefill, decode))
+    written_by, read_by = prefill.release, decode.release
     is_same_version = written_by == read_by  # as far as they are told: a patch release also counts
     state: FactorState = "not known" if is_same_version else "differs"
     version = Factor("vLLM version", state, written_by, read_by, "version of vLLM")
@@ -193,6 +210,8 @@ def _list_factors(version: str) -> list[tuple[str, str, _Describe]]:
         ("attention backend", "--attention-backend", _describe_backend),
         ("hybrid KV cache manager", "--disable-hybrid-kv-cache-manager", _describe_manager),
     ]
+    if version not in VLLM_VERSIONS:
+        return factors  # what else its hash has is not known
     if version == "0.24":
         flag = "enable_cross_layers_blocks in kv_connector_extra_config"
         return [*factors, ("cross-layer blocks", flag, _describe_cross_layers)]
@@ -344,13 +363,11 @@ def may_have_cross_layers(worker: Worker) -> bool:
     One group has then one tensor, which is a factor of the hash; several groups have packed blocks.
     """
     settings = worker.settings
-    if settings is None or worker.request.vllm_version != "0.24":
+    if settings is None or worker.version != "0.24":
         return False
     backend = settings.attention_backend
-    return (
-        str(settings.extra_config.get("enable_cross_layers_blocks")).lower() == "true"
-        and not any(buffer.is_state for buffer in worker.layout.buffers)
-        and (backend is None or backend.upper() in _CROSS_LAYER_BACKENDS or _has_groups(worker))
+    return str(settings.extra_config.get("enable_cross_layers_blocks")).lower() == "true" and (
+        backend is None or backend.upper() in _CROSS_LAYER_BACKENDS or _has_groups(worker)
     )
 
 

@@ -31,8 +31,10 @@ from onnxkvrename.vllm.specs import (
     FULL_KINDS,
     MLA_KINDS,
     VERSION_TRAITS,
+    VLLM_RELEASES,
     KvCacheGroup,
     ProjectionRequest,
+    plan_request,
 )
 
 _KERNEL_HINT = "or --kernel-block-size N, if the attention backends divide blocks"
@@ -103,10 +105,16 @@ def check_handshake(
     Raises:
         KvRenameError: `kernel_block_size` does not divide vLLM's block.
     """
+    requests = plan_request(requests[0]), plan_request(requests[1])
+    release = requests[0].release
+    if not VLLM_RELEASES[release].has_same_handshake:
+        return Handshake((), (f"vLLM: the handshake of {release} is not known",))
     projections = [
         project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
     ]
     placed = [*zip(projections, memory_layouts, strict=True)]
+    if not all(_has_known_registration(each, layout) for each, layout in placed):
+        return Handshake((), (f"vLLM: what NIXL registers in {release} is not known",))
     sides = [_build_side(each, kernel_block_size, layout) for each, layout in placed]
     is_known = all(_has_known_blocks(each, kernel_block_size, layout) for each, layout in placed)
     refusals = [
@@ -197,6 +205,14 @@ def _list_region_layers(allocation: Allocation | None) -> tuple[int, ...]:
         for member, start in placement.locate_members():
             first_layers[start] = min(member.layer, first_layers.get(start, member.layer))
     return tuple(sorted(first_layers.values()))
+
+
+def _has_known_registration(projection: Projection, memory_layout: str) -> bool:
+    """Return whether it is known what NIXL's connector registers, or that vLLM refuses it."""
+    allocation = find_nixl_allocation(projection, memory_layout)
+    if allocation is None or not allocation.is_possible or len(projection.stages) > 1:
+        return True
+    return allocation.registration is not None
 
 
 def _has_known_blocks(

@@ -1,7 +1,8 @@
 """Project a layout onto vLLM: specs, groups, memory, and what a prompt transfers.
 
-Two versions are known, 0.24 and 0.33. A projection for 0.33 also lists two allocations that it does
-not have, as impossible.
+Two versions are known, 0.24 and 0.33; a release before or between them is projected as one of them,
+as far as that holds. A projection for 0.33 also lists two allocations that it does not have, as
+impossible.
 """
 
 from __future__ import annotations
@@ -17,16 +18,22 @@ from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignm
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.memory_v024 import build_allocations_v024
 from onnxkvrename.vllm.memory_v033 import build_allocations_v033
-from onnxkvrename.vllm.nixl import build_transfers
+from onnxkvrename.vllm.nixl import NixlTransfer, build_transfers, split_states
 from onnxkvrename.vllm.specs import (
     MLA_KINDS,
     VERSION_TRAITS,
+    VLLM_RELEASES,
+    VLLM_VERSIONS,
     Condition,
+    KvCacheGroup,
     KvCacheSpec,
     ProjectionRequest,
     Refusal,
     RefusalError,
+    build_requirement,
     find_open_conditions,
+    list_releases,
+    plan_request,
 )
 from onnxkvrename.vllm.stages import (
     PipelineStage,
@@ -70,6 +77,7 @@ def project_layout(
     Raises:
         KvRenameError: It has pipeline stages beside a draft model, which is not supported.
     """
+    request = plan_request(request)
     if draft is not None:
         if request.pipeline_parallel_size > 1:
             raise KvRenameError(
@@ -85,6 +93,9 @@ def project_layout(
     except RefusalError as error:
         return Projection(request, model.specs, model.conditions, (error.refusal,))
     conditions = (*model.conditions, *list_alignment_conditions(specs, request))
+    unknown_groups = _explain_other_groups(layout, request)
+    if unknown_groups is not None:
+        return Projection(request, (), (*conditions, unknown_groups))
     version = request.vllm_version
     grouping = group_layers(specs, version)
     if version == "0.24":
@@ -94,12 +105,18 @@ def project_layout(
         block_outermost = group_layers(specs, version, block_outermost=True)
         groupings = (grouping, block_outermost)
         allocations = build_allocations_v033(specs, grouping, block_outermost)
+    other_memory = VLLM_RELEASES[request.release].other_memory
+    allocations = tuple(each for each in allocations if each.name not in other_memory)
     try:
         stages = build_stages(groupings, allocations, request) if allocations else ()
     except RefusalError as error:
         return Projection(request, specs, conditions, (error.refusal,))
     allocations = tuple(_count_transfers(each, groupings, request) for each in allocations)
     allocations = tuple(apply_stages(groupings, allocations, stages, request))
+    allocations = tuple(
+        _limit_transfers(each, groupings[each.grouping_index].groups, request)
+        for each in allocations
+    )
     return Projection(request, specs, conditions, (), groupings, allocations, stages)
 
 
@@ -114,6 +131,58 @@ def _count_transfers(
     return allocation._replace(transfers=transfers)
 
 
+def _explain_other_groups(layout: Layout, request: ProjectionRequest) -> Condition | None:
+    """Return why the groups of a release are not known; ``None`` if they are.
+
+    Where all of `VLLM_VERSIONS` form the same groups, so do the releases before and between them.
+    """
+    if VLLM_RELEASES[request.release].has_same_groups:
+        return None
+    candidates = set[tuple[KvCacheGroup, ...]]()
+    for version in VLLM_VERSIONS:
+        asked = request._replace(vllm_version=version)
+        try:
+            specs: Sequence[KvCacheSpec] = align_blocks(build_specs(layout, asked).specs, asked)
+        except RefusalError:
+            specs = ()
+        for block_outermost in (False, True):
+            candidates.add(group_layers(specs, version, block_outermost=block_outermost).groups)
+    if len(candidates) == 1:
+        return None
+    versions = " and ".join(VLLM_VERSIONS)
+    return build_requirement(
+        "groups", f"not known for vLLM {request.release}, as {versions} form different ones"
+    )
+
+
+def _limit_transfers(
+    allocation: Allocation, groups: Sequence[KvCacheGroup], request: ProjectionRequest
+) -> Allocation:
+    """Leave out the registration and transfers that are not known of a release."""
+    release = VLLM_RELEASES[request.release]
+    if allocation.registration is None or (
+        allocation.name not in release.other_transfers
+        and (release.has_same_states or not _has_refused_states(groups, release.planned_as))
+    ):
+        return allocation
+    unknown = f"NIXL in vLLM {request.release}: it may register other regions than "
+    transfers = tuple(
+        NixlTransfer(
+            each.tokens, each.blocks, None, None, None, unknown=unknown + release.planned_as
+        )
+        for each in allocation.transfers
+    )
+    return allocation._replace(registration=None, transfers=transfers)
+
+
+def _has_refused_states(groups: Sequence[KvCacheGroup], version: str) -> bool:
+    try:
+        split_states(groups, version)
+    except RefusalError:
+        return True
+    return False
+
+
 def _append_draft(layout: Layout, draft: Layout) -> Layout:
     """Return the layout with the layers of a draft model after its own."""
     start = max(layout.layers, default=-1) + 1
@@ -126,6 +195,15 @@ def _append_draft(layout: Layout, draft: Layout) -> Layout:
         for buffer in draft.buffers
     )
     return layout._replace(buffers=(*layout.buffers, *buffers))
+
+
+def list_transfer_releases(allocation: Allocation, version: str) -> tuple[str, ...]:
+    """Return the releases for which the registration holds that a version has, oldest first."""
+    if allocation.registration is None:
+        return ()
+    if allocation.registration.refused is not None:
+        return (version,)
+    return list_releases(version, allocation.name)
 
 
 def find_nixl_allocation(projection: Projection, layout: str = "") -> Allocation | None:

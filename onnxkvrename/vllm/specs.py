@@ -121,6 +121,72 @@ VERSION_TRAITS: Mapping[str, VersionTraits] = MappingProxyType(
 )
 """The versions of vLLM whose planning is known here. Where code differs, it names the version."""
 VLLM_VERSIONS: tuple[VllmVersion, ...] = ("0.24", "0.33")
+BLOCK_OUTERMOST_LAYOUTS = frozenset({"BLNHC", "BLHNC", "BHLNC"})
+"""The layouts of 0.33 in which one block holds all layers."""
+_ALLOCATIONS = BLOCK_OUTERMOST_LAYOUTS | {
+    *("LBNHC", "LBHNC", "LHBNC"),
+    *("unpacked", "cross_layers", "canonical", "packed"),
+}
+
+
+class Release(NamedTuple):
+    """How far the planning of one of `VLLM_VERSIONS` holds for a release of vLLM.
+
+    Attributes:
+        planned_as: The version whose planning is followed.
+        has_same_groups: Whether it forms the same groups; otherwise that is known only where all of
+            `VLLM_VERSIONS` form the same.
+        other_memory: The allocations that it lays out otherwise.
+        other_transfers: The allocations that it registers with NIXL otherwise.
+        has_same_handshake: Whether it accepts and refuses the same pairs of workers.
+        has_same_states: Whether NIXL's connector takes the same states.
+    """
+
+    planned_as: VllmVersion
+    has_same_groups: bool = True
+    other_memory: frozenset[str] = frozenset()
+    other_transfers: frozenset[str] = frozenset()
+    has_same_handshake: bool = True
+    has_same_states: bool = True
+
+
+_BETWEEN = Release("0.24", False, other_transfers=_ALLOCATIONS, has_same_handshake=False)
+VLLM_RELEASES: Mapping[str, Release] = MappingProxyType(
+    {
+        "0.23": _BETWEEN._replace(other_memory=frozenset({"cross_layers", "packed"})),
+        "0.24": Release("0.24"),
+        "0.25": Release("0.24", has_same_states=False),
+        "0.26": _BETWEEN,
+        "0.27": _BETWEEN,
+        "0.28": _BETWEEN,
+        "0.29": Release(
+            "0.33",
+            other_memory=BLOCK_OUTERMOST_LAYOUTS,
+            other_transfers=_ALLOCATIONS,
+            has_same_handshake=False,
+        ),
+        "0.30": Release("0.33", other_transfers=BLOCK_OUTERMOST_LAYOUTS),
+        "0.31": Release("0.33", other_transfers=BLOCK_OUTERMOST_LAYOUTS),
+        "0.32": Release("0.33", other_transfers=BLOCK_OUTERMOST_LAYOUTS),
+        "0.33": Release("0.33"),
+    }
+)
+"""The releases that ``tests/judge_vllm.py`` compares with the projection; the newest is last."""
+
+
+def list_releases(version: str, allocation: str | None = None) -> tuple[str, ...]:
+    """Return the releases for which all that a version plans holds, oldest first.
+
+    With the name of an allocation, those that also register it with NIXL alike.
+    """
+    return tuple(
+        name
+        for name, release in VLLM_RELEASES.items()
+        if release.planned_as == version
+        and release.has_same_groups
+        and not release.other_memory
+        and allocation not in release.other_transfers
+    )
 
 
 class ProjectionRequest(NamedTuple):
@@ -129,7 +195,7 @@ class ProjectionRequest(NamedTuple):
     Attributes:
         block_size: vLLM's ``--block-size``, in tokens.
         tensor_parallel_size: vLLM's ``--tensor-parallel-size``, in ranks.
-        vllm_version: One of `VLLM_VERSIONS`.
+        vllm_version: One of `VLLM_RELEASES`; in a projection, the version that it is planned as.
         prompt_lengths: Lengths in tokens of the prompts whose transfer is counted.
         kv_cache_dtype: vLLM's ``--kv-cache-dtype``, one of `KV_CACHE_DTYPES`; ``None`` for the
             graph's own dtypes.
@@ -138,6 +204,7 @@ class ProjectionRequest(NamedTuple):
             ``--kv-cache-memory-bytes``; ``None`` if that is not known.
         draft_start: The number of a draft model's first layer, after those of the model itself;
             ``None`` without a draft model.
+        release: In a projection, the release that was asked for; empty otherwise.
     """
 
     block_size: int
@@ -148,6 +215,15 @@ class ProjectionRequest(NamedTuple):
     pipeline_parallel_size: int = 1
     gpu_memory: int | None = None
     draft_start: int | None = None
+    release: str = ""
+
+
+def plan_request(request: ProjectionRequest) -> ProjectionRequest:
+    """Return a request with the version that its release is planned as, and with the release."""
+    if request.release:
+        return request
+    planned_as = VLLM_RELEASES[request.vllm_version].planned_as
+    return request._replace(vllm_version=planned_as, release=request.vllm_version)
 
 
 ConditionState = Literal["met", "not met", "requires"]

@@ -23,6 +23,7 @@ from onnxkvrename.vllm.projection import check_nixl, check_projection, project_l
 from onnxkvrename.vllm.specs import (
     FULL_KINDS,
     MLA_KINDS,
+    VLLM_VERSIONS,
     WINDOWED_KINDS,
     can_merge,
     is_uniform_type,
@@ -58,7 +59,7 @@ def judge_worker(worker: Worker) -> Judgement:
         *(() if unknown else check_nixl(projection, find_memory_layout(worker))),
         *refusals,
     ]
-    fact = f"the code of vLLM {worker.request.vllm_version}'s NIXL connector"
+    fact = f"the code of vLLM {worker.release}'s NIXL connector"
     return Judgement(tuple(findings), tuple(unknown), () if unknown else (fact,))
 
 
@@ -83,7 +84,7 @@ def judge_handshake(
         (find_memory_layout(prefill), find_memory_layout(decode)),
         has_hybrid_manager=has_hybrid_manager(decode) is not False,
     )
-    fact = f"the code of vLLM {decode.request.vllm_version}'s NIXL connector"
+    fact = f"the code of vLLM {decode.release}'s NIXL connector"
     is_known = not any("not known" in note for note in handshake.notes)
     return Judgement(handshake.findings, handshake.notes, (fact,) if is_known else ())
 
@@ -106,12 +107,14 @@ def judge_workers(
         KvRenameError: `kernel_block_size` does not divide vLLM's block.
     """
     workers = (prefill, decode)
-    version = decode.request.vllm_version
+    version = decode.release
     compatibility = compare_factors(prefill, decode)
     findings = [*compatibility.list_findings(version)]
     notes = [*compatibility.list_notes()]
-    if prefill.request.vllm_version != version:
+    if prefill.release != version:
         return Judgement(tuple(findings), tuple(notes))
+    if version not in VLLM_VERSIONS:
+        notes.append(f"vLLM: what else the compatibility hash of {version} has is not known")
     for name, worker in zip(("prefill", "decode"), workers, strict=True):
         findings += (
             finding._replace(message=f"{name}: {finding.message}")
@@ -135,7 +138,7 @@ def find_memory_layout(worker: Worker) -> str:
     layout = None if worker.settings is None else worker.settings.kv_cache_layout
     if layout is None:
         return ""
-    return layout if worker.request.vllm_version == "0.24" else _ALIASES.get(layout, layout)
+    return layout if worker.version == "0.24" else _ALIASES.get(layout, layout)
 
 
 def _has_states(layout: Layout) -> bool:
@@ -173,7 +176,7 @@ def _needs_hybrid_manager(worker: Worker) -> bool:
     if _has_states(worker.layout):
         return True
     specs = project_layout(_unify_layers(worker).layout, worker.request).specs
-    version = worker.request.vllm_version
+    version = worker.version
     if specs and not (can_merge(specs, version) or is_uniform_type(specs, version)):
         return True
     kinds = {buffer.kind: set[object]() for buffer in worker.layout.buffers}

@@ -82,6 +82,16 @@ def test_a_plain_model_cannot_be_taken_and_is_told_how(decoder: Path, run) -> No
     assert run("check-consumer", decoder).code == 0
 
 
+def test_a_verdict_has_the_colour_of_its_outcome(
+    decoder: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[31mvllm-qaic cannot use it" in run("check-consumer", decoder).out
+    run(decoder, "--target", "vllm-qaic", "-q")
+    assert "\x1b[32mvllm-qaic can use it" in run("check-consumer", decoder).out
+
+
 def test_the_hint_is_a_command_whatever_the_model_is_called(decoder: Path, run) -> None:
     path = decoder.rename(decoder.with_name("my model; rm -rf $HOME.onnx"))
     found = document(run("check-consumer", path, "--format", "json"))

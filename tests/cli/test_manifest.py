@@ -136,7 +136,7 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((MODEL, "--block-size", "16", "--gpu-memory", "8 apples"), "pass a size such as 512M"),
         ((MODEL, "--block-size", "16", "--kv-cache-dtype", "int3"), "'int3' is not one of"),
         ((MODEL, "--block-size", "0"), "'--block-size': 0 is not in the range x>=1"),
-        ((MODEL, "--block-size", "16", "--vllm", "9"), "'9' is not one of '0.24', '0.33'"),
+        ((MODEL, "--block-size", "16", "--vllm", "9"), "'9' is not one of '0.23', '0.24', '0.25'"),
         ((MODEL, "--specializations", "none.json"), "none.json: no such file"),
         ((MODEL, "--specializations", "text.onnx"), "text.onnx: is not JSON"),
         ((MODEL, "--custom-io", "text.onnx"), "text.onnx: cannot be read as custom I/O"),

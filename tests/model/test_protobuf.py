@@ -107,6 +107,8 @@ def test_what_protobuf_refuses_in_a_graph_is_refused_there(
     for stems in (None, (), (b"past_",)):
         with pytest.raises(ModelError):
             list(read_fields(source, graph, stems=stems))
+    with pytest.raises(ModelError):
+        list(read_fields(source, graph, stems=(), always=frozenset({1}), shorts={1: len}))
 
 
 def test_groups_count_as_messages():
@@ -227,6 +229,30 @@ def test_a_search_finds_what_a_plain_walk_finds(
         prefix, size = record.start - record.length_start, record.end - record.length_start
         if record.wire_type == LENGTH and record.number < 16 and prefix < 3 < size < 63:
             assert record in asked
+
+
+@given(before=st.integers(0, 70), message=messages(), size=st.sampled_from([16, 1 << 10]))
+def test_short_fields_and_records_are_all_there_is_in_its_order(
+    before: int, message: bytes, size: int
+):
+    data = field(3, "b" * before) + field(7, message) + field(4, "past_")
+    payloads: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "BLOCK_SIZE", 64)
+        patch.setattr(wire, "SHORT_SIZE", size)
+        source = ByteSource.from_bytes(data)
+        holder = list(read_fields(source, source.root))[1]
+        asked = [r for r in read_fields(source, holder) if r.number in (1, 200)]
+        always, shorts = frozenset((1, 200)), {1: payloads.extend}
+        others = []
+        for record in read_fields(source, holder, stems=(), always=always, shorts=shorts):
+            if (record.number, record.wire_type) == (1, LENGTH):
+                payloads.append(data[record.start : record.end])
+            else:
+                others.append(record)
+    texts = [r for r in asked if (r.number, r.wire_type) == (1, LENGTH)]
+    assert payloads == [data[r.start : r.end] for r in texts]
+    assert others == [r for r in asked if r not in texts]
 
 
 @pytest.mark.parametrize("around", thin([1 << 16, 2 << 16], 1))

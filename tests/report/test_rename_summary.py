@@ -12,7 +12,7 @@ from terminals import run_on_terminal
 from window_sets import write_windows
 
 from onnxkvrename import Finding, ModelReport, Report, rename
-from onnxkvrename.report.rename_text import render_summary
+from onnxkvrename.report.rename_text import render_states
 
 HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\/past_key.0"
 FAULT = Finding("KV101", "error", "past_key.0", "is wrong", "export again")
@@ -22,7 +22,7 @@ SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\/past_key.0"
 def drawn(
     *found: ModelReport, dry_run: bool = True, verbose: bool = False, width: int = 100
 ) -> str:
-    lines = render_summary(Report(found), width, dry_run=dry_run, verbose=verbose)
+    lines = render_states(Report(found), width, dry_run=dry_run, verbose=verbose)
     return "".join(f"{line.text}\n" for line in lines)
 
 
@@ -58,7 +58,7 @@ def test_a_summary_says_what_was_found_renamed_and_kept_and_what_to_do_next(
         path="m.onnx", output="m.onnx", feed_back_call='compile(onnx_path="m.onnx")'
     )
     assert [" ".join(line.split()) for line in drawn(found).splitlines()] == [
-        "m.onnx 8 names changed",
+        "m.onnx: 8 names changed",
         "attention past_key, past_value of layers 0-1",
         "names past_key.0 -> past_key.0_VLLM",
         'next compile(onnx_path="m.onnx")',
@@ -85,7 +85,7 @@ def test_verbose_adds_a_line_for_each_buffer(decoder: Path) -> None:
 
 def test_a_result_elsewhere_is_pointed_to(decoder: Path) -> None:
     found = rename(decoder, "VLLM", output=decoder.with_name("new.onnx"))
-    assert re.search(r"8 names changed\s+-> \S*new\.onnx", drawn(found, dry_run=False, width=300))
+    assert re.search(r"8 names changed -> \S*new\.onnx", drawn(found, dry_run=False, width=300))
 
 
 def test_many_models_with_one_outcome_are_one_line_and_there_is_a_total(decoder: Path) -> None:
@@ -94,19 +94,18 @@ def test_many_models_with_one_outcome_are_one_line_and_there_is_a_total(decoder:
     models = [found._replace(path=f"set/{n}.onnx", output=f"set/{n}.onnx") for n in range(4)]
     assert "attention" in drawn(*models)
     assert drawn(failed, *models, width=300).splitlines() == [
-        "bad.onnx  failed",
-        "4 files in set (first: 0.onnx, 1.onnx)  8 names would change",
+        "bad.onnx: failed",
+        "4 files in set (first: 0.onnx, 1.onnx): 8 names would change",
         "5 models: 4 would change, 0 unchanged, 1 failed; 20 KV buffers",
     ]
     assert len(drawn(failed, *models, verbose=True, width=300).splitlines()) > 20
 
 
-def test_the_model_that_failed_comes_before_those_left_alone(decoder: Path) -> None:
+def test_those_left_alone_are_counted_after_the_model_that_failed(decoder: Path) -> None:
     found = rename(decoder, "VLLM", dry_run=True)._replace(path="m.onnx", output="m.onnx")
     failed = found._replace(path="bad.onnx", status="failed", findings=(FAULT,))
     assert drawn(found, found, failed, dry_run=False, width=300).splitlines() == [
-        "bad.onnx  failed: nothing was written",
-        "2 other models  left alone: another model failed",
+        "bad.onnx: failed: nothing was written",
         "3 models: 0 renamed, 0 unchanged, 1 failed, 2 left alone (another model failed); "
         "nothing was written",
     ]
@@ -140,7 +139,7 @@ def test_a_passed_check_has_a_line_with_what_it_rests_on(decoder: Path) -> None:
 
 def test_a_dry_run_points_to_where_results_would_go(decoder: Path) -> None:
     found = rename(decoder, "VLLM", output=decoder.with_name("new.onnx"), dry_run=True)
-    assert re.search(r"8 names would change\s+-> \S*new\.onnx", drawn(found, width=300))
+    assert re.search(r"8 names would change -> \S*new\.onnx", drawn(found, width=300))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.vllm.groups import Grouping, GroupingMethod
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCaches, Placement
 from onnxkvrename.vllm.nixl import NixlTransfer
-from onnxkvrename.vllm.projection import Projection
+from onnxkvrename.vllm.projection import Projection, list_transfer_releases
 from onnxkvrename.vllm.specs import (
     Condition,
     ConditionState,
@@ -18,6 +18,7 @@ from onnxkvrename.vllm.specs import (
     KvCacheSpec,
     ProjectionRequest,
     Refusal,
+    list_releases,
 )
 from onnxkvrename.vllm.stages import PipelineStage, count_gpu_blocks
 
@@ -131,7 +132,8 @@ class Arrangement(NamedTuple):
         canonical: vLLM's CanonicalKVCaches of this allocation (vllm-project/vllm#37853); `None` if
             it is not possible or not known.
         nixl: The memory that vLLM registers with NIXL; `None` if NIXL's connector does not use this
-            arrangement.
+            arrangement, or if that is not known for the release.
+        nixl_releases: The releases for which `nixl` and `transfers` are known to be the same.
         transfers: One entry for each `--tokens`.
         default: Whether vLLM uses it unless a setting, a backend or a connector selects another.
     """
@@ -146,6 +148,7 @@ class Arrangement(NamedTuple):
     placements: tuple[Placement, ...]
     canonical: CanonicalKvCaches | None
     nixl: Registration | None
+    nixl_releases: tuple[str, ...]
     transfers: tuple[NixlTransfer, ...]
     default: bool
 
@@ -155,6 +158,8 @@ class ProjectionContent(NamedTuple):
 
     Attributes:
         vllm: The version of vLLM whose code is followed.
+        release: The release of vLLM that was asked for.
+        releases: The releases for which groups and memory are known to be the same.
         block_size: Tokens in a block, from `--block-size`.
         tp: Tensor parallelism.
         pp: Pipeline parallelism.
@@ -171,6 +176,8 @@ class ProjectionContent(NamedTuple):
     """
 
     vllm: str
+    release: str
+    releases: tuple[str, ...]
     block_size: int
     tp: int
     pp: int
@@ -191,6 +198,8 @@ def projection_to_json(projection: Projection) -> dict[str, Any]:
     arrangements = (_describe_allocation(each, request) for each in projection.allocations)
     content = ProjectionContent(
         vllm=request.vllm_version,
+        release=request.release,
+        releases=list_releases(request.vllm_version),
         block_size=request.block_size,
         tp=request.tensor_parallel_size,
         pp=request.pipeline_parallel_size,
@@ -238,5 +247,6 @@ def _describe_allocation(allocation: Allocation, request: ProjectionRequest) -> 
         grouping=allocation.grouping_index,
         num_blocks=count_gpu_blocks(allocation.bytes_per_block, request.gpu_memory),
         nixl=None if registration is None else fill_record(Registration, registration),
+        nixl_releases=list_transfer_releases(allocation, request.vllm_version),
         default=allocation.is_default,
     )

@@ -233,6 +233,18 @@ def _render_finding(item: FoldedFinding, limit: int = MAX_LINE_LENGTH) -> Line:
     return build_line(Span(where, BOLD), ": ", severity, f": {_join_parts(*shown)}", err=True)
 
 
+def build_verdict_line(where: str, verdict: str, style: str, more: str = "") -> Line:
+    """Return the line with what became of some files, or how they are judged.
+
+    Args:
+        where: The file, or several.
+        verdict: The outcome in words.
+        style: That of the verdict.
+        more: What follows it.
+    """
+    return build_line(Span(where, BOLD), ": ", Span(verdict, style), more)
+
+
 def build_error_line(error: KvRenameError, limit: int = MAX_LINE_LENGTH) -> Line:
     """Return the line for stderr with the path, the problem and the fix."""
     return build_line(Span("error", f"{RED};{BOLD}"), f": {format_error(error, limit)}", err=True)

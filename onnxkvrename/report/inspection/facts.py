@@ -9,9 +9,8 @@ from onnxkvrename.findings import (
     Finding,
     format_bytes,
     format_count,
-    format_layer_run,
+    format_layers,
     format_list,
-    group_layer_runs,
 )
 from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, group_buffers
 from onnxkvrename.layout.layout import compute_tensor_bytes
@@ -157,7 +156,9 @@ def _list_buffer_facts(summary: ModelSummary) -> Iterator[Fact]:
     for group in groups[:_MAX_GROUPS]:
         kind = get_kind_traits(group.kind).label + " (a guess)" * group.kind_guessed
         shape = "of unknown rank" if group.shape is None else format_shape(group.shape)
-        buffers = f"{_format_names(group.buffers, _SOME)} of {_format_layers(group.layers)}"
+        buffers = (
+            f"{_format_names(group.buffers, _SOME)} of {format_layers(sorted(set(group.layers)))}"
+        )
         update = f", {group.update.label}" if group.update.label else ""
         label = "" if kind == previous_kind else kind
         yield Fact(label, (buffers, f"{group.dtype} {shape}{update}"))
@@ -188,14 +189,3 @@ def _format_names(names: Sequence[str], limit: int) -> str:
     """Return the first few names, each without its middle if it is very long."""
     shown = [shorten_text(escape_text(name), _MAX_NAME) for name in names[:limit]]
     return format_list([*shown, *names[limit:]], limit=limit)
-
-
-def _format_layers(layers: Sequence[int]) -> str:
-    """Return ``layers 0-5``, or the number of layers and the first few runs."""
-    count = len(set(layers))
-    runs = list(map(format_layer_run, group_layer_runs(sorted(set(layers)))))
-    if len(runs) == 1:
-        return f"layer {runs[0]}" if count == 1 else f"layers {runs[0]}"
-    if len(runs) > _FEW + 1:
-        runs[_FEW:] = [f"... {runs[-1]}"]
-    return f"{count} layers ({', '.join(runs)})"

@@ -51,8 +51,8 @@ def test_a_summary_says_what_is_in_the_file(inspected) -> None:
 
 def test_layers_of_a_kind_are_told_in_short(inspected) -> None:
     text = draw_plain(render_model_summary, inspected(HYBRID))
-    assert "conv_state of 16 layers (0-1, 3-4, 6-7, ... 21-22)\n" in text
-    assert "past_key, past_value of 8 layers (2, 5, 8, ... 23)\n" in text
+    assert "conv_state of layers 0-1, 3-4, 6-7, 9-10, 12-13 and 3 more\n" in text
+    assert "past_key, past_value of layers 2, 5, 8, 11, 14 and 3 more\n" in text
     assert "of layers 0-1\n" in draw_plain(render_model_summary, inspected(("full", "full")))
 
 
