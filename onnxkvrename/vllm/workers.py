@@ -170,8 +170,8 @@ def _check_settings(worker: Worker) -> Iterator[Finding]:
 def _needs_hybrid_manager(worker: Worker) -> bool:
     """Return whether layers do not become one kind (``unify_hybrid_kv_cache_specs``).
 
-    NIXL's connector takes no states without the manager. Windows that become full attention must
-    have one size, and so must chunks (``merge_window_sizes``).
+    Without the manager NIXL's connector does not take states. Windows that become full attention
+    must have one size, and so must chunks (``merge_window_sizes``).
     """
     if _has_states(worker.layout):
         return True
@@ -202,6 +202,14 @@ def _list_unknown(worker: Worker) -> Iterator[str]:
             "vLLM 0.24: not known for enable_cross_layers_blocks: whether it has an effect depends "
             "on the attention backend and the model runner"
         )
+    is_unified = _unify_layers(worker) != worker
+    value_sizes = {
+        worker.layout.resolve_shape(buffer.shape)
+        for buffer in worker.layout.buffers
+        if buffer.part == "value" and buffer.shape is not None
+    }
+    if is_unified and worker.version == "0.24" and len({each[-1] for each in value_sizes}) > 1:
+        yield "vLLM 0.24: not known for values of several sizes without the hybrid KV cache manager"
     if has_hybrid_manager(worker) is False and kinds & MLA_KINDS and len(kinds) > 1:
         yield "vLLM: not known for several kinds of MLA without the hybrid KV cache manager"
 
