@@ -9,7 +9,7 @@ its help are made from it (:mod:`onnxkvrename.cli.options`), and the library fil
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args, get_type_hints
 
 
 class Option(NamedTuple):
@@ -30,7 +30,7 @@ class Option(NamedTuple):
         negates: Whether the flag sets the field to false.
         is_required: Whether the command needs it.
         shows_default: Whether the help shows the default.
-        needs: The field without which it has no meaning.
+        needs: Fields of which one must be set, or it has no meaning.
         excludes: Fields that cannot be set together with it.
         why: The reason for `needs` or `excludes`, for the message; empty where it is plain.
     """
@@ -46,7 +46,7 @@ class Option(NamedTuple):
     negates: bool = False
     is_required: bool = False
     shows_default: bool = False
-    needs: str = ""
+    needs: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
     why: str = ""
 
@@ -56,7 +56,7 @@ class Conflict(NamedTuple):
 
     Attributes:
         name: The field that is set.
-        other: The other field.
+        other: The other field; of several that would do, the first.
         is_missing: Whether the other field would have to be set, and is not.
         why: The reason, after a colon; empty where it is plain.
     """
@@ -91,8 +91,8 @@ def find_conflict(options: Mapping[str, Option], given: Collection[str]) -> Conf
             for other in option.excludes:
                 if other in given:
                     return Conflict(name, other, False, why)
-            if option.needs and option.needs not in given:
-                return Conflict(name, option.needs, True, why)
+            if option.needs and not any(other in given for other in option.needs):
+                return Conflict(name, option.needs[0], True, why)
     return None
 
 
@@ -128,6 +128,16 @@ JOBS = Option(
     most=10_000,
 )
 
+SERVE = Option(
+    "--serve",
+    "What vLLM is started with: a line such as 'VLLM_KV_CACHE_LAYOUT=HND vllm serve MODEL "
+    "--tensor-parallel-size 2', or flags alone; @FILE for a script with such a line, or for the "
+    "YAML of vLLM's --config.",
+    "LINE",
+)
+ServeLine = NewType("ServeLine", str)
+"""A value of `SERVE`."""
+
 Models = Annotated[tuple[Path, ...], Option("", metavar="MODEL...")]
 GroupWindows = Annotated[bool, NO_SET]
 Strict = Annotated[bool, Option("--strict", "Treat warnings as errors.")]
@@ -162,7 +172,7 @@ PairsToken = Annotated[
         "--prefix --token",
         "With --pairs: the token in the names; by default each one with a capital letter.",
         "TOKEN",
-        needs="pairs",
+        needs=("pairs",),
         why="rules recognise tokens by themselves",
     ),
 ]

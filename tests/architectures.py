@@ -132,7 +132,7 @@ _LINE_CHOICES: dict[str, list[object]] = {
     "model": ["M", "N", ""],
     "dtype": ["bfloat16", "float16", "half", None],
     "kv_cache_dtype": ["fp8", "fp8_e4m3", "bfloat16", None],
-    "attention_backend": ["FLASH_ATTN", "FLASHINFER", None],
+    "attention_backend": ["FLASH_ATTN", "TRITON_ATTN", None],
     "has_hybrid_manager": [True, False, None],
     "speculative_config": [*_DRAFTS],
     "connector": ["NixlConnector", "NixlPullConnector", "NixlPushConnector", None],
@@ -154,9 +154,12 @@ def draw_deployments(seed: int, release: str) -> tuple[Deployment, Deployment]:
     if rng.random() < 0.15:
         decode = _change_architecture(rng, decode)
     choices = {**_LINE_CHOICES, "kv_cache_layout": [*_LAYOUTS[release.rpartition(".")[0]]]}
+    dtypes = [_find_dtype(each) for each in (prefill, decode)]
+    has_fp8 = any(layer.dtype == "FLOAT8E4M3FN" for layer in decode.layers)
     line: dict[str, object] = {
         "model": "M",
-        "dtype": "bfloat16",
+        "dtype": dtypes[0],
+        "kv_cache_dtype": "fp8" if has_fp8 else None,
         "attention_backend": "FLASH_ATTN",
         "ssm_conv_state_layout": "DS",
     }
@@ -164,7 +167,6 @@ def draw_deployments(seed: int, release: str) -> tuple[Deployment, Deployment]:
         line[name] = rng.choice(choices[name])
     changed = rng.sample([*choices], rng.choice([0, 0, 0, 1, 1, 2]))
     other = {**line, **{name: rng.choice(choices[name]) for name in changed}}
-    dtypes = [_find_dtype(each) for each in (prefill, decode)]
     if prefill.layers != decode.layers:  # a graph's dtype is that of its checkpoint
         for each in (line, other):
             each.update(dtype=None, kv_cache_dtype=None, extra_config={})

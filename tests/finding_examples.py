@@ -683,8 +683,8 @@ def make_kv618() -> None:
 show(
     "KV619",
     "fixtures/plain/decoder.onnx --target vllm-qaic -o model.onnx",
-    "compare model.onnx model.onnx --tp 1:3",
-    fix=("compare model.onnx model.onnx --tp 1:2",),
+    "compare model.onnx model.onnx --serve 'prefill:-tp 1' --serve 'decode:-tp 3'",
+    fix=("compare model.onnx model.onnx --serve 'prefill:-tp 1' --serve 'decode:-tp 2'",),
 )
 
 

@@ -346,7 +346,7 @@ def compare_deployments(witness: Witness, seed: int) -> Iterator[Verdict]:
     )
     refusal = witness.refuse_deployments(prefill, decode, kernel_block)
     unknown = set[str]()
-    if len(witness.hashed) == 2:
+    if len(witness.hashed) == 2 and prefill.version == decode.version:
         for factor in compare_factors(*workers).factors:
             values = [hashed.get(_FACTORS[factor.name]) for hashed in witness.hashed]
             state = "equal" if values[0] == values[1] else "differs"
@@ -370,9 +370,12 @@ def compare_deployments(witness: Witness, seed: int) -> Iterator[Verdict]:
 
 def _build_worker(deployment: Deployment) -> Worker:
     request = ProjectionRequest(
-        deployment.architecture.block_size, deployment.architecture.tp, deployment.version
+        deployment.architecture.block_size,
+        deployment.architecture.tp,
+        deployment.version,
+        serve=deployment.settings,
     )
-    return Worker(build_layout(deployment.architecture), request, deployment.settings)
+    return Worker(build_layout(deployment.architecture), request)
 
 
 def _list_pages(grouping: Grouping) -> list[list[tuple[int, int, int, int]]]:

@@ -171,6 +171,12 @@ def test_layouts_consumers_and_two_sides(decoder: Path) -> None:
     assert not onnxkvrename.compare(loaded, decoder).failed
     window, full = SERVING / "window.onnx", SERVING / "window_whole.onnx"
     assert onnxkvrename.compare(full, window).failed
+    full_line = "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M"
+    assert onnxkvrename.check_consumer(decoder, serve=full_line) == ()
+    assert not onnxkvrename.compare(decoder, decoder, serve="-tp 2").failed
+    lines = {"prefill": "-tp 1", "decode": "-tp 3"}
+    handoff = onnxkvrename.compare(decoder, decoder, serve=lines, vllm="0.24")
+    assert {finding.code for finding in handoff.findings} == {"KV619"}
     with pytest.raises(KvRenameError, match="no such target"):
         onnxkvrename.check_consumer(loaded, "nobody")
 
@@ -195,6 +201,7 @@ CALLS = {
 VALUES = (7, 1.5, b"bytes", ["item"], {"key": "value"}, object(), onnx.ModelProto(), Path)
 """Values of all kinds; each is wrong for nearly all arguments."""
 ACCEPTED = {
+    ("compare", "serve"): (dict,),
     ("load_layout", "paths"): (list, dict),
     ("rename_all", "models"): (list, dict),
     ("suggest_rules", "models"): (list, dict),
@@ -350,6 +357,8 @@ def test_the_path_of_a_directory_is_no_output(tmp_path: Path) -> None:
         ),
         (lambda: onnxkvrename.load_layout(PLAIN, sizes={"ctx_len": 0}), "must be 1 or more, not 0"),
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=[-4]), "must be 1 or more, not -4"),
+        (lambda: onnxkvrename.compare(PLAIN, PLAIN, serve={"both": "-tp 2"}), "has the key 'both'"),
+        (lambda: onnxkvrename.compare(PLAIN, PLAIN, vllm="9"), "vllm must be one of 0.23, "),
         (
             lambda: onnxkvrename.verify(PLAIN, reference=PLAIN),
             "reference requires run=True",

@@ -275,7 +275,7 @@ def other_precision(tmp_path: Path, run) -> Example:
 
 def other_cache_dtype(tmp_path: Path, run) -> Example:
     path = save(load_decoder(tmp_path, run), tmp_path / "model.onnx")
-    vllm = ("--block-size", "16", "--kv-cache-dtype", "fp8")
+    vllm = ("--serve", "--kv-cache-dtype fp8")
     run("manifest", path, *vllm, "-o", tmp_path / "decode.json")
     return Example(path, decode=tmp_path / "decode.json")
 

@@ -298,6 +298,17 @@ def _read_layout(argument: _Argument, layout: object) -> object:
     return _read_path(argument, layout, f"a LoadedLayout, a Layout or {_PATH}")
 
 
+def _read_lines(argument: _Argument, value: Any) -> Mapping[str, str]:
+    """Return the line of each side; that of both has the key ``""``."""
+    lines = {"": value} if isinstance(value, str) else value
+    argument.require(isinstance(lines, Mapping), value, "a str, or a mapping of sides to str")
+    for side, line in lines.items():
+        argument.require(isinstance(line, str), line, "a str for each side")
+        if side not in ("", "prefill", "decode"):
+            raise ValueError(f"{argument.name} has the key {side!r}, not prefill or decode")
+    return dict(lines)
+
+
 _READERS: Mapping[str, Callable[[_Argument, Any], Any]] = {
     **{kind: partial(_read_plain, kind=kind) for kind in _PLAIN_TYPES},
     "SidecarPolicy": _read_sidecar_policy,
@@ -305,6 +316,7 @@ _READERS: Mapping[str, Callable[[_Argument, Any], Any]] = {
     "PathLike | Iterable[PathLike]": _read_paths,
     "Mapping[str, int]": _read_sizes,
     "Sequence[int]": _read_lengths,
+    "str | Mapping[str, str]": _read_lines,
     "LoadedLayout | Layout | PathLike": _read_layout,
 }
 """How to read an argument, by its annotation."""

@@ -12,16 +12,15 @@ from onnxkvrename.api.arguments import (
     find_rules,
     read_arguments,
 )
+from onnxkvrename.api.serving import apply_serve, compare_served, read_served_pair
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
-from onnxkvrename.handoff.compare import Handoff, compare_sides
-from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.find_consumers import (
     DEFAULT_CONSUMER,
     configure_consumer,
     load_consumer,
 )
-from onnxkvrename.handoff.worker import HandoffSide, build_loaded_side
 from onnxkvrename.layout.inspect import ModelSummary, inspect_model
 from onnxkvrename.layout.layout import GraphTrace, Layout
 from onnxkvrename.layout.load import (
@@ -36,6 +35,8 @@ from onnxkvrename.model.weights import describe_weights
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
+from onnxkvrename.vllm.serve import read_serve_option
+from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS
 
 
 def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
@@ -142,6 +143,7 @@ def check_consumer(
     target: str = DEFAULT_CONSUMER,
     *,
     full_transfer: bool = False,
+    serve: str | None = None,
 ) -> tuple[Finding, ...]:
     """Return why a consumer cannot use the KV buffers, or how it would damage them.
 
@@ -149,13 +151,14 @@ def check_consumer(
         layout: The buffers, or the path of a model or manifest.
         target: The consumer's name.
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
+        serve: The line that starts vLLM, or ``@`` and the path of a script with it.
 
     Returns:
         Findings KV601 to KV610; none if the consumer can use all buffers.
 
     Raises:
-        KvRenameError: The consumer does not exist, or its configuration beside the
-            model cannot be used.
+        KvRenameError: The consumer does not exist, its configuration beside the model cannot be
+            used, or the line cannot be read.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
 
@@ -164,7 +167,12 @@ def check_consumer(
         ['KV601']
     """
     arguments = read_arguments(check_consumer, locals())
-    buffers = _load(arguments["layout"]).layout
+    loaded = _load(arguments["layout"])
+    if serve is not None:
+        settings = read_serve_option(serve, VLLM_VERSIONS[-1])
+        full_transfer = full_transfer or settings.uses_full_transfer
+        loaded = apply_serve(loaded, settings, VLLM_VERSIONS[-1])
+    buffers = loaded.layout
     configured = configure_consumer(load_consumer(target), buffers)
     return tuple(consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer))
 
@@ -176,6 +184,8 @@ def compare(
     *,
     full_transfer: bool = False,
     prompts: Sequence[int] = (),
+    serve: str | Mapping[str, str] | None = None,
+    vllm: str = VLLM_VERSIONS[-1],
     rules: RulesLike = None,
 ) -> Handoff:
     """Predict whether decode finds prefill's KV buffers where it looks for them.
@@ -187,6 +197,9 @@ def compare(
         target: The consumer's name.
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
         prompts: Also simulate prompts of these lengths, in tokens.
+        serve: The line that starts vLLM on both sides, or ``@`` and the path of a script with it;
+            for two lines a mapping with the keys ``prefill`` and ``decode``.
+        vllm: The version of vLLM that runs them.
         rules: Rules, a profile's name or the path of a rules file.
 
     Returns:
@@ -194,8 +207,9 @@ def compare(
         error of a model itself is in the verdict if the side is a path or a loaded layout.
 
     Raises:
-        KvRenameError: The consumer does not exist, or it hands over nothing from one model
-            to another.
+        KvRenameError: The consumer does not exist, it hands over nothing from one model to
+            another, or a line cannot be read.
+        ValueError: The version is not known, or a line is for neither side.
         ModelError: A model cannot be read.
         RulesError: The rules cannot be used.
         TypeError: An argument has the wrong type.
@@ -211,15 +225,21 @@ def compare(
     paths = [side for side in sides if isinstance(side, Path)]
     found = find_rules(arguments["profile"], arguments["rules"], paths)
     first, second = (_load_side(side, found) for side in sides)
-    consumer = configure_consumer(consumer, first.layout)
-    return compare_sides(
-        _build_side("prefill", first, consumer, found),
-        _build_side("decode", second, consumer, found),
+    return compare_served(
+        (_find_path(first), _find_path(second)),
+        (first, second),
         consumer,
-        ranks=None,
+        found,
+        read_served_pair(arguments["serve"] or {}, _read_version(vllm)),
         full_transfer=full_transfer,
         tokens=arguments["prompts"],
     )
+
+
+def _read_version(version: str) -> str:
+    if version not in VLLM_RELEASES:
+        raise ValueError(f"vllm must be one of {', '.join(VLLM_RELEASES)}, not {version!r}")
+    return version
 
 
 def _load_side(side: LoadedLayout | Layout | Path, rules: Rules) -> LoadedLayout:
@@ -228,8 +248,8 @@ def _load_side(side: LoadedLayout | Layout | Path, rules: Rules) -> LoadedLayout
     return apply_found_compiles(loaded)[0] if isinstance(side, Path) else loaded
 
 
-def _build_side(label: str, loaded: LoadedLayout, consumer: Consumer, rules: Rules) -> HandoffSide:
-    return build_loaded_side(label, Path(*loaded.layout.models[:1]), loaded, consumer, rules)
+def _find_path(loaded: LoadedLayout) -> Path:
+    return Path(*loaded.layout.models[:1])
 
 
 def _load(layout: LoadedLayout | Layout | Path, rules: RulesLike = None) -> LoadedLayout:

@@ -9,8 +9,9 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.api.serving import apply_serve
 from onnxkvrename.cli.options import declare_command
-from onnxkvrename.cli.output import print_answer, print_choice
+from onnxkvrename.cli.output import print_answer, print_choice, print_notes
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
@@ -29,6 +30,7 @@ from onnxkvrename.options import (
     CUSTOM_IO,
     DIM,
     FULL_TRANSFER,
+    SERVE,
     SPECIALIZATIONS,
     TARGET,
     VERBOSE,
@@ -39,6 +41,7 @@ from onnxkvrename.options import (
     Profile,
     Quiet,
     RulesFile,
+    ServeLine,
     Strict,
 )
 from onnxkvrename.records import fill_record
@@ -47,7 +50,9 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.vllm.compatibility import Worker
-from onnxkvrename.vllm.specs import DEFAULT_BLOCK_SIZE, ProjectionRequest
+from onnxkvrename.vllm.projection import build_request
+from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
+from onnxkvrename.vllm.specs import VLLM_VERSIONS
 from onnxkvrename.vllm.workers import Judgement, judge_worker
 
 
@@ -57,6 +62,7 @@ class CheckConsumerArguments(NamedTuple):
     models: Models = ()
     target: Annotated[str, TARGET] = DEFAULT_CONSUMER
     full_transfer: Annotated[bool, FULL_TRANSFER] = False
+    serve: Annotated[ServeLine | None, SERVE] = None
     sizes: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     specializations: Annotated[Path | None, SPECIALIZATIONS] = None
     custom_io: Annotated[Path | None, CUSTOM_IO] = None
@@ -99,13 +105,22 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     compile_info = fill_record(CompileInfo, arguments)
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
+    serve = ServeSettings()
+    if arguments.serve is not None:
+        serve = read_serve_option(arguments.serve, VLLM_VERSIONS[-1])
+        print_notes(serve.notes, arguments.quiet)
+        full_transfer = arguments.full_transfer or serve.uses_full_transfer
+        arguments = arguments._replace(full_transfer=full_transfer)
+        loaded = apply_serve(loaded, serve, VLLM_VERSIONS[-1])
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
     judgement = Judgement()
     if consumer.is_paged and layout.buffers:
-        request = ProjectionRequest(DEFAULT_BLOCK_SIZE, kv_cache_dtype=layout.kv_cache_dtype)
+        request = build_request(serve, VLLM_VERSIONS[-1])._replace(
+            kv_cache_dtype=layout.kv_cache_dtype, serve=None if arguments.serve is None else serve
+        )
         judgement = judge_worker(Worker(layout, request))
     findings += judgement.findings
     if arguments.strict:

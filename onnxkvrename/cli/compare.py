@@ -13,19 +13,16 @@ import click
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.api.serving import ServedPair, compare_served, read_served_pair
 from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.options import SIDES, SideValues, declare_command, parse_dim_sizes
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import decide_exit_code
-from onnxkvrename.handoff.compare import Handoff, compare_sides
+from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.find_consumers import (
     DEFAULT_CONSUMER,
-    configure_consumer,
     load_consumer,
 )
-from onnxkvrename.handoff.same_model import Basis
-from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
-from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
@@ -38,6 +35,7 @@ from onnxkvrename.options import (
     DIM,
     FULL_TRANSFER,
     PAGE,
+    SERVE,
     SPECIALIZATIONS,
     TARGET,
     Format,
@@ -48,6 +46,7 @@ from onnxkvrename.options import (
     Quiet,
     ReplacedByPage,
     RulesFile,
+    ServeLine,
     Strict,
     Verbose,
 )
@@ -66,14 +65,7 @@ from onnxkvrename.report.formats import (
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.vllm.compatibility import Worker
-from onnxkvrename.vllm.specs import (
-    DEFAULT_BLOCK_SIZE,
-    VLLM_RELEASES,
-    VLLM_VERSIONS,
-    ProjectionRequest,
-)
-from onnxkvrename.vllm.workers import Judgement, judge_handshake, judge_workers
+from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
 
 
 class CompareArguments(NamedTuple):
@@ -86,41 +78,28 @@ class CompareArguments(NamedTuple):
     specializations: Annotated[SideValues[Path], SPECIALIZATIONS] = SideValues()
     custom_io: Annotated[SideValues[Path], CUSTOM_IO] = SideValues()
     full_transfer: Annotated[bool, FULL_TRANSFER] = False
-    tp: Annotated[
-        str | None,
-        Option(
-            "--tp",
-            "Also check that heads and states divide among P ranks of prefill and D of decode.",
-            "P:D",
-        ),
-    ] = None
+    serve: Annotated[
+        SideValues[ServeLine],
+        SERVE._replace(help=f"Also: do these workers accept each other? {SERVE.help}"),
+    ] = SideValues()
     block_size: Annotated[
         str | None,
         Option(
             "--block-size",
             "Also check that vLLM's NIXL connector accepts blocks of P tokens in prefill and D in "
-            "decode, with the ranks of --tp.",
+            "decode, whatever both are started with.",
             "P:D",
-        ),
-    ] = None
-    kernel_block_size: Annotated[
-        int | None,
-        Option(
-            "--kernel-block-size",
-            "With --block-size: tokens in a block of the attention backend, if it divides vLLM's "
-            "blocks.",
-            "N",
-            most=1 << 20,
-            needs="block_size",
+            excludes=("serve",),
+            why="the line says it",
         ),
     ] = None
     vllm_version: Annotated[
         str | None,
         Option(
             "--vllm",
-            f"With --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
+            f"With --serve or --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
             choices=tuple(VLLM_RELEASES),
-            needs="block_size",
+            needs=("serve", "block_size"),
         ),
     ] = None
     tokens: Annotated[
@@ -162,28 +141,17 @@ def command(arguments: CompareArguments) -> int:
     sides = (arguments.prefill, arguments.decode)
     rules = find_rules(arguments.profile, arguments.rules, sides, arguments.pairs, consumer.token)
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
-    ranks = _parse_ranks(arguments.tp)
-    requests = _build_requests(arguments, ranks, is_needed=consumer.is_paged)
+    served = _read_served_pair(arguments)
     prefill, decode, notes = _load_sides(arguments, rules)
-    judgement = Judgement()
-    if requests is not None:
-        writer, reader = (
-            Worker(layout, request._replace(kv_cache_dtype=layout.kv_cache_dtype))
-            for layout, request in zip((prefill.layout, decode.layout), requests, strict=True)
-        )
-        judge = judge_workers if consumer.is_paged else judge_handshake
-        judgement = judge(writer, reader, arguments.kernel_block_size)
-    consumer = configure_consumer(consumer, prefill.layout)
-    handoff = compare_sides(
-        build_loaded_side("prefill", arguments.prefill, prefill, consumer, rules),
-        build_loaded_side("decode", arguments.decode, decode, consumer, rules),
+    handoff = compare_served(
+        sides,
+        (prefill, decode),
         consumer,
-        ranks=ranks,
+        rules,
+        served,
         full_transfer=arguments.full_transfer,
         tokens=arguments.tokens,
-        more_findings=judgement.findings,
-        more_notes=(*notes, *judgement.notes),
-        more_basis=Basis(judgement.facts, judgement.conditions),
+        notes=notes,
         strict=arguments.strict,
     )
     content = cache(
@@ -195,35 +163,23 @@ def command(arguments: CompareArguments) -> int:
     return print_answer(answer, arguments.output_format)
 
 
-def _parse_ranks(text: str | None) -> TensorParallelSizes | None:
-    return None if text is None else TensorParallelSizes(*_parse_pair("--tp", text, "2:4"))
-
-
-def _parse_pair(option: str, text: str, example: str) -> tuple[int, int]:
-    """Return the numbers of prefill and decode."""
-    sizes = re.fullmatch("([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", text)
+def _read_served_pair(arguments: CompareArguments) -> ServedPair | None:
+    """Return how both sides are started, if that is known."""
+    version = arguments.vllm_version or VLLM_VERSIONS[-1]
+    values = {"": arguments.serve.both, **arguments.serve._asdict()}
+    lines = {side: value[0] for side, value in values.items() if side != "both" and value}
+    if arguments.block_size is None:
+        return read_served_pair(lines, version)
+    sizes = re.fullmatch("([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", arguments.block_size)
     if sizes is None:
         raise click.UsageError(
-            f"{option} {text!r}: pass a number for prefill and one for decode, such as {example}"
+            f"--block-size {arguments.block_size!r}: pass a number for prefill and one for decode, "
+            "such as 64:128"
         )
-    return int(sizes[1]), int(sizes[2])
-
-
-def _build_requests(
-    arguments: CompareArguments, ranks: TensorParallelSizes | None, *, is_needed: bool
-) -> tuple[ProjectionRequest, ProjectionRequest] | None:
-    """Return vLLM's settings of both sides, if its handshake is asked for or needed."""
-    sizes = (DEFAULT_BLOCK_SIZE, DEFAULT_BLOCK_SIZE)
-    if arguments.block_size is not None:
-        sizes = _parse_pair("--block-size", arguments.block_size, "64:128")
-    elif not is_needed:
-        return None
-    version = arguments.vllm_version or VLLM_VERSIONS[-1]
     prefill, decode = (
-        ProjectionRequest(size, count, version)
-        for size, count in zip(sizes, ranks or (1, 1), strict=True)
+        ProjectionRequest(int(size), vllm_version=version) for size in sizes.groups()
     )
-    return prefill, decode
+    return ServedPair((prefill, decode), from_lines=False)
 
 
 def _load_sides(

@@ -7,13 +7,13 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.cli.files import collect_inputs
-from onnxkvrename.cli.options import declare_command, parse_memory_size
-from onnxkvrename.cli.output import print_answer, print_choice, print_lines
+from onnxkvrename.cli.options import declare_command
+from onnxkvrename.cli.output import print_answer, print_choice, print_lines, print_notes
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, quote_path
 from onnxkvrename.layout.layout import Layout, compute_layout_digest
@@ -22,13 +22,14 @@ from onnxkvrename.layout.load import (
     LoadedLayout,
     apply_compile_info,
     load_layout,
+    set_cache_dtype,
 )
 from onnxkvrename.layout.manifest import ManifestContent, describe_layout
-from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.options import (
     CUSTOM_IO,
     DIM,
     FORMAT,
+    SERVE,
     SPECIALIZATIONS,
     GroupWindows,
     Models,
@@ -38,6 +39,7 @@ from onnxkvrename.options import (
     Profile,
     Quiet,
     RulesFile,
+    ServeLine,
     Strict,
     Verbose,
 )
@@ -58,19 +60,14 @@ from onnxkvrename.storage.recover import settle_stopped_runs
 from onnxkvrename.storage.write_file import needs_write, write_files
 from onnxkvrename.vllm.projection import (
     Projection,
+    build_request,
     check_nixl,
     check_projection,
+    list_serve_notes,
     project_layout,
 )
-from onnxkvrename.vllm.specs import (
-    KV_CACHE_DTYPES,
-    VLLM_RELEASES,
-    VLLM_VERSIONS,
-    ProjectionRequest,
-)
-
-if TYPE_CHECKING:
-    pass
+from onnxkvrename.vllm.serve import read_serve_option
+from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
 
 
 class ManifestArguments(NamedTuple):
@@ -80,77 +77,47 @@ class ManifestArguments(NamedTuple):
     sizes: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     specializations: Annotated[Path | None, SPECIALIZATIONS] = None
     custom_io: Annotated[Path | None, CUSTOM_IO] = None
+    serve: Annotated[
+        ServeLine | None, SERVE._replace(help=f"Also: what vLLM makes of it. {SERVE.help}")
+    ] = None
     block_size: Annotated[
         int | None,
-        Option("--block-size", "Also: what vLLM makes of it, with blocks of N tokens.", "N"),
-    ] = None
-    tp: Annotated[
-        int | None,
         Option(
-            "--tp",
-            "With --block-size: over how many ranks the heads are divided.  [default: 1]",
+            "--block-size",
+            "Also: what vLLM makes of it, with blocks of N tokens, whatever it is started with.",
             "N",
-            needs="block_size",
-        ),
-    ] = None
-    pp: Annotated[
-        int | None,
-        Option(
-            "--pp",
-            "With --block-size: over how many pipeline stages the layers are divided.  "
-            "[default: 1]",
-            "N",
-            needs="block_size",
-        ),
-    ] = None
-    kv_cache_dtype: Annotated[
-        str | None,
-        Option(
-            "--kv-cache-dtype",
-            f"With --block-size: vLLM's --kv-cache-dtype ({', '.join(KV_CACHE_DTYPES)}), by "
-            "default the graph's own.",
-            "DTYPE",
-            choices=tuple(KV_CACHE_DTYPES),
-            needs="block_size",
-        ),
-    ] = None
-    gpu_memory: Annotated[
-        str | None,
-        Option(
-            "--gpu-memory",
-            "With --block-size: the memory that each GPU has left for KV caches, e.g. 20G; says "
-            "how many blocks fit.",
-            "SIZE",
-            needs="block_size",
+            excludes=("serve",),
+            why="the line says it",
         ),
     ] = None
     draft: Annotated[
         Path | None,
         Option(
             "--draft",
-            "With --block-size: a draft model, or its manifest, whose layers vLLM groups with "
-            "these.",
+            "With --serve or --block-size: a draft model, or its manifest, whose layers vLLM "
+            "groups with these.",
             "MODEL",
-            needs="block_size",
+            needs=("serve", "block_size"),
         ),
     ] = None
     vllm_version: Annotated[
         str | None,
         Option(
             "--vllm",
-            "With --block-size: the vLLM that is meant, by default the newest known, "
+            "With --serve or --block-size: the vLLM that is meant, by default the newest known, "
             f"{VLLM_VERSIONS[-1]}.",
             choices=tuple(VLLM_RELEASES),
-            needs="block_size",
+            needs=("serve", "block_size"),
         ),
     ] = None
     tokens: Annotated[
         tuple[int, ...],
         Option(
             "--tokens",
-            "With --block-size: the length of a prompt that is handed over. May be repeated.",
+            "With --serve or --block-size: the length of a prompt that is handed over. May be "
+            "repeated.",
             "N",
-            needs="block_size",
+            needs=("serve", "block_size"),
         ),
     ] = ()
     output: Annotated[
@@ -229,10 +196,13 @@ def command(arguments: ManifestArguments) -> int:
     if arguments.stamp:
         loaded = _plan_stamp(loaded, rules)
     stamped = loaded if arguments.stamp and not loaded.failed else None
-    loaded = _apply_cache_dtype(loaded, arguments.kv_cache_dtype)
-    projection = _build_projection(loaded.layout, arguments, rules)
+    request, notes = _build_request(arguments)
+    if request is not None:
+        loaded = loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
+    projection = _build_projection(loaded.layout, request, arguments, rules)
     if projection is not None:
         loaded = loaded.add_findings(chain(check_projection(projection), check_nixl(projection)))
+    print_notes(notes, arguments.quiet)
     answer = _build_answer(_ManifestResult(loaded, projection, rules.profile_choice))
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
     inputs = _check_outputs(loaded, arguments, files)
@@ -240,22 +210,6 @@ def command(arguments: ManifestArguments) -> int:
         _write_stamps(stamped, rules, force=arguments.force, quiet=arguments.quiet)
     write_files(files, force=arguments.force, inputs=inputs)
     return _print_answer(answer, loaded, arguments)
-
-
-def _apply_cache_dtype(loaded: LoadedLayout, dtype: str | None) -> LoadedLayout:
-    """Return the layout with the dtype that vLLM is started with; that of a manifest stays.
-
-    Raises:
-        KvRenameError: A manifest has another one.
-    """
-    layout = loaded.layout
-    recorded = layout.kv_cache_dtype
-    if dtype is not None and recorded not in (None, dtype):
-        raise KvRenameError(
-            f"a manifest says {recorded}, and --kv-cache-dtype says {dtype}",
-            hint="leave it out, or write the manifest again",
-        )
-    return loaded._replace(layout=layout._replace(kv_cache_dtype=dtype or recorded))
 
 
 def _check_outputs(
@@ -289,22 +243,33 @@ def _check_outputs(
     return files.list_inputs()
 
 
+def _build_request(
+    arguments: ManifestArguments,
+) -> tuple[ProjectionRequest | None, tuple[str, ...]]:
+    """Return the settings of vLLM, if its projection is asked for, and notes on them."""
+    version = arguments.vllm_version or VLLM_VERSIONS[-1]
+    if arguments.serve is not None:
+        serve = read_serve_option(arguments.serve, version)
+        notes = tuple(list_serve_notes(serve, version))
+        return build_request(serve, version, arguments.tokens), notes
+    if arguments.block_size is None:
+        return None, ()
+    request = ProjectionRequest(
+        arguments.block_size, vllm_version=version, prompt_lengths=arguments.tokens
+    )
+    return request, ()
+
+
 def _build_projection(
-    layout: Layout, arguments: ManifestArguments, rules: Rules
+    layout: Layout,
+    request: ProjectionRequest | None,
+    arguments: ManifestArguments,
+    rules: Rules,
 ) -> Projection | None:
     """Project the layout onto vLLM, if that was asked for."""
-    if arguments.block_size is None:
+    if request is None:
         return None
-    memory = arguments.gpu_memory
-    request = ProjectionRequest(
-        arguments.block_size,
-        arguments.tp or 1,
-        arguments.vllm_version or VLLM_VERSIONS[-1],
-        arguments.tokens,
-        layout.kv_cache_dtype,
-        arguments.pp or 1,
-        None if memory is None else parse_memory_size("--gpu-memory", memory, MAX_INT64),
-    )
+    request = request._replace(kv_cache_dtype=layout.kv_cache_dtype)
     return project_layout(layout, request, _load_draft(arguments, rules))
 
 

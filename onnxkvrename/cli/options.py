@@ -24,8 +24,6 @@ from onnxkvrename.storage.read import is_directory, read_status
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """The settings of every command."""
 SIDES = ("prefill", "decode")
-_MIN_BYTES_WITHOUT_UNIT = 1 << 20
-"""A smaller number without a unit was meant in another one, as 20 for 20G."""
 _Value = TypeVar("_Value")
 _Request = TypeVar("_Request")
 
@@ -142,7 +140,7 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
     how["help"] = option.help
     if origin is SideValues:
         how["metavar"] = f"[SIDE:]{option.metavar}"
-        is_single = Path in get_args(kind)  # one file, but several sizes
+        is_single = str not in get_args(kind)  # one file or line, but several sizes
         return SideOption(words, value_type=value_type, is_single=is_single, **how)
     how["type"] = value_type
     if origin is tuple:
@@ -378,26 +376,3 @@ def _parse_dim_size(text: str, prefix: str) -> tuple[str, int]:
             f"--dim {prefix + text!r}: a size must be at least 1 and less than 2^31"
         )
     return symbol, int(size)
-
-
-def parse_memory_size(option: str, text: str, limit: int) -> int:
-    """Return the bytes of a size such as ``512M``; its units are powers of 1024.
-
-    Args:
-        option: The option that the text is given to.
-        text: A number, with or without a unit; without one it is bytes, and 1 MiB or more.
-        limit: The most bytes that the option takes.
-
-    Raises:
-        click.UsageError: The text is no such size, or of nothing, or of more than `limit`, or
-            it lacks a unit.
-    """
-    match = re.fullmatch("([0-9]{1,19})([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE)
-    size = int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ") if match else 0
-    if not 0 < size <= limit:
-        raise click.UsageError(f"{option} {text!r}: pass a size such as 512M or 8G")
-    if size < _MIN_BYTES_WITHOUT_UNIT and text.strip().isdigit():
-        raise click.UsageError(
-            f"{option} {text!r}: add a unit: {size}G or {size}M, or {size}B for bytes"
-        )
-    return size

@@ -198,6 +198,21 @@ def replace_findings(
     return report._replace(status="failed" if report.failed else "unchanged")
 
 
+def set_cache_dtype(layout: Layout, dtype: str | None) -> Layout:
+    """Return the layout with the cache dtype that vLLM is started with; that of a manifest stays.
+
+    Raises:
+        KvRenameError: A manifest has another one.
+    """
+    recorded = layout.kv_cache_dtype
+    if dtype is not None and recorded not in (None, dtype):
+        raise KvRenameError(
+            f"a manifest says {recorded}, and --kv-cache-dtype says {dtype}",
+            hint="leave it out, or write the manifest again",
+        )
+    return layout._replace(kv_cache_dtype=dtype or recorded)
+
+
 def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:
     """Return the layout with the sizes and dtypes of a compile.
 

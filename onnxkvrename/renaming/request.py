@@ -59,7 +59,7 @@ class Request(NamedTuple):
     full_transfer: Annotated[
         bool,
         FULL_TRANSFER._replace(
-            help=FULL_TRANSFER.help.replace("The consumer", "With --target: it"), needs="target"
+            help=FULL_TRANSFER.help.replace("The consumer", "With --target: it"), needs=("target",)
         ),
     ] = False
     strip: Annotated[
@@ -158,7 +158,7 @@ class Request(NamedTuple):
         Option(
             "--in-place",
             "With --seed-cache: rename the export itself and its directory.",
-            needs="seed_cache",
+            needs=("seed_cache",),
             why="a plain rename is in place anyway",
         ),
     ] = False

@@ -17,6 +17,7 @@ from onnxkvrename.vllm.specs import (
     Refusal,
     find_open_conditions,
     list_releases,
+    list_shown_conditions,
 )
 from onnxkvrename.vllm.stages import count_gpu_blocks
 
@@ -52,7 +53,7 @@ def render_projection(projection: Projection | None, width: int | None) -> Itera
         for point in _list_points(a, list_transfer_releases(a, request.vllm_version))
     )
     yield from _render_table(_POINT_COLUMNS, points, width)
-    conditions = find_open_conditions(projection.conditions)
+    conditions = list_shown_conditions(projection.conditions)
     facts = [(str(c.state), f"{c.name}: {c.why}") for c in conditions]
     if projection.groupings:
         facts.append(("holds for", _format_memory_releases(request)))
@@ -149,6 +150,7 @@ def _render_allocations(
     heads = _ALLOCATION_COLUMNS if gpu_memory is None else (*_ALLOCATION_COLUMNS, "NUM_BLOCKS")
     rows = ((_format_name(a), _format_allocation_row(a, gpu_memory)) for a in allocations)
     yield from _render_table(heads, rows, width)
+    allocations = tuple(a for a in allocations if a.is_possible)
     rows = ((_format_name(a), row) for a in allocations for row in _list_transfer_rows(a))
     yield from _render_table(_TRANSFER_COLUMNS, rows, width)
     rows = ((_format_name(a), row) for a in allocations for row in _list_view_rows(a))
@@ -198,8 +200,10 @@ def _list_transfer_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
 def _list_view_rows(allocation: Allocation) -> Iterator[tuple[str, ...]]:
     """Yield one row for all groups with the same references into the CanonicalKVCaches."""
     view = allocation.canonical
+    if not allocation.is_possible:
+        return
     if view is None:
-        if allocation.is_possible and allocation.placements:
+        if allocation.placements:
             yield "unknown", "-", "-"
         return
     counts = Counter(view.tensors)
@@ -227,8 +231,11 @@ def _format_count(count: int | None) -> str:
 
 def _list_points(allocation: Allocation, releases: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield the conditions that decide, then the limits of NIXL and its transfers."""
-    for condition in find_open_conditions(allocation.conditions):
+    list_conditions = list_shown_conditions if allocation.is_possible else find_open_conditions
+    for condition in list_conditions(allocation.conditions):
         yield condition.state, f"{condition.name}: {condition.why}"
+    if not allocation.is_possible:
+        return
     registration = allocation.registration
     if registration is not None and registration.refused is not None:
         yield "refused", f"NIXL: {registration.refused}"

@@ -100,7 +100,7 @@ class VerifyRequest(NamedTuple):
             "With --run: this model must give the very same results, as the one before a rename "
             "does.",
             "FILE",
-            needs="run",
+            needs=("run",),
         ),
     ] = None
     dims: Annotated[
@@ -108,7 +108,7 @@ class VerifyRequest(NamedTuple):
         DIM._replace(
             help="With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are those "
             "of a specializations.json with the model, or guessed.",
-            needs="run",
+            needs=("run",),
         ),
     ] = MappingProxyType({})
     renamed_from: Annotated[
@@ -128,7 +128,7 @@ class VerifyRequest(NamedTuple):
             "--compare-data",
             "With --renamed-from: external data have the same SHA-256, too, and not only the same "
             "references.",
-            needs="renamed_from",
+            needs=("renamed_from",),
         ),
     ] = False
     group_windows: GroupWindows = True

@@ -16,9 +16,10 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.vllm.backends import CROSS_LAYERS_BACKENDS, supports_hybrid
 from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.projection import project_layout
-from onnxkvrename.vllm.serve import ServeSettings
+from onnxkvrename.vllm.serve import DEFAULT_CONNECTOR, ServeSettings
 from onnxkvrename.vllm.specs import (
     CHUNKED_KINDS,
     MLA_KINDS,
@@ -30,13 +31,9 @@ from onnxkvrename.vllm.specs import (
 
 FactorState = Literal["equal", "differs", "not known"]
 
-PULL_CONNECTORS = (None, "NixlConnector", "NixlPullConnector")
-"""The connectors by which decode reads; without a transfer config the first one is assumed."""
-_TRANSFER_MODES = {**dict.fromkeys(PULL_CONNECTORS, "pull"), "NixlPushConnector": "push"}
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _CHECKPOINT_CACHE_DTYPES = ("auto", "fp8_e4m3", "nvfp4")
 """What ``--kv-cache-dtype auto`` becomes, by the checkpoint's quantization."""
-_CROSS_LAYER_BACKENDS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
 _HIDDEN_STATE_METHODS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 """The speculative methods that read the model's hidden states; only these are in the hash."""
 _METHODS_BY_NAME = (
@@ -55,13 +52,16 @@ class Worker(NamedTuple):
 
     Attributes:
         layout: Its KV buffers.
-        request: The settings of its projection, with vLLM's version.
-        settings: What its ``vllm serve`` line says; ``None`` without one.
+        request: The settings of its projection, with vLLM's version and its line.
     """
 
     layout: Layout
     request: ProjectionRequest
-    settings: ServeSettings | None = None
+
+    @property
+    def settings(self) -> ServeSettings | None:
+        """What its ``vllm serve`` line says; ``None`` without one."""
+        return self.request.serve
 
     @property
     def release(self) -> str:
@@ -329,11 +329,11 @@ def has_hybrid_manager(worker: Worker) -> bool | None:
     ``None`` if that is not known, as for a connector that may not support it.
     """
     settings = worker.settings
-    if settings is None:
-        return None
-    if settings.has_hybrid_manager is None and settings.connector in _TRANSFER_MODES:
-        return not any(buffer.kind in CHUNKED_KINDS for buffer in worker.layout.buffers)
-    return settings.has_hybrid_manager
+    if settings is None or settings.has_hybrid_manager is not None:
+        return None if settings is None else settings.has_hybrid_manager
+    if any(buffer.kind in CHUNKED_KINDS for buffer in worker.layout.buffers):
+        return False
+    return supports_hybrid(settings.connector or DEFAULT_CONNECTOR, worker.version)
 
 
 def _describe_cross_layers(worker: Worker) -> _Value:
@@ -366,8 +366,8 @@ def may_have_cross_layers(worker: Worker) -> bool:
     if settings is None or worker.version != "0.24":
         return False
     backend = settings.attention_backend
-    return str(settings.extra_config.get("enable_cross_layers_blocks")).lower() == "true" and (
-        backend is None or backend.upper() in _CROSS_LAYER_BACKENDS or _has_groups(worker)
+    return settings.enables_cross_layers and (
+        backend is None or backend.upper() in CROSS_LAYERS_BACKENDS or _has_groups(worker)
     )
 
 
@@ -379,8 +379,9 @@ def _describe_transfer_mode(worker: Worker) -> _Value:
     settings = worker.settings
     if settings is None:
         return _UNKNOWN
-    mode = _TRANSFER_MODES.get(settings.connector)
-    return _Value(settings.connector or "") if mode is None else _build_value(mode)
+    if not settings.uses_nixl:
+        return _Value(settings.connector or "")
+    return _build_value("pull" if settings.pulls_by_nixl else "push")
 
 
 def _describe_draft(worker: Worker) -> _Value:

@@ -11,7 +11,7 @@ backends that do not support a whole block divide it into kernel blocks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from onnxkvrename.vllm.projection import (
     find_nixl_allocation,
     project_layout,
 )
+from onnxkvrename.vllm.settle import find_kernel_blocks
 from onnxkvrename.vllm.specs import (
     FULL_KINDS,
     MLA_KINDS,
@@ -37,7 +38,7 @@ from onnxkvrename.vllm.specs import (
     plan_request,
 )
 
-_KERNEL_HINT = "or --kernel-block-size N, if the attention backends divide blocks"
+_KERNEL_HINT = "or name the backends in --serve (--attention-backend), if they divide blocks"
 
 
 class Handshake(NamedTuple):
@@ -82,7 +83,6 @@ def check_handshake(
     layouts: tuple[Layout, Layout],
     requests: tuple[ProjectionRequest, ProjectionRequest],
     kernel_block_size: int | None = None,
-    memory_layouts: tuple[str, str] = ("", ""),
     *,
     has_hybrid_manager: bool = True,
 ) -> Handshake:
@@ -91,10 +91,8 @@ def check_handshake(
     Args:
         layouts: The buffers of prefill, and of decode.
         requests: The settings of each, for the same version of vLLM.
-        kernel_block_size: Tokens in a kernel block of the attention backends; ``None`` if these
-            use vLLM's blocks undivided.
-        memory_layouts: The value of ``VLLM_KV_CACHE_LAYOUT`` on each side; empty for the layout
-            that the connector selects.
+        kernel_block_size: Tokens in a kernel block of the attention backends on both sides;
+            ``None`` for those of the backends that lines name, else vLLM's blocks undivided.
         has_hybrid_manager: Whether decode's hybrid KV cache manager is on.
 
     Returns:
@@ -112,19 +110,22 @@ def check_handshake(
     projections = [
         project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
     ]
-    placed = [*zip(projections, memory_layouts, strict=True)]
-    if not all(_has_known_registration(each, layout) for each, layout in placed):
+    if not all(map(_has_known_registration, projections)):
         return Handshake((), (f"vLLM: what NIXL registers in {release} is not known",))
-    sides = [_build_side(each, kernel_block_size, layout) for each, layout in placed]
-    is_known = all(_has_known_blocks(each, kernel_block_size, layout) for each, layout in placed)
+    kernel_blocks = [kernel_block_size or _find_kernel_block(each) for each in projections]
+    sides = [*map(_build_side, projections, kernel_blocks)]
+    is_known = all(map(_has_known_blocks, projections, kernel_blocks))
     refusals = [
         finding._replace(message=f"{name}: {finding.message}")
-        for name, (projection, memory_layout) in zip(("prefill", "decode"), placed, strict=True)
+        for name, projection in zip(("prefill", "decode"), projections, strict=True)
         for finding in chain(
-            check_projection(projection), check_nixl(projection, memory_layout) if is_known else ()
+            check_projection(projection), check_nixl(projection) if is_known else ()
         )
         if finding.code == "KV622"
     ]
+    differences = tuple(_list_differences(projections))
+    if differences:
+        return Handshake(tuple(refusals), differences)
     if not is_known:
         why = "kernel blocks of pages with padding, of several sizes or of packed groups"
         return Handshake(tuple(refusals), (f"vLLM: not known for {why}",))
@@ -148,19 +149,40 @@ def _has_mixed_attention(projection: Projection) -> bool:
     return len({each.kind in MLA_KINDS for each in projection.specs if not each.is_state}) > 1
 
 
+def _find_kernel_block(projection: Projection) -> int | None:
+    """Return the smaller blocks into which a side's backend divides; ``None`` if it does not."""
+    allocation = find_nixl_allocation(projection)
+    grouping_index = 0 if allocation is None else allocation.grouping_index
+    groupings = projection.groupings[grouping_index : grouping_index + 1]
+    specs = [spec for grouping in groupings for group in grouping.groups for spec in group.specs]
+    kernel_blocks = find_kernel_blocks(projection.request, specs)
+    divided = {size for block, size in kernel_blocks.items() if size and size != block}
+    return min(divided, default=None)
+
+
+def _list_differences(projections: Sequence[Projection]) -> Iterator[str]:
+    """Yield why the projections are not what the lines start, so that nothing is known of them."""
+    for side, projection in zip(("prefill", "decode"), projections, strict=True):
+        for condition in projection.conditions:
+            is_known = condition.name in ("kernel block size", "state kind")
+            if condition.by_line and condition.state == "not met" and not is_known:
+                yield f"vLLM: not known for {side}'s {condition.name}: {condition.why}"
+        stages = projection.request.pipeline_parallel_size
+        if stages > 1:
+            yield f"vLLM: not known for {stages} pipeline stages of {side}"
+
+
 def _list_ranks(requests: tuple[ProjectionRequest, ProjectionRequest]) -> list[int]:
     return [request.tensor_parallel_size for request in requests]
 
 
-def _build_side(
-    projection: Projection, kernel_block_size: int | None, memory_layout: str
-) -> _Side | None:
+def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side | None:
     """Return a side; ``None`` if vLLM forms no groups.
 
     Raises:
         KvRenameError: `kernel_block_size` does not divide vLLM's block.
     """
-    allocation = find_nixl_allocation(projection, memory_layout)
+    allocation = find_nixl_allocation(projection)
     groups = next((g.groups for g in projection.groupings if g.groups), ())
     if allocation is not None and allocation.is_possible:
         groups = projection.groupings[allocation.grouping_index].groups
@@ -178,10 +200,12 @@ def _build_side(
     if block_size % kernel_block:
         raise KvRenameError(
             f"a kernel's block of {kernel_block} tokens does not divide vLLM's of {block_size}",
-            hint="choose --kernel-block-size as the attention backend does: it divides both",
+            hint="choose it as the attention backend does: it divides both",
         )
     registration = None if allocation is None else allocation.registration
-    if request.vllm_version != "0.24":
+    if request.vllm_version == "0.24":
+        memory_layout = "" if request.serve is None else request.serve.kv_cache_layout or ""
+    else:
         memory_layout = "" if allocation is None else allocation.name
     return _Side(
         request.tensor_parallel_size,
@@ -207,19 +231,17 @@ def _list_region_layers(allocation: Allocation | None) -> tuple[int, ...]:
     return tuple(sorted(first_layers.values()))
 
 
-def _has_known_registration(projection: Projection, memory_layout: str) -> bool:
+def _has_known_registration(projection: Projection) -> bool:
     """Return whether it is known what NIXL's connector registers, or that vLLM refuses it."""
-    allocation = find_nixl_allocation(projection, memory_layout)
+    allocation = find_nixl_allocation(projection)
     if allocation is None or not allocation.is_possible or len(projection.stages) > 1:
         return True
     return allocation.registration is not None
 
 
-def _has_known_blocks(
-    projection: Projection, kernel_block_size: int | None, memory_layout: str
-) -> bool:
+def _has_known_blocks(projection: Projection, kernel_block_size: int | None) -> bool:
     """Return whether it is known how NIXL registers blocks: whole, or divided evenly."""
-    allocation = find_nixl_allocation(projection, memory_layout)
+    allocation = find_nixl_allocation(projection)
     if kernel_block_size is None or allocation is None or not allocation.is_possible:
         return True
     groups = projection.groupings[allocation.grouping_index].groups
@@ -267,7 +289,7 @@ def _check_sides(
             "",
             f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM {version} "
             "requires decode's to be a multiple of prefill's",
-            f"choose block sizes that divide: --block-size P:D; {_KERNEL_HINT}",
+            f"choose block sizes that divide (--block-size); {_KERNEL_HINT}",
         )
     elif read != written and version == "0.24" and decode.is_hybrid:
         yield build_finding(
@@ -319,7 +341,7 @@ def _check_memory(
             "set the same VLLM_KV_CACHE_LAYOUT on both sides, or on none",
         )
         return
-    is_shared = heads is None or prefill.ranks < heads
+    is_shared = heads is not None and prefill.ranks <= heads
     is_apart = prefill.memory_layout in VERSION_TRAITS[version].head_layouts
     if prefill.ranks != decode.ranks and is_shared and not is_apart:
         layouts = " or ".join(VERSION_TRAITS[version].head_layouts)

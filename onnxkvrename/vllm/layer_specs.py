@@ -246,7 +246,7 @@ def _build_state_spec(
             raise RefusalError(
                 [layer],
                 f"a state of {shape[0]} cannot be divided among {ranks} ranks",
-                "choose a number of ranks (--tp) that divides it",
+                "choose a --tensor-parallel-size that divides it",
                 "KV619",
             )
     dtypes = tuple(_check_dtype(layer, buffer.dtype, STATE_ITEMSIZES) for buffer in buffers)
@@ -349,7 +349,9 @@ def _resolve_heads(
         )
     if len(key) == 1 and ranks > 1:
         raise RefusalError(
-            layer, "heads and size share one axis: what a rank has is not known", "give --tp 1"
+            layer,
+            "heads and size share one axis: what a rank has is not known",
+            "give --tensor-parallel-size 1",
         )
     heads = key[0] if len(key) == 2 else 1
     # Ranks in excess of the heads hold copies; other remainders vLLM refuses at start-up.
@@ -357,7 +359,7 @@ def _resolve_heads(
         raise RefusalError(
             layer,
             f"{heads} KV heads cannot be divided among {ranks} ranks, nor replicated on them",
-            "choose a number of ranks (--tp) that divides them, or a multiple of them",
+            "choose a --tensor-parallel-size that divides them, or a multiple of them",
             "KV619",
         )
     return max(1, heads // ranks), key[-1], value[-1]

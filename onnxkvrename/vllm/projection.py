@@ -13,13 +13,17 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding, format_layers
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.vllm.backends import choose_block_size, find_backend
 from onnxkvrename.vllm.groups import Grouping, group_layers
 from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignment_conditions
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.memory_v024 import build_allocations_v024
 from onnxkvrename.vllm.memory_v033 import build_allocations_v033
 from onnxkvrename.vllm.nixl import NixlTransfer, build_transfers, split_states
+from onnxkvrename.vllm.serve import DEFAULT_CONNECTOR, ServeSettings
+from onnxkvrename.vllm.settle import settle_conditions
 from onnxkvrename.vllm.specs import (
+    KV_CACHE_DTYPES,
     MLA_KINDS,
     VERSION_TRAITS,
     VLLM_RELEASES,
@@ -81,7 +85,8 @@ def project_layout(
     if draft is not None:
         if request.pipeline_parallel_size > 1:
             raise KvRenameError(
-                "a draft model in pipeline stages is not supported", hint="`--pp 1` has no stages"
+                "a draft model in pipeline stages is not supported",
+                hint="--pipeline-parallel-size 1 has no stages",
             )
         request = request._replace(draft_start=max(layout.layers, default=-1) + 1)
         layout = _append_draft(layout, draft)
@@ -117,7 +122,66 @@ def project_layout(
         _limit_transfers(each, groupings[each.grouping_index].groups, request)
         for each in allocations
     )
+    allocations = tuple(_settle_allocation(each, groupings, request) for each in allocations)
+    grouped = next((each.groups for each in groupings if each.groups), ())
+    final_specs = [spec for group in grouped for spec in group.specs] or specs
+    conditions = settle_conditions(conditions, request, final_specs)
     return Projection(request, specs, conditions, (), groupings, allocations, stages)
+
+
+def build_request(
+    serve: ServeSettings, vllm_version: str, prompt_lengths: tuple[int, ...] = ()
+) -> ProjectionRequest:
+    """Return the settings that a ``vllm serve`` line gives, with vLLM's defaults.
+
+    Args:
+        serve: The line.
+        vllm_version: One of `VLLM_RELEASES`.
+        prompt_lengths: Lengths in tokens of the prompts whose transfer is counted.
+
+    Raises:
+        KvRenameError: The pages of its ``--kv-cache-dtype`` are not known here.
+    """
+    dtype = serve.kv_cache_dtype
+    if dtype is not None and dtype not in KV_CACHE_DTYPES:
+        raise KvRenameError(
+            f"the pages of --kv-cache-dtype {dtype} are not known here",
+            hint=f"known are {', '.join(KV_CACHE_DTYPES)}",
+        )
+    return ProjectionRequest(
+        choose_block_size(serve, vllm_version),
+        serve.tensor_parallel_size,
+        vllm_version,
+        prompt_lengths,
+        dtype,
+        serve.pipeline_parallel_size,
+        serve.kv_cache_memory_bytes,
+        serve=serve,
+    )
+
+
+def list_serve_notes(serve: ServeSettings, vllm_version: str) -> Iterator[str]:
+    """Yield what is assumed where a line says nothing, and what of it is not understood."""
+    if serve.connector is None:
+        yield f"{DEFAULT_CONNECTOR} is assumed: --kv-transfer-config is missing"
+    if serve.block_size is None:
+        size = choose_block_size(serve, vllm_version)
+        if find_backend(serve, vllm_version) is None:
+            why = "the default, unless the attention backend prefers another size"
+        else:
+            why = f"{serve.attention_backend} prefers them"
+        yield f"blocks of {size} tokens are assumed: --block-size is missing ({why})"
+    yield from serve.notes
+
+
+def _settle_allocation(
+    allocation: Allocation, groupings: Sequence[Grouping], request: ProjectionRequest
+) -> Allocation:
+    """Return the allocation with the conditions that a line decides."""
+    groups = groupings[allocation.grouping_index].groups
+    specs = [spec for group in groups for spec in group.specs]
+    settled = settle_conditions(allocation.conditions, request, specs, allocation.name)
+    return allocation._replace(conditions=settled)
 
 
 def _count_transfers(
@@ -197,6 +261,12 @@ def _append_draft(layout: Layout, draft: Layout) -> Layout:
     return layout._replace(buffers=(*layout.buffers, *buffers))
 
 
+_USE_CONDITIONS = frozenset(
+    {"version", "one group", "several groups", "flag", "connector", "layout", "model runner"}
+)
+"""The conditions that decide whether vLLM uses an allocation, whether it works or not."""
+
+
 def list_transfer_releases(allocation: Allocation, version: str) -> tuple[str, ...]:
     """Return the releases for which the registration holds that a version has, oldest first."""
     if allocation.registration is None:
@@ -206,18 +276,24 @@ def list_transfer_releases(allocation: Allocation, version: str) -> tuple[str, .
     return list_releases(version, allocation.name)
 
 
-def find_nixl_allocation(projection: Projection, layout: str = "") -> Allocation | None:
+def find_nixl_allocation(projection: Projection) -> Allocation | None:
     """Return the allocation that a model has with NIXL's connector.
 
-    It is that of the `layout`; without one, that of the layout that the connector selects, else
-    vLLM's default. ``None`` without groups. In 0.24 layouts are not allocations.
+    It is the one that a line selects. Without a line, it is the one that the connector selects,
+    else vLLM's default. ``None`` without groups.
     """
+    used = [
+        each
+        for each in projection.allocations
+        if not any(c.state == "not met" and c.name in _USE_CONDITIONS for c in each.conditions)
+    ]
+    for allocation in used:
+        if any(
+            c.by_line and c.name in ("flag", "connector", "layout") for c in allocation.conditions
+        ):
+            return allocation
     is_mla = any(spec.kind in MLA_KINDS for spec in projection.specs)
-    traits = VERSION_TRAITS[projection.request.vllm_version]
-    if traits.nixl_layout and not layout:
-        layout = "" if is_mla else traits.nixl_layout
-    elif not traits.nixl_layout:
-        layout = ""
+    layout = "" if is_mla else VERSION_TRAITS[projection.request.vllm_version].nixl_layout
     allocations = projection.allocations
     chosen = (each for each in allocations if (each.name == layout if layout else each.is_default))
     return next(chosen, None)
@@ -240,13 +316,21 @@ def check_projection(projection: Projection) -> Iterator[Finding]:
         yield build_finding(refusal.code, "", message, refusal.hint)
 
 
-def check_nixl(projection: Projection, layout: str = "") -> Iterator[Finding]:
+def check_nixl(projection: Projection) -> Iterator[Finding]:
     """Yield KV622 if workers that are alike do not hand over all data by NIXL's connector.
 
-    Only the allocation that the connector selects counts, or that of a `layout` that is set. What
-    is not computed, such as the regions of pipeline stages, gives no finding.
+    Only the allocation that the connector selects counts. What is not computed, such as the regions
+    of pipeline stages, gives no finding; nor does a line with another connector.
     """
-    allocation = find_nixl_allocation(projection, layout)
+    serve, version = projection.request.serve, projection.request.vllm_version
+    if serve is not None and not serve.uses_nixl:
+        return
+    for condition in projection.conditions:
+        is_named = serve is not None and serve.connector is not None
+        if is_named and condition.name == "state kind" and condition.state == "not met":
+            message = f"vLLM {version}'s NIXL connector stops at states in another layout than DS"
+            yield build_finding("KV622", "", message, "set VLLM_SSM_CONV_STATE_LAYOUT=DS")
+    allocation = find_nixl_allocation(projection)
     fault = None if allocation is None else _explain_fault(allocation)
     if allocation is None or fault is None:
         return
@@ -254,7 +338,9 @@ def check_nixl(projection: Projection, layout: str = "") -> Iterator[Finding]:
     others = [
         each.name
         for each in projection.allocations
-        if each.registration is not None and _explain_fault(each) is None
+        if each.registration is not None
+        and each.registration.fault is None
+        and all(c.state != "not met" or c.name == "layout" for c in each.conditions)
     ]
     # What selects another allocation in 0.24 depends on the backend, too.
     hint = "choose another connector than NIXL"

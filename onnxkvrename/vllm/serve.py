@@ -95,6 +95,11 @@ class ServeSettings(NamedTuple):
         return (self.connector or DEFAULT_CONNECTOR) in NIXL_CONNECTORS
 
     @property
+    def pulls_by_nixl(self) -> bool:
+        """True if decode reads what it needs by NIXL."""
+        return self.uses_nixl and self.connector != "NixlPushConnector"
+
+    @property
     def enables_cross_layers(self) -> bool:
         """True if ``enable_cross_layers_blocks`` is set, as text or as a truth value."""
         return str(self.extra_config.get("enable_cross_layers_blocks", "")).lower() == "true"
@@ -129,7 +134,7 @@ class _Value(NamedTuple):
         shown = "" if self.text is None else f" {shorten_text(self.text)!r}"
         return KvRenameError(f"{self.label} {self.name}{shown}: {problem}")
 
-    def read_text(self) -> str:
+    def get_text(self) -> str:
         """Return the text.
 
         Raises:
@@ -172,7 +177,7 @@ def parse_serve_line(
 ) -> ServeSettings:
     """Return the settings of a ``vllm serve`` line.
 
-    Variables may stand in front of it, and it may be flags alone.
+    Variables may precede it, and it may be flags alone.
 
     Args:
         text: The line, or a script with one such line.
@@ -247,7 +252,7 @@ def _split_statements(text: str, label: str) -> Iterator[list[str]]:
         pending += line
         try:
             words = _split_words(pending)
-        except ValueError:  # a quote goes on in the next line
+        except ValueError:  # the next line closes the quote
             pending += "\n"
             continue
         pending = ""
@@ -367,21 +372,21 @@ def _is_flag(word: str) -> bool:
 
 
 def _read_count(value: _Value) -> int:
-    text = value.read_text()
+    text = value.get_text()
     if not re.fullmatch(r"\+?[0-9]{1,9}", text.strip(), re.ASCII) or int(text) < 1:
         raise value.build_error("pass a whole number of at least 1")
     return int(text)
 
 
 def _read_optional_count(value: _Value) -> int | None:
-    return None if value.read_text() in ("", "None") else _read_count(value)
+    return None if value.get_text() in ("", "None") else _read_count(value)
 
 
 def _read_amount(value: _Value) -> int | None:
     """Return a number with or without a unit (``human_readable_int``)."""
-    if value.read_text() in ("", "None"):
+    if value.get_text() in ("", "None"):
         return None
-    amount = _parse_amount(value.read_text())
+    amount = _parse_amount(value.get_text())
     if amount is None or amount < 1:
         raise value.build_error("pass a number such as 8192, 8k (8,000) or 8K (8,192)")
     return amount
@@ -402,13 +407,13 @@ def _parse_amount(text: str) -> int | None:
 
 
 def _read_length(value: _Value) -> int | None:
-    is_auto = value.read_text().strip().lower() in ("-1", "auto")
+    is_auto = value.get_text().strip().lower() in ("-1", "auto")
     return None if is_auto else _read_amount(value)
 
 
 def _read_choice(choices: Mapping[str, Sequence[str]], value: _Value) -> str | None:
     """Return one of the values that a version has; ``None`` for ``auto``."""
-    text = value.read_text()
+    text = value.get_text()
     known = choices.get(value.version) or choices[""]
     if text not in known:
         raise value.build_error(f"vLLM {value.version} takes {', '.join(known)}")
@@ -416,19 +421,19 @@ def _read_choice(choices: Mapping[str, Sequence[str]], value: _Value) -> str | N
 
 
 def _read_backend(value: _Value) -> str | None:
-    text = value.read_text()
+    text = value.get_text()
     return None if text in ("", "None") or text.lower() == "auto" else text.upper()
 
 
 def _read_truth(value: _Value) -> bool:
     """Return what a variable of 0 or 1 says (``bool(int(...))``)."""
-    if value.read_text().strip() not in ("0", "1"):
+    if value.get_text().strip() not in ("0", "1"):
         raise value.build_error("pass 0 or 1")
-    return value.read_text().strip() == "1"
+    return value.get_text().strip() == "1"
 
 
 def _read_partition(value: _Value) -> tuple[int, ...]:
-    parts = value.read_text().split(",")
+    parts = value.get_text().split(",")
     if not all(re.fullmatch("[0-9]{1,6}", part.strip(), re.ASCII) for part in parts):
         raise value.build_error("pass the layers of each stage, such as 16,16")
     return tuple(map(int, parts))
@@ -436,7 +441,7 @@ def _read_partition(value: _Value) -> tuple[int, ...]:
 
 def _read_object(value: _Value) -> Mapping[str, Any] | None:
     """Return an object of JSON, in which numbers may have units."""
-    text = value.read_text()
+    text = value.get_text()
     if text in ("", "None"):
         return None
     try:
@@ -517,8 +522,8 @@ _FLAGS: Mapping[str, tuple[str, _Reader]] = {
         partial(_read_choice, {"": ("all", "align", "none")}),
     ),
     "--attention-backend": ("attention_backend", _read_backend),
-    "--spec-method": ("spec_method", _Value.read_text),
-    "--spec-model": ("spec_model", _Value.read_text),
+    "--spec-method": ("spec_method", _Value.get_text),
+    "--spec-model": ("spec_model", _Value.get_text),
     "--spec-tokens": ("spec_tokens", _read_count),
 }
 """The flags with one value, each with its field and how it is read."""
@@ -643,7 +648,7 @@ def _build_settings(
 
 def _nest(values: dict[str, Any], path: str, value: _Value) -> None:
     """Set the value at a path of keys: ``kv_connector_extra_config.backends``."""
-    text = value.read_text()
+    text = value.get_text()
     *parents, last = path.split(".")
     for key in parents:
         values = values.setdefault(key, {})
@@ -686,7 +691,7 @@ def _apply_objects(
 def _apply_transfer_config(
     fields: dict[str, Any], config: Mapping[str, Any], value: _Value
 ) -> None:
-    known = _CONFIG_KEYS | (_OLD_CONFIG_KEYS if value.version == "0.24" else set())
+    known = _CONFIG_KEYS | (set() if value.version == "0.33" else _OLD_CONFIG_KEYS)
     unknown = sorted(set(config) - known)
     if unknown:
         raise value.build_error(f"vLLM {value.version} has no key {shorten_text(unknown[0])}")

@@ -12,10 +12,9 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.rules.kinds import KINDS, BufferKind, get_kind_traits
+from onnxkvrename.vllm.serve import ServeSettings
 
 VllmVersion = Literal["0.24", "0.33"]
-DEFAULT_BLOCK_SIZE = 16
-"""vLLM's ``--block-size`` without that flag, in tokens, unless a backend asks for another."""
 VLLM_KINDS = frozenset(row.vllm_kind for row in KINDS.values() if row.vllm_kind)
 """The kinds for which vLLM has a spec, by its ``KVCacheSpecKind``."""
 MLA_KINDS = frozenset(kind for kind in VLLM_KINDS if get_kind_traits(kind).is_mla)
@@ -205,6 +204,8 @@ class ProjectionRequest(NamedTuple):
         draft_start: The number of a draft model's first layer, after those of the model itself;
             ``None`` without a draft model.
         release: In a projection, the release that was asked for; empty otherwise.
+        serve: The line that these settings are from; ``None`` if no line is known, which then
+            decides no condition.
     """
 
     block_size: int
@@ -216,6 +217,7 @@ class ProjectionRequest(NamedTuple):
     gpu_memory: int | None = None
     draft_start: int | None = None
     release: str = ""
+    serve: ServeSettings | None = None
 
 
 def plan_request(request: ProjectionRequest) -> ProjectionRequest:
@@ -236,11 +238,13 @@ class Condition(NamedTuple):
         name: A short name, unique among the conditions of one allocation or one projection.
         state: ``met`` or ``not met`` where the graph decides; ``requires`` where it cannot.
         why: What is required, or the reason why it is met or not.
+        by_line: Whether a ``vllm serve`` line decides it, and not the graph.
     """
 
     name: str
     state: ConditionState
     why: str
+    by_line: bool = False
 
 
 def build_requirement(name: str, why: str) -> Condition:
@@ -258,6 +262,12 @@ def find_open_conditions(conditions: Iterable[Condition]) -> tuple[Condition, ..
     open_conditions = [condition for condition in conditions if condition.state != "met"]
     unmet = [condition for condition in open_conditions if condition.state == "not met"]
     return tuple(unmet or open_conditions)
+
+
+def list_shown_conditions(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
+    """Return what a line decides, and the other conditions that are open."""
+    others = find_open_conditions(each for each in conditions if not each.by_line)
+    return tuple(each for each in conditions if each.by_line or each in others)
 
 
 def combine_states(conditions: Iterable[Condition]) -> ConditionState:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.compatibility import (
-    PULL_CONNECTORS,
     Worker,
     compare_factors,
     has_hybrid_manager,
@@ -20,6 +19,7 @@ from onnxkvrename.vllm.compatibility import (
 )
 from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import check_nixl, check_projection, project_layout
+from onnxkvrename.vllm.serve import DEFAULT_CONNECTOR
 from onnxkvrename.vllm.specs import (
     FULL_KINDS,
     MLA_KINDS,
@@ -28,9 +28,6 @@ from onnxkvrename.vllm.specs import (
     can_merge,
     is_uniform_type,
 )
-
-_ALIASES = {"NHD": "LBNHC", "HND": "LBHNC"}
-"""The names of layouts in 0.24, by which 0.33 also knows its own."""
 
 
 class Judgement(NamedTuple):
@@ -56,7 +53,7 @@ def judge_worker(worker: Worker) -> Judgement:
     projection = project_layout(worker.layout, worker.request)
     findings = [
         *check_projection(projection),
-        *(() if unknown else check_nixl(projection, find_memory_layout(worker))),
+        *(() if unknown else check_nixl(projection)),
         *refusals,
     ]
     fact = f"the code of vLLM {worker.release}'s NIXL connector"
@@ -79,9 +76,8 @@ def judge_handshake(
     first, second = _unify_layers(prefill), _unify_layers(decode)
     handshake = check_handshake(
         (first.layout, second.layout),
-        (prefill.request, decode.request),
+        (first.request, second.request),
         kernel_block_size,
-        (find_memory_layout(prefill), find_memory_layout(decode)),
         has_hybrid_manager=has_hybrid_manager(decode) is not False,
     )
     fact = f"the code of vLLM {decode.release}'s NIXL connector"
@@ -133,14 +129,6 @@ def judge_workers(
     )
 
 
-def find_memory_layout(worker: Worker) -> str:
-    """Return the layout that a line sets, by the names of its version; empty for none."""
-    layout = None if worker.settings is None else worker.settings.kv_cache_layout
-    if layout is None:
-        return ""
-    return layout if worker.version == "0.24" else _ALIASES.get(layout, layout)
-
-
 def _has_states(layout: Layout) -> bool:
     return any(buffer.is_state for buffer in layout.buffers)
 
@@ -150,14 +138,6 @@ def _check_settings(worker: Worker) -> Iterator[Finding]:
     settings = worker.settings
     if settings is None:
         return
-    if _has_states(worker.layout) and settings.ssm_conv_state_layout != "DS":
-        yield build_finding(
-            "KV622",
-            "",
-            "VLLM_SSM_CONV_STATE_LAYOUT is not DS: vLLM's NIXL connector does not take states in "
-            "another layout",
-            "set VLLM_SSM_CONV_STATE_LAYOUT=DS on both sides",
-        )
     if has_hybrid_manager(worker) is False and _needs_hybrid_manager(worker):
         yield build_finding(
             "KV622",
@@ -191,7 +171,7 @@ def _list_unknown(worker: Worker) -> Iterator[str]:
     settings, kinds = worker.settings, {buffer.kind for buffer in worker.layout.buffers}
     if settings is None:
         return
-    if settings.connector not in PULL_CONNECTORS:
+    if not settings.pulls_by_nixl:
         yield f"vLLM: not known for {settings.connector}"
     if settings.context_parallel_size > 1:
         yield "vLLM: not known for context parallelism"
@@ -202,7 +182,7 @@ def _list_unknown(worker: Worker) -> Iterator[str]:
             "vLLM 0.24: not known for enable_cross_layers_blocks: whether it has an effect depends "
             "on the attention backend and the model runner"
         )
-    is_unified = _unify_layers(worker) != worker
+    is_unified = _unify_layers(worker).layout != worker.layout
     value_sizes = {
         worker.layout.resolve_shape(buffer.shape)
         for buffer in worker.layout.buffers
@@ -215,13 +195,19 @@ def _list_unknown(worker: Worker) -> Iterator[str]:
 
 
 def _unify_layers(worker: Worker) -> Worker:
-    """Return a worker whose windows are full attention, as without the hybrid manager.
+    """Return a worker of NIXL's connector as one with the hybrid manager that plans the same.
 
-    Only beside full attention (``unify_hybrid_kv_cache_specs``).
+    Without the manager windows become full attention, only beside full attention
+    (``unify_hybrid_kv_cache_specs``).
     """
-    buffers = worker.layout.buffers
-    has_full = any(buffer.kind in FULL_KINDS for buffer in buffers)
-    if worker.settings is None or has_hybrid_manager(worker) is not False or not has_full:
+    buffers, settings = worker.layout.buffers, worker.settings
+    if settings is None:
+        return worker
+    is_on = has_hybrid_manager(worker) is not False
+    connector = settings.connector or DEFAULT_CONNECTOR
+    settings = settings._replace(has_hybrid_manager=True, connector=connector)
+    worker = worker._replace(request=worker.request._replace(serve=settings))
+    if is_on or not any(buffer.kind in FULL_KINDS for buffer in buffers):
         return worker
     unified = tuple(
         buffer._replace(kind="full_attention", window=None)

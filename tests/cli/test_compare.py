@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,9 +212,8 @@ def test_bytes_that_depend_on_a_window_of_unknown_size_are_not_shown(run, named,
 
 def test_the_dtype_that_vllm_is_started_with_must_be_one(run, named, tmp_path: Path) -> None:
     model, plain, other, same = (named("decoder.onnx"), *(tmp_path / f"{n}.json" for n in "abc"))
-    vllm = ("--block-size", "16", "--kv-cache-dtype")
     assert run("manifest", model, "-o", plain).code == 0
-    assert run("manifest", model, *vllm, "fp8", "-o", other).code == 0
+    assert run("manifest", model, "--serve", "--kv-cache-dtype fp8", "-o", other).code == 0
     assert run("manifest", other, "-o", same).code == 0
     digests = [json.loads(path.read_text())["kv_layout_sha256"] for path in (plain, other, same)]
     assert digests[0] != digests[1] == digests[2]
@@ -223,7 +223,7 @@ def test_the_dtype_that_vllm_is_started_with_must_be_one(run, named, tmp_path: P
         assert outcome.code == 1
         assert "would corrupt every prompt: dtype differs" in outcome.out
         assert "error KV612" in outcome.err
-    outcome = run("manifest", other, *vllm, "fp8_e5m2")
+    outcome = run("manifest", other, "--serve", "--kv-cache-dtype fp8_e5m2")
     assert outcome.code == 2
     assert "a manifest says fp8, and --kv-cache-dtype says fp8_e5m2" in outcome.err
 
@@ -283,17 +283,22 @@ def test_prefill_that_samples_on_the_device_stops_and_decode_does_not(run, named
 
 def test_ranks_are_checked_where_they_are_given(run, named) -> None:
     model = named("decoder.onnx")
-    assert run("compare", model, model, "--tp", "1:2").code == 0
-    assert "2 of them" in run("compare", model, model, "--tp", "2:4").out
-    outcome = run("compare", model, model, "--tp", "1:3")
+    prefill = ("compare", model, model, "--serve", "prefill:-tp 1", "--serve")
+    assert run(*prefill, "decode:-tp 2").code == 0
+    assert "2 of them" in run(*prefill, "decode:vllm serve M --tensor-parallel-size=4").out
+    outcome = run(*prefill, "decode:-tp 3")
     assert (outcome.code, "KV619" in outcome.err) == (1, True)
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--tp", "2"), "such as 2:4"),
-        (("--tp", "0:1"), "for prefill"),
+        (("--block-size", "2"), "such as 64:128"),
+        (("--block-size", "0:1"), "for prefill"),
+        (("--serve", "decode:-tp 0"), "--serve decode: -tp '0': pass a whole number"),
+        (("--serve", "-tp 1", "--serve", "-tp 2"), "--serve has two values"),
+        (("--serve", "-tp 1", "--block-size", "16:16"), "cannot be used together"),
+        (("--serve", "--kv-cache-dtype nvfp4"), "the pages of --kv-cache-dtype nvfp4"),
         (("--target", "vllm-qaik"), "vllm-qaic?"),
         (
             ("--dim", "ctx=4"),
@@ -421,7 +426,7 @@ def test_the_lines_of_the_page_can_be_run(
     monkeypatch.chdir(tmp_path)
     for name, model in (("prefill", "serving/window_whole"), ("decode", "serving/window")):
         named(f"{model}.onnx").rename(f"{name}.onnx")
-    assert run(*line.split()).code == 1
+    assert run(*shlex.split(line)).code == 1
 
 
 def test_quiet_says_only_what_is_wrong(run, named) -> None:
@@ -573,6 +578,55 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
         assert ("vLLM 0.33's NIXL connector" in verdict) == bool(options)
 
 
+NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "codes_found", "said"),
+    [
+        ("--block-size 16", "--block-size 32 -tp 2", [], "2 blocks of prefill make one of decode"),
+        ("--block-size 32", "--block-size 16", ["KV622"], "blocks of 32 tokens in prefill"),
+        ("-tp 1", "-tp 3", ["KV619"], "cannot be divided among 3 ranks"),
+        ("--block-size 64 --attention-backend FLASHMLA", "--block-size 64", [], ""),
+        # A backend that divides blocks hands over in its own.
+        (
+            "--block-size 128 --attention-backend FLASHMLA",
+            "--block-size 64",
+            [],
+            "based on",
+        ),
+        (f"{NIXL}LMCacheConnectorV1", "", [], "the handshake of LMCacheConnectorV1 is not known"),
+        (f"{NIXL}NixlPushConnector", "", [], "the handshake of NixlPushConnector is not known"),
+        ("-dcp 2", "", [], "prefill's parallelism: context parallelism of 2 ranks"),
+        ("-pp 2", "", [], "not known for 2 pipeline stages of prefill"),
+        ("--block-size 16", None, [], "decode: no --serve line: vLLM's defaults are assumed"),
+        ("--hf-overrides {}", "", [], "prefill: not read, although it may change caches: --hf-"),
+        ("vllm serve M", "vllm serve M", [], "note: NixlConnector is assumed"),
+    ],
+)
+def test_two_lines_and_two_exports_are_enough(
+    prefill: str, decode: str | None, codes_found: list[str], said: str, run, named
+) -> None:
+    model = named("decoder.onnx")
+    lines = [f"prefill:{prefill}"] + ([] if decode is None else [f"decode:{decode or '-tp 1'}"])
+    options = [word for line in lines for word in ("--serve", line)]
+    outcome = run("compare", model, model, *options)
+    found = codes(document(run("compare", model, model, *options, "--format", "json").out))
+    assert (outcome.code, sorted(set(found))) == (int(bool(codes_found)), codes_found)
+    assert said in outcome.out + outcome.err
+
+
+def test_a_variable_of_vllm_qaic_is_read_on_both_sides(run, named) -> None:
+    model = named("serving/hybrid.onnx")
+    line = "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M"
+    sizes = ("--dim", "sliding_window=8")
+    full = run("compare", model, model, *sizes, "--full-transfer", "--format", "json").out
+    both = run("compare", model, model, *sizes, "--serve", line, "--format", "json").out
+    assert document(both)["full_transfer"] is document(full)["full_transfer"] is True
+    one = run("compare", model, model, *sizes, "--serve", f"prefill:{line}")
+    assert "prefill: VLLM_QAIC_USE_FULL_KV_TRANSFER is set on this side only" in one.out
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -580,7 +634,7 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
             ("--block-size", "64"),
             "--block-size '64': ",
         ),
-        (("--vllm", "0.24"), "--vllm requires --block-size P:D"),
+        (("--vllm", "0.24"), "--vllm requires --serve LINE"),
         (("--vllm", "0.34"), "'0.34'"),
         (("--format", "jsn"), "'jsn' is not one of"),
         (("--tokens", "0"), "'--tokens': 0"),

@@ -126,15 +126,14 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((), "no MODEL given: pass an .onnx file or a directory"),
         ((MODEL, "--dim", "ctx_len"), "--dim 'ctx_len': pass SYMBOL=SIZE"),
         ((MODEL, "--dim", "seq_len=1"), "--dim seq_len: buffers have no such dimension; they have"),
-        ((MODEL, "--tp", "2"), "--tp requires --block-size N"),
-        ((MODEL, "--vllm", "0.24"), "--vllm requires --block-size N"),
-        ((MODEL, "--tokens", "9"), "--tokens requires --block-size N"),
-        ((MODEL, "--pp", "2"), "--pp requires --block-size N"),
-        ((MODEL, "--kv-cache-dtype", "fp8"), "--kv-cache-dtype requires --block-size N"),
-        ((MODEL, "--gpu-memory", "8G"), "--gpu-memory requires --block-size N"),
-        ((MODEL, "--draft", MODEL), "--draft requires --block-size N"),
-        ((MODEL, "--block-size", "16", "--gpu-memory", "8 apples"), "pass a size such as 512M"),
-        ((MODEL, "--block-size", "16", "--kv-cache-dtype", "int3"), "'int3' is not one of"),
+        ((MODEL, "--vllm", "0.24"), "--vllm requires --serve LINE"),
+        ((MODEL, "--tokens", "9"), "--tokens requires --serve LINE"),
+        ((MODEL, "--draft", MODEL), "--draft requires --serve LINE"),
+        ((MODEL, "--serve", "-tp 2", "--block-size", "16"), "cannot be used together: the line"),
+        ((MODEL, "--serve", "--kv-cache-memory-bytes apples"), "-bytes 'apples': pass a number"),
+        ((MODEL, "--serve", "--kv-cache-dtype int3"), "--kv-cache-dtype 'int3': vLLM 0.33 takes"),
+        ((MODEL, "--serve", "--kv-cache-dtype nvfp4"), "pages of --kv-cache-dtype nvfp4"),
+        ((MODEL, "--serve", "@none.sh"), "none.sh: no such file"),
         ((MODEL, "--block-size", "0"), "'--block-size': 0 is not in the range x>=1"),
         ((MODEL, "--block-size", "16", "--vllm", "9"), "'9' is not one of '0.23', '0.24', '0.25'"),
         ((MODEL, "--specializations", "none.json"), "none.json: no such file"),
@@ -306,7 +305,8 @@ def test_the_projection_is_in_the_manifest_if_it_is_asked_for(here: Path, run) -
 
 
 def test_the_projection_is_of_the_vllm_that_is_asked_for(here: Path, run) -> None:
-    args = ("--block-size", "16", "--vllm", "0.24", "--tp", "2", "--tokens", "8", "--tokens", "9")
+    line = "vllm serve M --block-size 16 --tensor-parallel-size 2"
+    args = ("--serve", line, "--vllm", "0.24", "--tokens", "8", "--tokens", "9")
     vllm = document(run("manifest", MODEL, *args).out)["vllm"]
     assert (vllm["vllm"], vllm["tp"]) == ("0.24", 2)
     (unpacked,) = [way for way in vllm["arrangements"] if way["name"] == "unpacked"]
@@ -314,8 +314,8 @@ def test_the_projection_is_of_the_vllm_that_is_asked_for(here: Path, run) -> Non
 
 
 def test_a_projection_counts_the_blocks_that_fit_into_a_gpu(here: Path, run) -> None:
-    args = ("--block-size", "16", "--vllm", "0.24", "--kv-cache-dtype", "fp8", "--pp", "2")
-    outcome = run("manifest", MODEL, *args, "--gpu-memory", "1M")
+    line = "--block-size 16 --kv-cache-dtype fp8 -pp 2 --kv-cache-memory-bytes 1M"
+    outcome = run("manifest", MODEL, "--vllm", "0.24", "--serve", line)
     projection = document(outcome.out)["vllm"]
     assert (outcome.code, projection["gpu_memory"], projection["pp"]) == (0, 1 << 20, 2)
     assert projection["kv_cache_dtype"] == "fp8"
@@ -327,12 +327,26 @@ def test_a_projection_counts_the_blocks_that_fit_into_a_gpu(here: Path, run) -> 
     }
 
 
+def test_a_line_decides_what_the_graph_leaves_open(here: Path, run) -> None:
+    line = "vllm serve M --block-size 16 --attention-backend FLASH_ATTN --kv-cache-dtype fp8"
+    outcome = run("manifest", MODEL, "--format", "text", "--serve", line, "--tokens", "40")
+    assert outcome.code == 0
+    rows = [" ".join(row.split()) for row in outcome.out.splitlines()]
+    assert "met kernel block size: FLASH_ATTN takes them undivided" in rows
+    assert "met kv_cache_dtype: --kv-cache-dtype fp8" in rows
+    assert "LBHNC met layout: NixlConnector asks for LBHNC" in rows
+    assert outcome.err == "note: NixlConnector is assumed: --kv-transfer-config is missing\n"
+    assert run("manifest", MODEL, "-q", "--serve", line).err == ""
+    conditions = document(run("manifest", MODEL, "--serve", line).out)["vllm"]["conditions"]
+    assert {each["state"] for each in conditions if each["by_line"]} == {"met"}
+
+
 def test_heads_that_do_not_divide_are_a_finding(here: Path, run) -> None:
-    outcome = run("manifest", MODEL, "--block-size", "16", "--tp", "3")
+    outcome = run("manifest", MODEL, "--serve", "-tp 3")
     said = document(outcome.out)
     assert (outcome.code, said["exit_code"]) == (1, 1)
     assert [(found["code"], found["model"]) for found in said["findings"]] == [("KV619", MODEL)]
-    assert run("manifest", MODEL, "--block-size", "16", "--tp", "4").code == 0
+    assert run("manifest", MODEL, "--serve", "-tp 4").code == 0
 
 
 def test_a_draft_model_counts_in_the_projection(here: Path, run) -> None:
@@ -564,7 +578,7 @@ def test_a_manifest_is_printed_again(here, run, tmp_path: Path) -> None:
 def test_a_manifest_gets_the_findings_of_its_projection(here, run, tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     assert run("manifest", MODEL, "-o", path).code == 0
-    outcome = run("manifest", path, "--block-size", "16", "--tp", "3")
+    outcome = run("manifest", path, "--serve", "-tp 3")
     assert outcome.code == 1
     assert f"{path}: error KV619: " in outcome.err
 

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from onnxkvrename.cli.main import COMMANDS, load_command
-from onnxkvrename.cli.options import RequestCommand, parse_dim_sizes, parse_memory_size
+from onnxkvrename.cli.options import RequestCommand, parse_dim_sizes
 
 
 def test_sizes_are_given_by_symbol() -> None:
@@ -41,36 +41,6 @@ def test_two_signs_before_a_size_are_no_bug(command: str, decoder: Path, run) ->
     assert outcome.code == 2
     assert "pass SYMBOL=SIZE" in outcome.err
     assert "a bug in" not in outcome.err
-
-
-@pytest.mark.parametrize("text", ["1", "20", " 20 ", "1048575"])
-def test_a_small_size_without_a_unit_lacks_one(text: str) -> None:
-    """Nobody has 20 bytes of memory: 20G or 20M was meant."""
-    with pytest.raises(click.UsageError) as raised:
-        parse_memory_size("--gpu-memory", text, 1 << 60)
-    size = int(text)
-    assert raised.value.message == (
-        f"--gpu-memory {text!r}: add a unit: {size}G or {size}M, or {size}B for bytes"
-    )
-
-
-@pytest.mark.parametrize("text", ["", "0G", "-1", "8 apples", "999999999999T"])
-def test_a_size_that_is_no_memory_is_a_usage_error(text: str) -> None:
-    with pytest.raises(click.UsageError, match="pass a size such as 512M or 8G"):
-        parse_memory_size("--gpu-memory", text, 1 << 60)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("20B", 20), ("20K", 20 << 10), ("1048576", 1 << 20), ("20g", 20 << 30)]
-)
-def test_a_size_with_a_unit_or_of_many_bytes_is_taken(text: str, size: int) -> None:
-    assert parse_memory_size("--gpu-memory", text, 1 << 60) == size
-
-
-def test_a_missing_unit_is_told_on_the_command_line(decoder: Path, run) -> None:
-    outcome = run("manifest", decoder, "--block-size", "16", "--gpu-memory", "20")
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-    assert "--gpu-memory '20': add a unit: 20G or 20M" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -153,7 +123,7 @@ DECLARED = {
 @pytest.mark.parametrize("name", DECLARED)
 def test_an_option_excludes_and_needs_fields_of_its_request(name: str) -> None:
     command = DECLARED[name]
-    needed = {option.needs for option in command.options.values()} - {""}
+    needed = {field for option in command.options.values() for field in option.needs}
     excluded = {field for option in command.options.values() for field in option.excludes}
     assert needed <= set(command.options)
     assert excluded <= {field for other in DECLARED.values() for field in other.options}
@@ -182,8 +152,7 @@ def test_two_that_contradict_are_both_named(
     ("words", "needed"),
     [
         (("verify", "--compare-data"), "--compare-data requires --renamed-from SOURCE"),
-        (("manifest", "--tp", "2"), "--tp requires --block-size N"),
-        (("compare", "{}", "--kernel-block-size", "2"), "--kernel-block-size requires"),
+        (("manifest", "--vllm", "0.24"), "--vllm requires --serve LINE"),
     ],
 )
 def test_an_option_without_the_one_that_it_is_for_is_refused(

@@ -12,6 +12,11 @@ from onnx import ModelProto, TensorProto
 
 from onnxkvrename.handoff.find_consumers import load_consumer
 
+RANKS_AND_BLOCKS = (
+    *("--serve", "prefill:--tensor-parallel-size 2 --block-size 16"),
+    *("--serve", "decode:--tensor-parallel-size 4 --block-size 32"),
+)
+LINE = "vllm serve M --attention-backend FLASH_ATTN --block-size 16"
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
 
@@ -62,8 +67,8 @@ def _work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("decode", "options"),
     [
         (None, ("--block-size", "16:16")),
-        (None, ("--tp", "2:4", "--block-size", "16:32")),
-        (None, ("--tp", "2:4", "--block-size", "16:32", "--tokens", "200")),
+        (None, RANKS_AND_BLOCKS),
+        (None, (*RANKS_AND_BLOCKS, "--tokens", "200")),
         (build_cache_model(["full"] * 3, tokens=("a", "a")), ("--block-size", "16:16")),
         (
             None,
@@ -113,6 +118,30 @@ def test_what_matters(run, decode, codes: list[str]) -> None:
     assert code == 1
     found = {word.rstrip(":") for word in text.split() if word.startswith("KV6")}
     assert sorted(found) == codes
+
+
+@pytest.mark.parametrize(
+    ("decode", "factor"),
+    [
+        ("--disable-hybrid-kv-cache-manager", "hybrid KV cache manager: on on prefill and off"),
+        ("--attention-backend FLASHINFER", "attention backend: FLASH_ATTN on prefill and FLASHI"),
+        ("--kv-cache-dtype fp8", "KV cache dtype: auto on prefill and fp8"),
+        (
+            """--speculative-config '{"method": "eagle", "model": "D"}'""",
+            "speculative config: none on prefill and {",
+        ),
+    ],
+)
+def test_a_factor_of_the_hash_that_differs_is_named(run, decode: str, factor: str) -> None:
+    lines = ("--serve", f"prefill:{LINE}", "--serve", f"decode:{LINE} {decode}")
+    code, text = compare(run, None, *lines)
+    assert code == 1
+    assert f"error KV628: {factor}" in text
+    is_off = """ --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both", \
+"kv_connector_extra_config": {"enforce_handshake_compat": false}}'"""
+    code, text = compare(run, None, *lines[:3], lines[3] + is_off.replace("\\\n", ""))
+    assert "KV628" not in text
+    assert "vLLM does not compare" in text
 
 
 def test_windows_count_where_both_sizes_are_known(run) -> None:

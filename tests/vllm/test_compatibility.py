@@ -25,9 +25,11 @@ def compare(
     model: Layout = PLAIN,
     version: str = "0.33",
 ) -> Compatibility:
-    request = ProjectionRequest(16, vllm_version=version)
-    workers = (Worker(model, request, settings) for settings in (prefill, decode))
-    return compare_factors(*workers)
+    return compare_factors(*(build(model, settings, version) for settings in (prefill, decode)))
+
+
+def build(model: Layout, settings: ServeSettings | None, version: str = "0.33") -> Worker:
+    return Worker(model, ProjectionRequest(16, vllm_version=version, serve=settings))
 
 
 def find_state(compatibility: Compatibility, name: str) -> str:
@@ -153,8 +155,7 @@ def test_cross_layer_blocks_are_a_factor_of_0_24_only(decode: ServeSettings, sta
     ],
 )
 def test_what_the_graphs_say(decode: Layout, name: str) -> None:
-    request = ProjectionRequest(16)
-    compatibility = compare_factors(Worker(PLAIN, request, LINE), Worker(decode, request, LINE))
+    compatibility = compare_factors(build(PLAIN, LINE), build(decode, LINE))
     assert [factor.name for factor in compatibility.select("differs")] == [name]
 
 
@@ -175,6 +176,6 @@ def test_decode_decides_whether_the_hash_is_compared() -> None:
 
 def test_other_versions_never_meet() -> None:
     off = LINE._replace(extra_config={"enforce_handshake_compat": False})
-    workers = (Worker(PLAIN, ProjectionRequest(16, vllm_version=v), off) for v in ("0.24", "0.33"))
+    workers = (build(PLAIN, off, version) for version in ("0.24", "0.33"))
     findings = [*compare_factors(*workers).list_findings("0.33")]
     assert [finding.message.partition(":")[0] for finding in findings] == ["vLLM version"]

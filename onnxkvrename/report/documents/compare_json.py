@@ -210,7 +210,7 @@ class CompareContent(NamedTuple):
         profile: The rules that identify KV names; `None` if the job could not be done.
         target: The consumer.
         full_transfer: Whether all of each buffer is moved, whatever the prompt.
-        tensor_parallelism: The ranks of each side (`--tp`); `None` without it.
+        tensor_parallelism: The ranks of each side (`--serve`); `None` without it.
         prefill: The prefill side; `None` if the job could not be done.
         decode: The decode side; `None` if the job could not be done.
         verdict: Whether the hand-off works; `None` if the job could not be done.

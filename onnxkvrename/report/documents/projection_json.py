@@ -164,7 +164,8 @@ class ProjectionContent(NamedTuple):
         tp: Tensor parallelism.
         pp: Pipeline parallelism.
         kv_cache_dtype: vLLM's --kv-cache-dtype; `None` for the graph's own dtypes.
-        gpu_memory: The bytes that each GPU has for KV caches (`--gpu-memory`); `None` without it.
+        gpu_memory: The bytes that each GPU has for KV caches (`--kv-cache-memory-bytes`); `None`
+            without it.
         draft_start: The number of a draft model's first layer; `None` without one.
         layers: The cache of each layer, before vLLM makes the pages equal in size.
         conditions: What the whole projection depends on.

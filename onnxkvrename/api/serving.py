@@ -1,0 +1,184 @@
+"""Two workers as their ``vllm serve`` lines start them: vLLM's handshake, and their hand-off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxkvrename.handoff.compare import Handoff, compare_sides
+from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.handoff.find_consumers import configure_consumer
+from onnxkvrename.handoff.same_model import Basis
+from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
+from onnxkvrename.handoff.worker import build_loaded_side
+from onnxkvrename.layout.load import LoadedLayout, set_cache_dtype
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.vllm.backends import DEFAULT_BLOCK_SIZE
+from onnxkvrename.vllm.compatibility import Worker
+from onnxkvrename.vllm.handshake import check_handshake
+from onnxkvrename.vllm.projection import build_request, list_serve_notes
+from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
+from onnxkvrename.vllm.specs import ProjectionRequest
+from onnxkvrename.vllm.workers import Judgement, judge_workers
+
+SIDES = ("prefill", "decode")
+
+
+class ServedPair(NamedTuple):
+    """How prefill and decode are started.
+
+    Attributes:
+        requests: vLLM's settings of prefill and decode.
+        notes: What is assumed, and what is not understood.
+        from_lines: Whether lines say so, not block sizes alone.
+    """
+
+    requests: tuple[ProjectionRequest, ProjectionRequest]
+    notes: tuple[str, ...] = ()
+    from_lines: bool = True
+
+    @property
+    def ranks(self) -> TensorParallelSizes | None:
+        """The tensor parallel sizes, if lines say them."""
+        prefill, decode = (request.tensor_parallel_size for request in self.requests)
+        return TensorParallelSizes(prefill, decode) if self.from_lines else None
+
+    @property
+    def full_transfer(self) -> bool:
+        """True if vllm-qaic's variable is set on both sides."""
+        lines = [request.serve for request in self.requests]
+        return all(serve is not None and serve.uses_full_transfer for serve in lines)
+
+
+def read_served_pair(lines: Mapping[str, str], vllm_version: str) -> ServedPair | None:
+    """Return how both sides are started; ``None`` without a line.
+
+    Args:
+        lines: The line of ``prefill`` and of ``decode``, and one for both under ``""``.
+        vllm_version: The version of vLLM on both sides.
+
+    Raises:
+        KvRenameError: A line cannot be read.
+    """
+    if not lines:
+        return None
+    settings, notes = [], dict[str, list[str]]()
+    for side in SIDES:
+        label = f"--serve {side}:" if side in lines else "--serve"
+        line = lines.get(side, lines.get(""))
+        serve = ServeSettings() if line is None else read_serve_option(line, vllm_version, label)
+        settings.append(serve)
+        if line is None:
+            notes.setdefault("no --serve line: vLLM's defaults are assumed", []).append(side)
+        for note in list_serve_notes(serve, vllm_version):
+            notes.setdefault(note, []).append(side)
+    prefill, decode = (build_request(serve, vllm_version) for serve in settings)
+    if settings[0].uses_full_transfer != settings[1].uses_full_transfer:
+        side = SIDES[settings[1].uses_full_transfer]
+        notes["VLLM_QAIC_USE_FULL_KV_TRANSFER is set on this side only"] = [side]
+    named = (
+        note if len(sides) == len(SIDES) else f"{sides[0]}: {note}" for note, sides in notes.items()
+    )
+    return ServedPair((prefill, decode), tuple(named))
+
+
+def apply_serve(loaded: LoadedLayout, serve: ServeSettings, vllm_version: str) -> LoadedLayout:
+    """Return the buffers with the cache dtype of a line; that of a manifest stays.
+
+    Raises:
+        KvRenameError: A manifest has another one, or its pages are not known.
+    """
+    dtype = build_request(serve, vllm_version).kv_cache_dtype
+    return loaded._replace(layout=set_cache_dtype(loaded.layout, dtype))
+
+
+def compare_served(
+    paths: tuple[Path, Path],
+    sides: tuple[LoadedLayout, LoadedLayout],
+    consumer: Consumer,
+    rules: Rules,
+    served: ServedPair | None = None,
+    *,
+    full_transfer: bool = False,
+    tokens: Sequence[int] = (),
+    notes: Sequence[str] = (),
+    strict: bool = False,
+) -> Handoff:
+    """Compare two sides, and what vLLM's NIXL connector says of how they are started.
+
+    Args:
+        paths: The model, directory or manifest of prefill, and of decode.
+        sides: Their buffers.
+        consumer: The consumer, before it is configured by prefill's.
+        rules: The rules that recognize KV names.
+        served: How both are started; ``None`` if that is not known.
+        full_transfer: Whether all of each buffer is moved, whatever the lines say.
+        tokens: Prompts of these lengths are simulated as well.
+        notes: Further notes on both sides.
+        strict: Whether scales that are not known are a finding.
+
+    Raises:
+        KvRenameError: The consumer does not hand buffers from one model to another, or a manifest
+            has another cache dtype than its line.
+    """
+    judgement = Judgement()
+    if served is None and consumer.is_paged:
+        request = ProjectionRequest(DEFAULT_BLOCK_SIZE)
+        served = ServedPair((request, request), from_lines=False)
+    if served is not None:
+        prefill, decode = (
+            loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
+            for loaded, request in zip(sides, served.requests, strict=True)
+        )
+        sides = (prefill, decode)
+        judge = judge_workers if consumer.is_paged else _shake_hands
+        judgement = judge(*_build_workers(sides, served))
+        notes = (*notes, *served.notes)
+        full_transfer = full_transfer or served.full_transfer
+    consumer = configure_consumer(consumer, sides[0].layout)
+    writer, reader = (
+        build_loaded_side(label, path, loaded, consumer, rules)
+        for label, path, loaded in zip(SIDES, paths, sides, strict=True)
+    )
+    return compare_sides(
+        writer,
+        reader,
+        consumer,
+        ranks=None if served is None else served.ranks,
+        full_transfer=full_transfer,
+        tokens=tokens,
+        more_findings=judgement.findings,
+        more_notes=(*notes, *judgement.notes),
+        more_basis=Basis(judgement.facts, judgement.conditions),
+        strict=strict,
+    )
+
+
+def _build_workers(
+    sides: tuple[LoadedLayout, LoadedLayout], served: ServedPair
+) -> tuple[Worker, Worker]:
+    prefill, decode = (
+        Worker(side.layout, request._replace(kv_cache_dtype=side.layout.kv_cache_dtype))
+        for side, request in zip(sides, served.requests, strict=True)
+    )
+    return prefill, decode
+
+
+def _shake_hands(prefill: Worker, decode: Worker) -> Judgement:
+    """Return what vLLM says when the sides meet; nothing for connectors that are not known here."""
+    unknown = dict.fromkeys(_list_unknown_connectors((prefill, decode)))
+    if unknown:
+        note = f"vLLM: the handshake of {' and '.join(unknown)} is not known here"
+        return Judgement(notes=(note,))
+    handshake = check_handshake((prefill.layout, decode.layout), (prefill.request, decode.request))
+    fact = f"the code of vLLM {decode.release}'s NIXL connector"
+    facts = () if handshake.notes else (fact,)  # a note says what is not known of it
+    return Judgement(handshake.findings, handshake.notes, facts)
+
+
+def _list_unknown_connectors(workers: tuple[Worker, Worker]) -> Iterator[str]:
+    for worker in workers:
+        serve = worker.settings or ServeSettings()
+        if serve.connector is not None and not serve.pulls_by_nixl:
+            yield serve.connector
