@@ -209,7 +209,9 @@ def _change_architecture(rng: random.Random, architecture: Architecture) -> Arch
     elif layers[0].dtype in ("FLOAT16", "BFLOAT16"):
         other = {"FLOAT16": "BFLOAT16", "BFLOAT16": "FLOAT16"}
         layers = tuple(
-            layer if layer.kind == "mamba" else layer._replace(dtype=other[layer.dtype])
+            layer
+            if layer.kind == "mamba"
+            else layer._replace(dtype=other.get(layer.dtype, layer.dtype))
             for layer in layers
         )
     return architecture._replace(layers=layers)

@@ -1,7 +1,8 @@
 """The passages of docs/findings.md; run as a script, this file writes what is made in them.
 
 A passage has the heading, severity and meaning of a code, what follows from it, the finding as
-the example in `finding_examples.py` prints it, without the hint, and a *Fix*.
+the example in `finding_examples.py` prints it, without the hint, a *Fix*, and the beginnings of
+vLLM's messages that mean it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from pathlib import Path
 from finding_examples import EXAMPLES, run_example
 
 from onnxkvrename.findings import CODES
+from onnxkvrename.vllm.messages import load_messages
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
 WIDTH = 78
 """Characters in a line of output, so that `onnxkvrename explain` can indent it by two."""
 
+_QUOTED_CHARS = 70
+"""Characters of a message that are quoted: people search for its beginning."""
 _PASSAGE = re.compile(r"^### (KV\d{3})\n\n.*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _HEAD = re.compile(r"\*\*\w+: .+\*\*")
 _HINT = re.compile(r" \((?:[^()]|\([^()]*\))*\)$")
 _OUTPUT = re.compile(r"(?<=```text\n).*?(?=```)", re.DOTALL)
+_LOGGED = re.compile(r"\*In a log:\* .*\n\n?")
 
 
 def find_passages(page: str) -> dict[str, str]:
@@ -49,10 +54,23 @@ def render_finding(code: str, printed: str) -> str:
     return "".join(f"{each}\n" for each in lines)
 
 
+def render_messages(code: str) -> str:
+    """Return the paragraph with the beginnings of the messages that mean a finding; or nothing."""
+    texts = [message.text for message in load_messages() if message.code == code]
+    quotes = [
+        textwrap.shorten(text, _QUOTED_CHARS, placeholder=" …", break_on_hyphens=False)
+        for text in texts
+    ]
+    listed = " · ".join(f"`{re.sub(r'{[^}]*}?', '…', quote)}`" for quote in quotes)
+    return f"*In a log:* {listed}" if quotes else ""
+
+
 def _render_passage(code: str, passage: str) -> str:
     (printed, _), _ = run_example(code)
     passage = _HEAD.sub(lambda match: render_head(code), passage, count=1)
-    return _OUTPUT.sub(lambda match: render_finding(code, printed), passage)
+    passage = _OUTPUT.sub(lambda match: render_finding(code, printed), passage)
+    messages = render_messages(code)
+    return _LOGGED.sub("", passage) + (f"{messages}\n\n" if messages else "")
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ import math
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
@@ -52,8 +52,12 @@ from onnxkvrename.vllm.handshake import check_handshake  # noqa: E402
 from onnxkvrename.vllm.memory import Allocation  # noqa: E402
 from onnxkvrename.vllm.memory_v033 import KV_CACHE_LAYOUTS  # noqa: E402
 from onnxkvrename.vllm.projection import Projection, project_layout  # noqa: E402
+from onnxkvrename.vllm.reads import PromptReads  # noqa: E402
 from onnxkvrename.vllm.specs import ProjectionRequest  # noqa: E402
 from onnxkvrename.vllm.workers import judge_workers  # noqa: E402
+
+if TYPE_CHECKING:
+    from witness_memory import Pair
 
 VERSIONS = ("0.24.0", "0.33.0")
 _LENGTHS = (1, 127, 128, 129, 600, 1024, 1500)
@@ -196,19 +200,17 @@ def _compare_memory(
     if transfer.descriptors is None:
         yield "descriptors and bytes, not known here", True, ""
         return
-    offered_ids, read = memory.list_blocks(length)
+    _, offered_ids, read = memory.list_blocks(length)
     yield _judge("blocks that prefill offers", [*map(len, offered_ids)], [*transfer.blocks])
-    posted = memory.post(worker, offered_ids)
+    yield _judge("blocks that decode reads", [*map(len, read)], [*transfer.read_blocks])
+    posted = memory.post(worker, read)
+    covers_pages = memory.post(worker, offered_ids).covers_pages
     yield _judge("descriptors", posted.descriptors, transfer.descriptors)
     posted_share = 2 if allocation.name == "packed" and transfer.incomplete else 1
     yield _judge("bytes", posted.size * posted_share, transfer.bytes)
-    reads = transfer.decode_reads
-    yield _judge("blocks that decode reads", read, reads and [*reads.blocks])
-    if posted.covers_pages is not None:
+    if covers_pages is not None:
         projected_complete = transfer.incomplete is None
-        yield _judge(
-            "whether descriptors cover the blocks", posted.covers_pages, projected_complete
-        )
+        yield _judge("whether descriptors cover the blocks", covers_pages, projected_complete)
 
 
 def _compare_cross_layers(
@@ -272,14 +274,19 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
     """Yield whether two drawn workers hand over, as findings say it and as vLLM's workers do."""
     if not witness.can_allocate:
         return
-    from witness_memory import MemoryWitness
+    from witness_memory import MemoryWitness, PairRefusal
 
     assert isinstance(witness, MemoryWitness)
     prefill, decode = draw_pair(seed)
     layout, version = build_layout(decode), _name_release(witness)
     requests = tuple(ProjectionRequest(s.block_size, s.tp, version) for s in (prefill, decode))
-    if any(project_layout(layout, request).refusals for request in requests):
+    projections = [project_layout(layout, request) for request in requests]
+    if any(projection.refusals for projection in projections):
         return  # refused by the model's classes, which are no part of this
+    longest, rng = _find_longest_prompt(projections), random.Random(seed)
+    drawn = (rng.choice(_LENGTHS), rng.choice([15, 16, 17, 33, 48]), rng.randint(1, 1500))
+    lengths = tuple(min(length, longest) for length in drawn)
+    requests = tuple(request._replace(prompt_lengths=lengths) for request in requests)
     ranks = TensorParallelSizes(prefill.tp, decode.tp)
     kernel_block = random.Random(seed).choice([None, None, None, 16])
     try:
@@ -290,11 +297,50 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
     if not findings and any("not known" in note for note in handshake.notes):
         yield "pairs of workers, not known here", True, ""
         return
-    refusal = witness.refuse_pair(prefill, decode, kernel_block)
-    if refusal is None:
-        yield _judge("pairs of workers that vLLM accepts", [], findings)
+    met = witness.meet(prefill, decode, kernel_block)
+    if isinstance(met, PairRefusal):
+        yield _judge("pairs of workers that vLLM refuses", True, bool(findings), str(met))
     else:
-        yield _judge("pairs of workers that vLLM refuses", True, bool(findings), str(refusal))
+        yield _judge("pairs of workers that vLLM accepts", [], findings)
+        fault = handshake.fault
+        has_room = fault is not None and fault.tokens <= longest
+        yield from _compare_reads(
+            met, (*handshake.reads, *((fault,) if fault and has_room else ()))
+        )
+        if fault is None:
+            # Other lengths than those that were tried have no fault, either.
+            yield _judge("pairs without a fault", [], [r.fault for r in handshake.reads if r.fault])
+
+
+def _find_longest_prompt(projections: Sequence[Projection]) -> int:
+    """Return the tokens that the blocks of both sides have room for."""
+    from witness_memory import PAIR_BLOCK_COUNT
+
+    groups = max(len(each.groups) for projection in projections for each in projection.groupings)
+    block_size = min(projection.request.block_size for projection in projections)
+    return max(1, (PAIR_BLOCK_COUNT - 3) // max(1, groups) - 1) * block_size
+
+
+def _compare_reads(pair: Pair, reads: Sequence[PromptReads]) -> Iterator[Verdict]:
+    """Yield whether each rank of decode posts what was predicted."""
+    from witness_memory import PairRefusal
+
+    if not reads or reads[0].unknown is not None:
+        yield "reads, not known here", True, ""
+        return
+    for predicted in reads:
+        posted = pair.read(predicted.tokens)
+        detail = f"{predicted.tokens} tokens: {predicted.fault}"
+        if isinstance(posted, PairRefusal):
+            is_refused = predicted.refused is not None
+            yield _judge("reads that fail", True, is_refused, f"{detail}: {posted}")
+            continue
+        expected = [(len(rank.sources), rank.descriptors, rank.bytes) for rank in predicted.ranks]
+        figures = [(rank.transfers, rank.descriptors, rank.size) for rank in posted]
+        yield _judge("transfers, descriptors, bytes of reads", figures, expected, detail)
+        is_in_place = all(rank.is_in_place for rank in posted)
+        subject = "reads in place" if is_in_place else "reads that put tokens elsewhere"
+        yield _judge(subject, is_in_place, predicted.incomplete is None, detail)
 
 
 _FACTORS = {

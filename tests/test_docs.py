@@ -13,7 +13,7 @@ import pytest
 from conftest import FIXTURES
 from finding_examples import EXAMPLES, run_example
 from findings_page import PAGE as FINDINGS_PAGE
-from findings_page import find_passages, render_finding, render_head
+from findings_page import find_passages, render_finding, render_head, render_messages
 from help_pages import on_page_markdown
 
 from onnxkvrename import findings
@@ -166,11 +166,12 @@ def test_every_finding_code_has_a_row_a_passage_and_an_example() -> None:
 
 @pytest.mark.parametrize("code", findings.CODES)
 def test_a_passage_says_what_a_finding_means_and_how_to_fix_it(code: str) -> None:
-    heading, head, meaning, output, *fix = PASSAGES[code].strip().split("\n\n")
+    heading, head, meaning, output, fix, *logged = PASSAGES[code].strip().split("\n\n")
     assert (heading, head) == (f"### {code}", render_head(code)), HOW_TO_UPDATE
     assert meaning.endswith(".")
     assert output.startswith("```text\n")
-    assert [each.startswith("*Fix:* ") for each in fix] == [True]
+    assert fix.startswith("*Fix:* ")
+    assert logged == [*filter(None, [render_messages(code)])], HOW_TO_UPDATE
 
 
 @pytest.mark.parametrize("code", findings.CODES)

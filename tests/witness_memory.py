@@ -42,6 +42,20 @@ class Posted(NamedTuple):
     covers_pages: bool | None
 
 
+class PromptBlocks(NamedTuple):
+    """Blocks of a prompt.
+
+    Attributes:
+        tokens: How many tokens prefill computes for decode.
+        offered: The blocks that prefill offers, of each group.
+        allocated: The blocks that decode allocates, of each group.
+    """
+
+    tokens: int
+    offered: tuple[list[int], ...]
+    allocated: tuple[list[int], ...]
+
+
 class Memory:
     """The tensors that vLLM allocates for a plan of one architecture."""
 
@@ -132,17 +146,27 @@ class Memory:
             raise RuntimeError("NIXL compatibility hash mismatch")
         self.connect(prefill)
 
-    def connect(self, prefill: Memory) -> None:
-        """Let ranks of this side, decode, meet those of `prefill`; raise what vLLM raises."""
+    def connect(self, prefill: Memory) -> list[Any]:
+        """Let the ranks of this side, decode, meet those of `prefill`; raise what vLLM raises.
+
+        Returns:
+            NIXL's worker of each rank of decode.
+        """
         remote = prefill.register(engine="prefill").xfer_handshake_metadata.agent_metadata_bytes
         ranks = prefill.architecture.tp
-        for rank in sorted({0, self.architecture.tp - 1}):
+        workers = []
+        for rank in range(self.architecture.tp):
             worker = self.register(rank, "decode")
             with self.witness.modules.importable():
                 for remote_rank in worker.transfer_topo.handshake_target_ranks(ranks):
                     # vLLM decodes metadata of its own from each rank, and changes it.
                     meta = SimpleNamespace(**copy.deepcopy(vars(remote)))
-                    worker.add_remote_agent(meta, remote_rank, ranks)
+                    name = worker.add_remote_agent(meta, remote_rank, ranks)
+                    # vLLM's thread of handshakes keeps these names.
+                    key = remote_rank if self.witness.is_v024 else (0, remote_rank)
+                    worker._remote_agents[meta.engine_id][key] = name
+            workers.append(worker)
+        return workers
 
     def post(self, worker: Any, block_ids: tuple[list[int], ...], kernel_blocks: int = 1) -> Posted:
         """Return what `worker` posts for blocks of each group.
@@ -209,8 +233,8 @@ class Memory:
             part.zero_()
         return covers
 
-    def list_blocks(self, prompt_length: int) -> tuple[tuple[list[int], ...], list[int]]:
-        """Return the blocks that prefill offers of each group, and how many decode reads."""
+    def list_blocks(self, prompt_length: int) -> PromptBlocks:
+        """Return the blocks of a prompt."""
         return self.witness.list_blocks(self.plan, self.config, prompt_length)
 
     def build_canonical_view(self) -> tuple[list[int], list[list[tuple[int, int]]]] | str:
@@ -257,6 +281,115 @@ class PairRefusal(NamedTuple):
     reason: str
 
 
+class _PairedBlocks(NamedTuple):
+    """Kernel blocks of each group whose descriptors vLLM looks up, and how many make a block."""
+
+    ids: Any
+    pieces: int
+
+
+class Read(NamedTuple):
+    """What a rank of decode asks NIXL for, for one prompt.
+
+    Attributes:
+        transfers: The number of transfers, one for each rank of prefill that it reads from.
+        descriptors: The number of descriptors of all of them.
+        size: Bytes of these descriptors.
+        is_in_place: Whether the blocks of attention that are read begin at the same tokens as those
+            that they are written to.
+    """
+
+    transfers: int
+    descriptors: int
+    size: int
+    is_in_place: bool
+
+
+class Pair(NamedTuple):
+    """Workers that met: decode's have added prefill's as their remote agents."""
+
+    witness: MemoryWitness
+    prefill: Memory
+    decode: Memory
+    workers: list[Any]
+
+    def read(self, prompt_length: int) -> list[Read] | PairRefusal:
+        """Return what each rank of decode posts for a prompt, or the assertion that fails."""
+        tokens, offered, _ = self.prefill.list_blocks(prompt_length)
+        _, _, allocated = self.decode.list_blocks(prompt_length)
+        posted = []
+        for worker in self.workers:
+            agent = worker.nixl_wrapper
+            agent.reads.clear()
+            worker.paired_blocks.clear()
+            try:
+                with self.witness.modules.importable():
+                    worker.start_load_kv(_make_load(offered, allocated))
+            except (*REFUSALS, RuntimeError) as error:
+                return PairRefusal("read", f"{type(error).__name__}: {error}")
+            for local, remote in agent.reads:
+                if not np.array_equal(local[:, 1], remote[:, 1]):
+                    return PairRefusal("read", "NIXL refuses lengths that differ")
+            local_parts = [local for local, _ in agent.reads]
+            # vLLM looks up the descriptors of prefill's blocks, then those of decode's.
+            paired = worker.paired_blocks
+            places = (
+                [self._find_tokens(self.prefill, each, offered, tokens) for each in paired[::2]],
+                [self._find_tokens(self.decode, each, allocated, tokens) for each in paired[1::2]],
+            )
+            posted.append(
+                Read(
+                    len(local_parts),
+                    sum(map(len, local_parts)),
+                    sum(int(part[:, 1].sum()) for part in local_parts),
+                    places[0] == places[1],
+                )
+            )
+        return posted
+
+    def _find_tokens(self, side: Memory, blocks: _PairedBlocks, ids: Any, tokens: int) -> list[int]:
+        """Return the first token of each kernel block of attention that `side` has paired."""
+        found = []
+        for group, kernel_ids, logical_ids in zip(
+            side.plan.kv_cache_groups, blocks.ids, ids, strict=True
+        ):
+            size = group.kv_cache_spec.block_size
+            if hasattr(group.kv_cache_spec, "shapes"):
+                continue
+            first = -(-tokens // size) - len(logical_ids)
+            for kernel_id in kernel_ids:
+                logical, piece = divmod(kernel_id, blocks.pieces)
+                block = first + list(logical_ids).index(logical)
+                found.append(block * size + piece * size // blocks.pieces)
+        return found
+
+
+def _make_load(offered: Any, allocated: Any) -> SimpleNamespace:
+    """Return what decode's scheduler tells its workers about one request."""
+    request = SimpleNamespace(
+        awaiting_kvs=True,
+        local_block_ids=allocated,
+        local_num_computed_blocks=(),
+        local_physical_block_ids=(),
+        remote=SimpleNamespace(
+            block_ids=offered,
+            blocks_expiry_time=None,
+            engine_id="prefill",
+            num_tokens=None,
+            registration_generation=0,
+            request_id="request",
+        ),
+    )
+    return SimpleNamespace(
+        heartbeat_by_engine={},
+        reqs_in_batch=(),
+        reqs_not_processed=(),
+        reqs_to_recv={"request": request},
+        reqs_to_send={},
+        scheduler_clock=0,
+    )
+
+
 class MemoryWitness(Witness):
     """vLLM of one version, with its runner's allocation and its connectors."""
 
@@ -282,6 +415,7 @@ class MemoryWitness(Witness):
 
             import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler as scheduler
             import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker as worker
+            import vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker as puller
             import vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker as offloading
             import vllm.model_executor.layers.attention.mla_attention as mla
             import vllm.v1.attention.backend as backend
@@ -300,7 +434,7 @@ class MemoryWitness(Witness):
         )
         self.nixl = worker
         self.scheduler = scheduler.NixlBaseConnectorScheduler
-        self.worker_class = _make_worker_class(worker.NixlBaseConnectorWorker)
+        self.worker_class = _make_worker_class(puller.NixlPullConnectorWorker)
         self.offloading = offloading.OffloadingConnectorWorker
         self.manager, self.utils, self.runner, self.mixin = manager, utils, runner, mixin
         self._multiple_of = backend.MultipleOf
@@ -462,13 +596,13 @@ class MemoryWitness(Witness):
             make = self.mixin.KVConnectorModelRunnerMixin.allocate_uniform_kv_caches
             return make(plan, groups, "auto", cpu, sizes)[1]
 
-    def refuse_pair(
+    def meet(
         self, prefill: Architecture, decode: Architecture, kernel_block_size: int | None = None
-    ) -> PairRefusal | None:
-        """Return why prefill and decode do not hand over as NIXL has them by default.
+    ) -> Pair | PairRefusal:
+        """Let decode's workers meet prefill's as NIXL has them by default.
 
         vLLM plans, allocates and registers each side in the layout that NIXL's connector selects,
-        and decode's worker adds prefill's as its remote agent.
+        and decode's workers add prefill's as their remote agents.
 
         Args:
             prefill: The model of the worker that is read.
@@ -477,15 +611,16 @@ class MemoryWitness(Witness):
                 take any undivided.
 
         Returns:
-            ``None`` if vLLM refuses nothing, and the descriptors of each side cover its blocks.
+            The pair, or why not: vLLM refuses, or the descriptors of a side do not cover its
+            blocks.
         """
         self._kernel_blocks = [kernel_block_size or self._multiple_of(1)]
         try:
-            return self._refuse_pair(prefill, decode)
+            return self._meet(prefill, decode)
         finally:
             self._kernel_blocks = [self._multiple_of(1)]
 
-    def _refuse_pair(self, prefill: Architecture, decode: Architecture) -> PairRefusal | None:
+    def _meet(self, prefill: Architecture, decode: Architecture) -> Pair | PairRefusal:
         sides = []
         for name, architecture in (("prefill", prefill), ("decode", decode)):
             try:
@@ -494,13 +629,42 @@ class MemoryWitness(Witness):
             except (*REFUSALS, AttributeError, RuntimeError) as error:
                 return PairRefusal(name, f"{type(error).__name__}: {error}")
         try:
-            sides[1].connect(sides[0])
+            workers = sides[1].connect(sides[0])
         except (*REFUSALS, RuntimeError) as error:
             return PairRefusal("handshake", f"{type(error).__name__}: {error}")
         for name, side in zip(("prefill", "decode"), sides, strict=True):
             if side.covers_blocks() is False:
                 return PairRefusal(name, "the descriptors do not cover the blocks")
-        return None
+        try:
+            self._receive(workers[0])
+        except NotImplementedError:
+            pass  # a CPU does not copy every dtype
+        except RuntimeError as error:
+            return PairRefusal("receive", str(error))
+        return Pair(self, sides[0], sides[1], workers)
+
+    def _receive(self, worker: Any) -> None:
+        """Let a worker of decode rearrange a block that it has read, as it does when one is done.
+
+        Blocks of one size need none of that, and only the versions that are projected are asked.
+        """
+        if not self.is_v024 and self.version != "0.33.0":
+            return
+        info = worker.transfer_topo.get_engine_info("prefill")
+        ratio = worker.transfer_topo.block_size_ratio(info.remote_block_size)
+        if ratio == 1 or (self.is_v024 and worker.use_mla):
+            return
+        worker.device_type = "cpu"
+        with self.modules.importable():
+            if self.is_v024:
+                worker.post_process_device_kv_on_receive(ratio, [[1]])
+                return
+            self.nixl.async_tensor_h2d = lambda ids, _, dtype: torch.tensor(ids, dtype=dtype)
+            for index, group in enumerate(worker.kv_cache_config.kv_cache_groups):
+                if not hasattr(group.kv_cache_spec, "shapes"):
+                    worker.post_process_device_kv_on_receive(
+                        ratio, [(index, [1], 1)], not worker.use_mla
+                    )
 
     def _build_side(self, architecture: Architecture) -> Memory:
         """Return a side's memory in the layout that NIXL's connector selects."""
@@ -513,10 +677,8 @@ class MemoryWitness(Witness):
             raise ValueError("vLLM has no plan for the layers")
         return Memory(self, architecture, plan, **settings)
 
-    def list_blocks(
-        self, plan: Any, config: Any, prompt_length: int
-    ) -> tuple[tuple[list[int], ...], list[int]]:
-        """Return the blocks that prefill offers of each group, and how many decode reads."""
+    def list_blocks(self, plan: Any, config: Any, prompt_length: int) -> PromptBlocks:
+        """Return the blocks of a prompt, as vLLM's schedulers allocate and clip them."""
         with self.modules.importable():
             cache_config = self.utils.generate_scheduler_kv_cache_config([plan])
             scheduler = self.scheduler(config, "engine", cache_config)
@@ -525,15 +687,23 @@ class MemoryWitness(Witness):
                 if hasattr(scheduler, "get_sw_clipped_blocks")
                 else scheduler.get_exchange_clipped_blocks
             )
-            offered = self._allocate_blocks(cache_config, prompt_length, 0)
+            request = _make_request(prompt_length)
+            if hasattr(scheduler, "_truncate_request_for_prefill"):
+                scheduler._truncate_request_for_prefill(request)
+            elif scheduler._has_mamba:
+                scheduler._truncate_mamba_request_for_prefill(request)
             count = (
                 scheduler._mamba_prefill_token_count
-                if self.version == "0.24.0"
+                if hasattr(scheduler, "_mamba_prefill_token_count")
                 else scheduler._get_remote_prefill_token_count
             )
+            offered = self._allocate_blocks(cache_config, request.num_prompt_tokens, 0)
             read = self._allocate_blocks(cache_config, 0, count(prompt_length))
-            read_ids = clip(tuple(read.get_unhashed_block_ids_all_groups()))
-            return clip(tuple(offered.get_block_ids())), [len(ids) for ids in read_ids]
+            return PromptBlocks(
+                request.num_prompt_tokens,
+                clip(tuple(offered.get_block_ids())),
+                clip(tuple(read.get_unhashed_block_ids_all_groups())),
+            )
 
     def _allocate_blocks(self, cache_config: Any, computed: int, loaded: int) -> Any:
         """Return the blocks of a request that computes some tokens, or loads them."""
@@ -582,6 +752,18 @@ def _make_speculative_config(deployment: Deployment, target: Any) -> Any:
     )
 
 
+def _make_request(prompt_length: int) -> SimpleNamespace:
+    """Return a request of prefill, as far as vLLM truncates it."""
+    return SimpleNamespace(
+        _all_token_ids=[0] * prompt_length,
+        get_skip_reading_prefix_cache=lambda: False,
+        kv_transfer_params={"do_remote_decode": True},
+        max_tokens=1,
+        num_prompt_tokens=prompt_length,
+        prompt_token_ids=[0] * prompt_length,
+    )
+
+
 class _LazyTorch:
     """torch, but zeros take no memory before they are written."""
 
@@ -594,10 +776,15 @@ class _LazyTorch:
 
 
 class _Agent:
-    """An agent of NIXL that takes everything."""
+    """An agent of NIXL that takes everything, and keeps what is to be transferred.
+
+    Attributes:
+        reads: The descriptors of each transfer that was started: local and remote ones, in pairs.
+    """
 
     def __init__(self, *_: object) -> None:
-        pass
+        self._lists: list[Any] = []
+        self.reads: list[tuple[Any, Any]] = []
 
     def get_reg_descs(self, ranges: Any, memory_type: str) -> Any:
         return ranges
@@ -609,10 +796,32 @@ class _Agent:
         return blocks
 
     def prep_xfer_dlist(self, agent: str, blocks: Any, mem_type: str = "") -> int:
-        return 1
+        self._lists.append(blocks)
+        return len(self._lists) - 1
+
+    def make_prepped_xfer(
+        self,
+        operation: str,
+        local: int,
+        local_ids: Any,
+        remote: int,
+        remote_ids: Any,
+        notif_msg: bytes = b"",
+    ) -> tuple[Any, Any]:
+        """Return pairs of (address, length); a list may be empty."""
+        assert operation == "READ"
+        pairs = []
+        for handle, ids in ((local, local_ids), (remote, remote_ids)):
+            starts, sizes = _expand_descriptors(self._lists[handle])
+            chosen = np.asarray(ids, np.int64)
+            pairs.append(np.stack((starts[chosen], sizes[chosen]), axis=1))
+        return pairs[0], pairs[1]
+
+    def transfer(self, handle: tuple[Any, Any]) -> None:
+        self.reads.append(handle)
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_: b""
+        return lambda *_, **__: b""
 
 
 class _OnDevice:
@@ -626,8 +835,29 @@ class _OnDevice:
 
 def _make_worker_class(base: Any) -> Any:
     class Worker(base):  # type: ignore[misc]
+        def __init__(self, *settings: Any) -> None:
+            self.paired_blocks = list[_PairedBlocks]()
+            super().__init__(*settings)
+
+        def _compute_desc_ids(
+            self,
+            block_ids: Any,
+            dst_num_blocks: int,
+            block_size_ratio: int | None,
+            physical_blocks_per_logical: int,
+            **settings: Any,
+        ) -> Any:
+            pieces = physical_blocks_per_logical * (block_size_ratio or 1)
+            self.paired_blocks.append(_PairedBlocks(block_ids, pieces))
+            return super()._compute_desc_ids(
+                block_ids, dst_num_blocks, block_size_ratio, physical_blocks_per_logical, **settings
+            )
+
         def _register_packed_kv_cache(self, storage: Any) -> None:
             super()._register_packed_kv_cache(_OnDevice(storage))
+
+        def shutdown(self) -> None:
+            """Release nothing: the agent holds nothing."""
 
     return Worker
 

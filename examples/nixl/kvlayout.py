@@ -31,7 +31,7 @@ class Buffer(NamedTuple):
 
     Attributes:
         name: The graph's input.
-        shape: The shape of one sequence: heads, slots, content; any shape for a state.
+        shape: The shape of one sequence on a rank: heads, slots, content; any shape for a state.
         itemsize: Bytes of an element.
     """
 
@@ -126,6 +126,7 @@ class KvLayout(NamedTuple):
         size: Bytes of the pool.
         groups: The groups.
         regions: The regions that NIXL registers.
+        ranks: The ranks that divide the heads; each has such a pool.
     """
 
     name: str
@@ -133,6 +134,7 @@ class KvLayout(NamedTuple):
     size: int
     groups: tuple[Group, ...]
     regions: tuple[Region, ...]
+    ranks: int = 1
 
     @property
     def has_states(self) -> bool:
@@ -221,17 +223,18 @@ def read_layout(manifest: Mapping[str, Any], name: str, blocks: int) -> KvLayout
     groups = tuple(_read_group(group, own) for group, own in zip(found, layers, strict=True))
     block_size = arrangement["bytes_per_block"]
     regions = _find_regions(name, groups, block_size)
-    return KvLayout(name, blocks, blocks * block_size, groups, regions)
+    ranks = manifest["vllm"]["tp"]
+    return KvLayout(name, blocks, blocks * block_size, groups, regions, ranks)
 
 
 def read_figure(manifest: Mapping[str, Any], name: str, tokens: int) -> Figure:
     """Return the manifest's figures for a prompt of this many tokens."""
     transfers = _find_arrangement(manifest, name)["transfers"]
     (found,) = [each for each in transfers if each["tokens"] == tokens]
-    reads = found["decode_reads"]
-    if reads is None:
+    if found["descriptors"] is None:
         return Figure(found["regions"])
-    return Figure(found["regions"], tuple(reads["blocks"]), reads["descriptors"], reads["bytes"])
+    blocks = tuple(found["read_blocks"])
+    return Figure(found["regions"], blocks, found["descriptors"], found["bytes"])
 
 
 def _find_arrangement(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -249,8 +252,12 @@ def _find_arrangement(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _read_buffers(manifest: Mapping[str, Any]) -> dict[int, tuple[Buffer, ...]]:
     buffers: dict[int, tuple[Buffer, ...]] = {}
+    ranks = manifest["vllm"]["tp"]
     for each in manifest["buffers"]:
-        shape = tuple(each["sized_shape"][1:])
+        heads, *rest = each["sized_shape"][1:]
+        if heads % ranks:
+            raise ValueError(f"{each['input']} does not divide among {ranks} ranks")
+        shape = (heads // ranks, *rest)
         is_state = each["sequence_axis"] is None
         if each["dtype"] not in _ITEMSIZES or not (
             is_state or (len(shape), each["sequence_axis"]) == (3, 2)

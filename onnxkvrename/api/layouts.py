@@ -233,7 +233,7 @@ def compare(
         read_served_pair(arguments["serve"] or {}, _read_version(vllm)),
         full_transfer=full_transfer,
         tokens=arguments["prompts"],
-    )
+    ).handoff
 
 
 def _read_version(version: str) -> str:

@@ -18,11 +18,19 @@ from onnxkvrename.vllm.backends import DEFAULT_BLOCK_SIZE
 from onnxkvrename.vllm.compatibility import Worker
 from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import build_request, list_serve_notes
+from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
 from onnxkvrename.vllm.specs import ProjectionRequest
 from onnxkvrename.vllm.workers import Judgement, judge_workers
 
 SIDES = ("prefill", "decode")
+
+
+class ServedHandoff(NamedTuple):
+    """A comparison, and what decode posts to vLLM's NIXL connector for each prompt."""
+
+    handoff: Handoff
+    reads: tuple[PromptReads, ...] = ()
 
 
 class ServedPair(NamedTuple):
@@ -104,7 +112,7 @@ def compare_served(
     tokens: Sequence[int] = (),
     notes: Sequence[str] = (),
     strict: bool = False,
-) -> Handoff:
+) -> ServedHandoff:
     """Compare two sides, and what vLLM's NIXL connector says of how they are started.
 
     Args:
@@ -133,7 +141,7 @@ def compare_served(
         )
         sides = (prefill, decode)
         judge = judge_workers if consumer.is_paged else _shake_hands
-        judgement = judge(*_build_workers(sides, served))
+        judgement = judge(*_build_workers(sides, served, tokens))
         notes = (*notes, *served.notes)
         full_transfer = full_transfer or served.full_transfer
     consumer = configure_consumer(consumer, sides[0].layout)
@@ -141,25 +149,31 @@ def compare_served(
         build_loaded_side(label, path, loaded, consumer, rules)
         for label, path, loaded in zip(SIDES, paths, sides, strict=True)
     )
-    return compare_sides(
+    handoff = compare_sides(
         writer,
         reader,
         consumer,
         ranks=None if served is None else served.ranks,
         full_transfer=full_transfer,
         tokens=tokens,
-        more_findings=judgement.findings,
+        more_findings=(*judgement.findings, *judgement.read_findings),
         more_notes=(*notes, *judgement.notes),
         more_basis=Basis(judgement.facts, judgement.conditions),
         strict=strict,
     )
+    return ServedHandoff(handoff, judgement.reads)
 
 
 def _build_workers(
-    sides: tuple[LoadedLayout, LoadedLayout], served: ServedPair
+    sides: tuple[LoadedLayout, LoadedLayout], served: ServedPair, tokens: Sequence[int]
 ) -> tuple[Worker, Worker]:
     prefill, decode = (
-        Worker(side.layout, request._replace(kv_cache_dtype=side.layout.kv_cache_dtype))
+        Worker(
+            side.layout,
+            request._replace(
+                kv_cache_dtype=side.layout.kv_cache_dtype, prompt_lengths=tuple(tokens)
+            ),
+        )
         for side, request in zip(sides, served.requests, strict=True)
     )
     return prefill, decode
@@ -174,7 +188,9 @@ def _shake_hands(prefill: Worker, decode: Worker) -> Judgement:
     handshake = check_handshake((prefill.layout, decode.layout), (prefill.request, decode.request))
     fact = f"the code of vLLM {decode.release}'s NIXL connector"
     facts = () if handshake.notes else (fact,)  # a note says what is not known of it
-    return Judgement(handshake.findings, handshake.notes, facts)
+    return Judgement(
+        handshake.findings, handshake.notes, facts, (), handshake.reads, handshake.read_findings
+    )
 
 
 def _list_unknown_connectors(workers: tuple[Worker, Worker]) -> Iterator[str]:

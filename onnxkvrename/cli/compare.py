@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -63,8 +63,10 @@ from onnxkvrename.report.formats import (
     build_file_result,
 )
 from onnxkvrename.report.formats.text import render_finding_lines
+from onnxkvrename.report.vllm_text import render_reads
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
 
 
@@ -143,7 +145,7 @@ def command(arguments: CompareArguments) -> int:
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     served = _read_served_pair(arguments)
     prefill, decode, notes = _load_sides(arguments, rules)
-    handoff = compare_served(
+    handoff, reads = compare_served(
         sides,
         (prefill, decode),
         consumer,
@@ -155,11 +157,17 @@ def command(arguments: CompareArguments) -> int:
         strict=arguments.strict,
     )
     content = cache(
-        partial(describe_handoff, handoff, (prefill.reports, decode.reports), rules.profile_choice)
+        partial(
+            describe_handoff,
+            handoff,
+            (prefill.reports, decode.reports),
+            rules.profile_choice,
+            reads,
+        )
     )
     if arguments.html is not None:
         _write_page(arguments.html, content, (prefill, decode), arguments)
-    answer = _build_answer(handoff, prefill, decode, arguments, content)
+    answer = _build_answer(handoff, reads, prefill, decode, arguments, content)
     return print_answer(answer, arguments.output_format)
 
 
@@ -266,6 +274,7 @@ def _write_page(
 
 def _build_answer(
     handoff: Handoff,
+    reads: Sequence[PromptReads],
     prefill: LoadedLayout,
     decode: LoadedLayout,
     arguments: CompareArguments,
@@ -279,7 +288,7 @@ def _build_answer(
         "compare",
         code,
         build_content=build_content,
-        render_text=partial(_render_text, handoff, failed_models, arguments),
+        render_text=partial(_render_text, handoff, reads, failed_models, arguments),
         files=tuple(map(build_file_result, (*failed_models, report))),
         notes=() if arguments.quiet else (verdict,),
     )
@@ -296,6 +305,7 @@ def _list_failed_models(prefill: LoadedLayout, decode: LoadedLayout) -> list[Mod
 
 def _render_text(
     handoff: Handoff,
+    reads: Sequence[PromptReads],
     failed_models: list[ModelReport],
     arguments: CompareArguments,
     width: int | None,
@@ -304,5 +314,6 @@ def _render_text(
         if arguments.html is not None:
             yield Line(f"{arguments.html}: page written", err=True)
         yield from render_handoff(handoff, width)
+        yield from render_reads(reads, width)
     reports = (*failed_models, build_handoff_report(handoff, both=True))
     yield from render_finding_lines(reports, verbose=arguments.verbose)

@@ -42,7 +42,7 @@ COMMANDS = {
     "recover": "Finish or undo a run that was killed halfway.",
     "profiles": "List built-in rules, or print some.",
     "pairs": "Show caches and states by the graph alone, whatever their names are.",
-    "explain": "Explain a finding, such as KV402.",
+    "explain": "Explain a finding, such as KV402, or a log of vLLM.",
 }
 """Each command, and what it does. The first is the default; each is a module of this package,
 which is loaded when the command runs."""

@@ -28,7 +28,14 @@ from onnxkvrename.model.proto_reader import (
     read_external_reference,
     split_usual_form,
 )
-from onnxkvrename.model.protobuf import LENGTH, ByteSource, Record, list_fields, read_fields
+from onnxkvrename.model.protobuf import (
+    BLOCK_SIZE,
+    LENGTH,
+    ByteSource,
+    Record,
+    list_fields,
+    read_fields,
+)
 from onnxkvrename.model.signature import NameUses
 
 DIM_SYMBOL_MARKER = b"_dim_"
@@ -36,6 +43,8 @@ DIM_SYMBOL_MARKER = b"_dim_"
 
 As `torch.onnx` does: `Concatpast_key.0_RetainedState_dim_2`."""
 _LOCATION_KEY = b"location"
+_TEXT_TAGS = frozenset(number << 3 | LENGTH for number in (1, 2, 3, 4, 6, 7, 8))
+"""The tags of the fields of a node that are texts: names of values and operators, and docs."""
 _NAMED = frozenset({1, 2})
 """The fields of a message whose first is a name: the name, and what it is for."""
 _STEM_COUNT = 64
@@ -301,6 +310,8 @@ class _GraphWalker:
         return self.names_by_bytes.get(self.source.read_payload(record))
 
     def walk_node(self, node: Record, scope: int | None) -> None:
+        if self.has_plain_other_names(node):
+            return
         values: list[Record] = []
         op_type = ""
         for record in read_fields(self.source, node):
@@ -322,6 +333,24 @@ class _GraphWalker:
         for record in values:
             role = "reads" if record.number == 1 else "produces"
             self.add_occurrence(record, role, scope, op_type)
+
+    def has_plain_other_names(self, node: Record) -> bool:
+        """Return whether a node is short texts only, and none of them a name that was asked for.
+
+        Many nodes may have names with a stem in them.
+        """
+        size = node.end - node.start
+        if size > BLOCK_SIZE:
+            return False
+        data, names, position = self.source.read_slice(node.start, size), self.names_by_bytes, 0
+        while position + 1 < size:
+            start = position + 2
+            if data[position] not in _TEXT_TAGS or data[position + 1] > 0x7F:
+                return False
+            position = start + data[position + 1]
+            if data[start:position] in names:
+                return False
+        return position == size
 
     def walk_attribute(self, attribute: Record, scope: int | None) -> None:
         graphs = []

@@ -17,6 +17,7 @@ _PLACES = (
     Path(__file__).parent / _PAGE,  # in a wheel
     Path(__file__).parent.parent.parent / "docs" / _PAGE,  # in a clone
 )
+_FIX = "*Fix:* "
 _BLOCKS = re.compile(r"^```.*?^```$|^[^\n]+(?:\n[^\n]+)*", re.MULTILINE | re.DOTALL)
 
 
@@ -44,12 +45,30 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
     if name not in CODES:
         hint = "`onnxkvrename explain` lists all codes"
         raise KvRenameError(f"no finding has the code {code}", hint=hint)
-    text = _read_page().partition(f"### {name}\n")[2]
-    passage = re.split(r"^##", text, maxsplit=1, flags=re.MULTILINE)[0]
     lines = [name]
-    for block in _BLOCKS.findall(passage):
+    for block in _read_passage(name):
         lines += ["", *_render_block(block, width)]
     return lines
+
+
+def read_fix(code: str) -> str:
+    """Return what the page says about how to fix a finding, as plain text.
+
+    Args:
+        code: One of `CODES`.
+
+    Raises:
+        ModelError: The page cannot be read.
+    """
+    fix = next(block for block in _read_passage(code) if block.startswith(_FIX))
+    return _strip_markup(fix.removeprefix(_FIX))
+
+
+def _read_passage(code: str) -> list[str]:
+    """Return the blocks of text below the heading of a code."""
+    text = _read_page().partition(f"### {code}\n")[2]
+    passage = re.split(r"^##", text, maxsplit=1, flags=re.MULTILINE)[0]
+    return _BLOCKS.findall(passage)
 
 
 def _read_page() -> str:

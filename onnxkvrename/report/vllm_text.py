@@ -11,6 +11,7 @@ from onnxkvrename.report.tables import render_facts, render_table, wrap_line
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
 from onnxkvrename.vllm.projection import Projection, list_transfer_releases
+from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.specs import (
     KvCacheGroup,
     ProjectionRequest,
@@ -26,6 +27,7 @@ _ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "BYTES PER BLOCK", "PADDING")
 _STAGE_COLUMNS = ("ALLOCATION", "STAGE", "LAYERS", "BYTES PER BLOCK")
 _TRANSFER_COLUMNS = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS POSTED", "BYTES")
 _VIEW_COLUMNS = ("CanonicalKVCaches", "TENSORS (int8)", "GROUP", "GROUP_DATA_REFS")
+_READ_COLUMNS = ("PROMPT", "DECODE", "TRANSFERS", "DESCRIPTORS POSTED", "BYTES")
 _POINT_COLUMNS = ("ALLOCATION", "STATE", "WHY")
 _INDENT = "  "
 _STATE_TEXTS = {"met": "yes", "not met": "no", "requires": "depends"}
@@ -244,13 +246,38 @@ def _list_points(allocation: Allocation, releases: tuple[str, ...]) -> Iterator[
     for reason in dict.fromkeys(transfer.unknown for transfer in allocation.transfers):
         if reason is not None:
             yield "unknown", reason
-    fewer = [
-        f"{reads.descriptors:,} for a prompt of {_format_tokens(transfer.tokens)}"
-        for transfer in allocation.transfers
-        if (reads := transfer.decode_reads) is not None and reads.blocks != transfer.blocks
-    ]
-    if fewer:
-        why = "the next token does not attend to the other blocks"
-        yield "decode reads", f"fewer descriptors: {', '.join(fewer)}; {why}"
     if releases:
         yield "holds for", f"vLLM {_format_releases(releases)}: NIXL's regions and transfers"
+
+
+def render_reads(reads: Iterable[PromptReads], width: int | None) -> Iterator[Line]:
+    """Yield a table of what decode posts for each prompt, by ranks that post alike and for all.
+
+    Args:
+        reads: What decode posts for each prompt; without any there are no lines.
+        width: The columns of the terminal; `None` for a pipe.
+    """
+    rows = [row for each in reads for row in _list_read_rows(each)]
+    if rows:
+        yield from render_table([_READ_COLUMNS, *rows], width)
+
+
+def _list_read_rows(reads: PromptReads) -> Iterator[tuple[str, ...]]:
+    prompt = _format_tokens(reads.tokens)
+    if not reads.ranks:
+        yield prompt, "-", *["unknown" if reads.refused is None else "fails"] * 3
+        return
+    ranks_by_figures: dict[tuple[int, int, int], list[int]] = {}
+    for rank in reads.ranks:
+        figures = (len(rank.sources), rank.descriptors, rank.bytes)
+        ranks_by_figures.setdefault(figures, []).append(rank.rank)
+    for figures, ranks in ranks_by_figures.items():
+        name = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of {format_layer_numbers(ranks)}"
+        yield prompt, name, *_format_read_figures(*figures)
+    if len(reads.ranks) > 1:
+        figures = (reads.transfers, reads.descriptors, reads.bytes)
+        yield prompt, "all ranks", *_format_read_figures(*figures)
+
+
+def _format_read_figures(transfers: int, descriptors: int, size: int) -> tuple[str, str, str]:
+    return f"{transfers:,}", f"{descriptors:,}", format_bytes(size)

@@ -72,6 +72,8 @@ class SmallConstants:
 
     def _read_truth(self, name: str) -> bool | None:
         node = self.find_node(name)
+        if node is None and name not in self._body.constants:
+            return None
         for attribute in () if node is None else node.list_attributes():
             if attribute.is_of_caller:
                 return None
@@ -94,9 +96,10 @@ class SmallConstants:
     def find_node(self, name: str) -> Operation | None:
         """Return the Constant that makes a value, if one does."""
         number = self._body.producers.get(name)
-        operation = None if number is None else self._body.get_operation(number)
-        is_constant = operation is not None and operation.function_key[:2] == ("", "Constant")
-        return operation if is_constant else None
+        if number is None:
+            return None
+        operation = self._body.get_operation(number)
+        return operation if operation.function_key[:2] == ("", "Constant") else None
 
 
 def _read_integers(tensor: bytes) -> tuple[int, ...] | None:

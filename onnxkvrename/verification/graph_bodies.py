@@ -7,7 +7,7 @@ take longer than the whole proof. Field numbers are those of onnx.proto (ONNX IR
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
@@ -40,7 +40,7 @@ from onnxkvrename.model.statistics import NESTED_FIELDS, VALUE_FIELDS
 
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload of an operator or a local function."""
-OperandSelector = Callable[[FunctionKey, int], Iterable[int]]
+OperandSelector = Callable[[FunctionKey, int], Container[int]]
 """Takes an operator and its number of operands; returns the positions of those to follow."""
 
 KEPT_BYTES = 1 << 10
@@ -63,7 +63,6 @@ _FUNCTION_FIELDS = frozenset(
 )
 _TEXT, _NUMBER = (LENGTH,), (VARINT,)
 _WIRE_TYPES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
-    "NodeProto": dict.fromkeys(range(1, 11), _TEXT),
     "AttributeProto": {
         **dict.fromkeys((1, 4, 5, 6, 9, 10, 11, 13, 14, 15, 21, 22, 23), _TEXT),
         2: (FIXED32,),
@@ -99,7 +98,9 @@ _DROPPED_FIELDS: Mapping[str, frozenset[int]] = {
 }
 """The fields that are left out where they are large, by the kind of message: data and docs."""
 _NODE_TAGS = frozenset(number << 3 | LENGTH for number in range(1, 11))
-_OUTPUT_TAG = 2 << 3 | LENGTH
+_INPUT_TAG, _OUTPUT_TAG, _NAME_TAG, _OP_TYPE_TAG, _ATTRIBUTE_TAG, _DOMAIN_TAG, _OVERLOAD_TAG = (
+    number << 3 | LENGTH for number in (1, 2, 3, 4, 5, 7, 8)
+)
 _GRAPH_TAGS = (6 << 3 | LENGTH, 11 << 3 | LENGTH)
 """The first bytes of a graph, and of one in a list of graphs, in an attribute."""
 
@@ -415,24 +416,32 @@ def _list_outputs(node: bytes) -> list[str]:
 
 
 def _read_operation(number: int, node: bytes) -> Operation:
+    """Read a node that `_list_outputs` accepts: it has plain fields, all of them with a length."""
     inputs, outputs, attributes = list[str](), list[str](), list[bytes]()
     name = op_type = domain = overload = ""
-    for field, value in split_message(node, _WIRE_TYPES["NodeProto"]):
-        assert isinstance(value, bytes)  # all its fields have a length
-        if field == 1:
-            inputs.append(value.decode("utf-8", "surrogateescape"))
-        elif field == 2:
-            outputs.append(value.decode("utf-8", "surrogateescape"))
-        elif field == 3:
-            name = value.decode("utf-8", "surrogateescape")
-        elif field == 4:
-            op_type = _decode(value)
-        elif field == 5:
+    position, size = 0, len(node)
+    while position < size:
+        tag, length, start = node[position], node[position + 1], position + 2
+        if length > 0x7F:
+            length, start = read_plain_varint(node, position + 1)
+        position = start + length
+        value = node[start:position]
+        if tag == _ATTRIBUTE_TAG:
             attributes.append(value)
-        elif field == 7:
-            domain = _decode(value)
-        elif field == 8:
-            overload = _decode(value)
+            continue
+        text = value.decode("utf-8", "surrogateescape")
+        if tag == _INPUT_TAG:
+            inputs.append(text)
+        elif tag == _OUTPUT_TAG:
+            outputs.append(text)
+        elif tag == _NAME_TAG:
+            name = text
+        elif tag == _OP_TYPE_TAG:
+            op_type = text
+        elif tag == _DOMAIN_TAG:
+            domain = text
+        elif tag == _OVERLOAD_TAG:
+            overload = text
     key = _build_function_key(domain, op_type, overload)
     return Operation(number, key, name, tuple(inputs), tuple(outputs), tuple(attributes))
 
@@ -613,12 +622,15 @@ def sort_operations(
         read_names = operation.inputs
         if operation.attribute_bytes and body.get_subgraphs(number):
             read_names = (*read_names, *body.list_captured_at(number))
-            positions: Iterable[int] = range(len(read_names))
+            positions: Container[int] = range(len(read_names))
         else:
             positions = select_operands(operation.function_key, len(read_names))
-        makers = [producers.get(name, -1) for name in read_names]
-        is_sorted = is_sorted and max(makers, default=-1) < number
-        pending += [makers[at] for at in positions if makers[at] >= 0 and makers[at] not in found]
+        for position, name in enumerate(read_names):
+            maker = producers.get(name)
+            if maker is not None:
+                is_sorted = is_sorted and maker < number
+                if position in positions:
+                    pending.append(maker)
     if is_sorted:
         yield from (found[number] for number in sorted(found))
         return

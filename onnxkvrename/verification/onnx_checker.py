@@ -186,7 +186,7 @@ def _collect_parts(roots: Iterable[GraphProto | FunctionProto], imported: Iterab
 
 @lru_cache(1024)
 def _is_for_checker(operator: str | bytes, domain: str) -> bool:
-    """Return whether onnx defines an operator, in whatever version, or it is no name of one."""
+    """Return whether onnx defines an operator, in whatever version, or it has no such name."""
     if isinstance(operator, bytes) or not operator:
         return True  # not UTF-8, or absent
     return bool(defs.has(operator, domain.removesuffix("ai.onnx")))

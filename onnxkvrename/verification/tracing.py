@@ -11,7 +11,7 @@ What is computed of a value is said by a transfer: its origin, or what it depend
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -114,7 +114,7 @@ class _Transfer(Protocol[_T]):
     def build_source(self, number: int) -> _T:
         """Return that of a source itself."""
 
-    def select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
+    def select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
         """Return the positions of the operands that an operator has to be followed to."""
 
     def apply_operator(
@@ -146,7 +146,7 @@ class _DependencyTransfer:
     def build_source(self, number: int) -> int:
         return 1 << number
 
-    def select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
+    def select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
         return range(operand_count)
 
     def apply_operator(
@@ -187,7 +187,7 @@ class _OriginTransfer:
     choose = staticmethod(combine_alternatives)
     merge = staticmethod(merge_origins)
 
-    def select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
+    def select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
         return find_carried_operands(function[0], function[1], operand_count)
 
     def apply_operator(
@@ -215,6 +215,7 @@ class _OriginTransfer:
             for flow in flows:
                 if flow.operand >= len(operands) or not operands[flow.operand].outcomes:
                     continue
+                operand = operands[flow.operand]
                 if op_type in ("Mul", "Div") and _is_scaled_by_state(operands, flow.operand):
                     flow = flow._replace(is_new=True)
                 resizing = SAME_SIZE
@@ -223,7 +224,7 @@ class _OriginTransfer:
                     if change not in resizings:
                         resizings[change] = find_resizings(flow, operation, constants)
                     resizing = resizings[change]
-                carried.append(carry_origin(operands[flow.operand], flow, location, resizing))
+                carried.append(carry_origin(operand, flow, location, resizing))
             outputs.append(Origin(join_origins(carried).outcomes, dependency_bits))
         return outputs
 
@@ -235,9 +236,10 @@ class _OriginTransfer:
 
 def _is_scaled_by_state(operands: Sequence[Origin], position: int) -> bool:
     """Return whether an operand is multiplied or divided by what is made of a source itself."""
-    return any(
-        operand.dependency_bits for other, operand in enumerate(operands) if other != position
-    )
+    for other, operand in enumerate(operands):
+        if other != position and operand.dependency_bits:
+            return True
+    return False
 
 
 class _Summary(NamedTuple):
@@ -280,17 +282,19 @@ class _Walker(Generic[_T]):
     ) -> tuple[_T, ...]:
         values = {name: self._transfer.build_source(at) for at, name in enumerate(sources)}
         source_values = list(values.values())
+        values.pop("", None)  # an omitted operand
         constants = SmallConstants(body)
         try:
             for operation in sort_operations(body, names, self._select_operands):
                 outputs = self._visit(operation, body, values, constants)
-                values.update(zip(operation.outputs, outputs, strict=False))
-                values.pop("", None)
+                for name, value in zip(operation.outputs, outputs, strict=False):
+                    if name:
+                        values[name] = value
         except UntraceableError as error:
             return (self._transfer.doubt(source_values, str(error), None),) * len(names)
         return tuple(values.get(name, self._transfer.nothing) for name in names)
 
-    def _select_operands(self, function: FunctionKey, operand_count: int) -> Iterable[int]:
+    def _select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
         if function in self._graph.functions:
             return range(operand_count)
         return self._transfer.select_operands(function, operand_count)

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import Finding, build_finding, format_count
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.memory import Allocation
@@ -27,12 +27,20 @@ from onnxkvrename.vllm.projection import (
     find_nixl_allocation,
     project_layout,
 )
+from onnxkvrename.vllm.reads import (
+    NixlSide,
+    NixlWorker,
+    PromptReads,
+    find_read_fault,
+    predict_reads,
+)
 from onnxkvrename.vllm.settle import find_kernel_blocks
 from onnxkvrename.vllm.specs import (
     FULL_KINDS,
     MLA_KINDS,
     VERSION_TRAITS,
     VLLM_RELEASES,
+    VLLM_VERSIONS,
     KvCacheGroup,
     ProjectionRequest,
     plan_request,
@@ -45,38 +53,28 @@ class Handshake(NamedTuple):
     """The result of a handshake of two workers.
 
     The findings, KV619 and KV622, are the reasons why vLLM refuses; it accepts without any. The
-    notes say what it requires in addition, and what is not known.
+    notes say what it requires in addition, and what is not known. The reads are what decode then
+    posts for each prompt; none if vLLM refuses, or if it is not known whether it does. The fault is
+    the shortest prompt that decode does not get as prefill wrote it, and `read_findings` has KV622
+    for it. Workers are alike if they have the same ranks and blocks.
     """
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
+    reads: tuple[PromptReads, ...] = ()
+    fault: PromptReads | None = None
+    is_alike: bool = False
 
-
-class _Side(NamedTuple):
-    """One worker's cache.
-
-    Attributes:
-        ranks: Its tensor parallel size.
-        block_size: Tokens in a kernel block, in which NIXL counts.
-        kernel_blocks: The number of kernel blocks in one of vLLM's blocks.
-        memory_layout: The layout of its memory, as ``VLLM_KV_CACHE_LAYOUT`` names it; empty if that
-            is not known.
-        regions: The regions that it registers; ``None`` if that is not known.
-        region_layers: The layer by which 0.33 names each region; empty for other versions.
-        uses_mla: Whether all its attention is MLA.
-        has_states: Whether it has layers of states.
-        is_hybrid: Whether it has layers that are not full attention (``_is_hma_required``).
-    """
-
-    ranks: int
-    block_size: int
-    kernel_blocks: int
-    memory_layout: str
-    regions: int | None
-    region_layers: tuple[int, ...]
-    uses_mla: bool
-    has_states: bool
-    is_hybrid: bool
+    @property
+    def read_findings(self) -> tuple[Finding, ...]:
+        """The finding for a fault, if there is one."""
+        if self.fault is None:
+            return ()
+        message = f"prompt of {format_count(self.fault.tokens, 'token')}: {self.fault.fault}"
+        hint = "choose the same ranks and blocks for both sides"
+        if self.is_alike:
+            hint = "choose another connector than NIXL"
+        return (build_finding("KV622", "", message, hint),)
 
 
 def check_handshake(
@@ -123,14 +121,22 @@ def check_handshake(
         )
         if finding.code == "KV622"
     ]
-    differences = tuple(_list_differences(projections))
-    if differences:
-        return Handshake(tuple(refusals), differences)
+    differences = [tuple(_list_differences(each)) for each in projections]
+    if differences[0] != differences[1] or (any(differences) and sides[0] != sides[1]):
+        unknown = (
+            f"vLLM: not known for {name}: {difference}"
+            for name, found in zip(("prefill", "decode"), differences, strict=True)
+            for difference in found
+        )
+        return Handshake(tuple(refusals), tuple(unknown))
     if not is_known:
         why = "kernel blocks of pages with padding, of several sizes or of packed groups"
         return Handshake(tuple(refusals), (f"vLLM: not known for {why}",))
+    if sides[0] == sides[1] and not refusals and any(differences):
+        return Handshake(is_alike=True)
     if sides[0] == sides[1] and not refusals:
-        return Handshake()  # whatever they are, vLLM accepts workers that are alike
+        # Whatever they are, vLLM accepts workers that are alike.
+        return _add_reads(Handshake(is_alike=True), projections, sides, layouts[0])
     if refusals or None in sides or max(_list_ranks(requests)) % min(_list_ranks(requests)):
         return Handshake(tuple(refusals), ())
     if any(map(_has_mixed_attention, projections)):
@@ -140,8 +146,45 @@ def check_handshake(
     version = requests[0].vllm_version
     heads = _find_head_count(layouts[0], requests[0])
     findings = tuple(_check_sides(prefill, decode, heads, version))
-    notes = () if findings else tuple(_list_notes(prefill, decode, heads, version))
-    return Handshake(findings, notes)
+    if findings:
+        return Handshake(findings)
+    notes = tuple(_list_notes(prefill, decode, heads, version))
+    if heads is None and prefill.ranks != decode.ranks and not prefill.uses_mla:
+        return Handshake((), notes)
+    return _add_reads(Handshake((), notes), projections, sides, layouts[0])
+
+
+def _add_reads(
+    handshake: Handshake,
+    projections: Sequence[Projection],
+    sides: Sequence[NixlSide | None],
+    layout: Layout,
+) -> Handshake:
+    """Fill in what decode posts for each prompt; nothing if a side is not known."""
+    prefill, decode = map(_build_worker, projections, sides)
+    request = projections[1].request
+    if prefill is None or decode is None:
+        return handshake
+    if request.release not in VLLM_VERSIONS:
+        unknown = f"what decode reads in vLLM {request.release}"
+        reads = (PromptReads(tokens, unknown=unknown) for tokens in request.prompt_lengths)
+        return handshake._replace(reads=tuple(reads))
+    heads, version = _find_head_count(layout, request), request.vllm_version
+    return handshake._replace(
+        reads=tuple(
+            predict_reads(prefill, decode, heads, tokens, version)
+            for tokens in request.prompt_lengths
+        ),
+        fault=find_read_fault(prefill, decode, heads, version),
+    )
+
+
+def _build_worker(projection: Projection, side: NixlSide | None) -> NixlWorker | None:
+    allocation = find_nixl_allocation(projection)
+    if side is None or allocation is None or allocation.registration is None:
+        return None
+    groups = projection.groupings[allocation.grouping_index].groups
+    return NixlWorker(side, groups, allocation.registration)
 
 
 def _has_mixed_attention(projection: Projection) -> bool:
@@ -160,23 +203,22 @@ def _find_kernel_block(projection: Projection) -> int | None:
     return min(divided, default=None)
 
 
-def _list_differences(projections: Sequence[Projection]) -> Iterator[str]:
-    """Yield why the projections are not what the lines start, so that nothing is known of them."""
-    for side, projection in zip(("prefill", "decode"), projections, strict=True):
-        for condition in projection.conditions:
-            is_known = condition.name in ("kernel block size", "state kind")
-            if condition.by_line and condition.state == "not met" and not is_known:
-                yield f"vLLM: not known for {side}'s {condition.name}: {condition.why}"
-        stages = projection.request.pipeline_parallel_size
-        if stages > 1:
-            yield f"vLLM: not known for {stages} pipeline stages of {side}"
+def _list_differences(projection: Projection) -> Iterator[str]:
+    """Yield what differs between what a line starts and its projection; two alike still meet."""
+    for condition in projection.conditions:
+        is_known = condition.name in ("kernel block size", "state kind")
+        if condition.by_line and condition.state == "not met" and not is_known:
+            yield f"{condition.name}: {condition.why}"
+    stages = projection.request.pipeline_parallel_size
+    if stages > 1:
+        yield f"{stages} pipeline stages"
 
 
 def _list_ranks(requests: tuple[ProjectionRequest, ProjectionRequest]) -> list[int]:
     return [request.tensor_parallel_size for request in requests]
 
 
-def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side | None:
+def _build_side(projection: Projection, kernel_block_size: int | None) -> NixlSide | None:
     """Return a side; ``None`` if vLLM forms no groups.
 
     Raises:
@@ -207,7 +249,7 @@ def _build_side(projection: Projection, kernel_block_size: int | None) -> _Side 
         memory_layout = "" if request.serve is None else request.serve.kv_cache_layout or ""
     else:
         memory_layout = "" if allocation is None else allocation.name
-    return _Side(
+    return NixlSide(
         request.tensor_parallel_size,
         kernel_block,
         block_size // kernel_block,
@@ -268,7 +310,7 @@ def _find_head_count(layout: Layout, request: ProjectionRequest) -> int | None:
 
 
 def _check_sides(
-    prefill: _Side, decode: _Side, heads: int | None, version: str
+    prefill: NixlSide, decode: NixlSide, heads: int | None, version: str
 ) -> Iterator[Finding]:
     """Yield a finding for each reason why vLLM refuses."""
     yield from _check_memory(prefill, decode, heads, version)
@@ -299,6 +341,15 @@ def _check_sides(
             "equal blocks unless all layers are full attention of one size",
             f"choose settings with equal blocks (manifest shows them); {_KERNEL_HINT}",
         )
+    elif read != written and version == "0.24" and not decode.uses_mla:
+        yield build_finding(
+            "KV622",
+            "",
+            f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM 0.24 accepts "
+            "them, but decode fails when it has read them, where the backend's cache is "
+            "(blocks, 2, ...), as FLASH_ATTN's",
+            f"choose one block size for both sides; {_KERNEL_HINT}",
+        )
     elif read != written and has_more_ranks and _reads_several_slices(prefill, decode, heads):
         yield build_finding(
             "KV622",
@@ -310,7 +361,7 @@ def _check_sides(
 
 
 def _check_memory(
-    prefill: _Side, decode: _Side, heads: int | None, version: str
+    prefill: NixlSide, decode: NixlSide, heads: int | None, version: str
 ) -> Iterator[Finding]:
     """Yield KV622 for other regions, and for layouts that do not let ranks share a block."""
     regions = prefill.regions, decode.regions
@@ -331,6 +382,15 @@ def _check_memory(
             "start both sides with the same layers and draft model",
         )
     if prefill.uses_mla:
+        has_rows = version != "0.24" and decode.memory_layout.startswith("B")
+        if has_rows and not decode.has_states and prefill.block_size != decode.block_size:
+            yield build_finding(
+                "KV622",
+                "",
+                f"blocks of {prefill.block_size:,} and {decode.block_size:,} tokens are rows of "
+                f"all layers in {decode.memory_layout}: vLLM {version} requires equal rows",
+                "choose one block size for both sides, or a layout with layers outermost",
+            )
         return
     if prefill.memory_layout != decode.memory_layout:
         yield build_finding(
@@ -354,7 +414,7 @@ def _check_memory(
         )
 
 
-def _reads_several_slices(prefill: _Side, decode: _Side, heads: int | None) -> bool:
+def _reads_several_slices(prefill: NixlSide, decode: NixlSide, heads: int | None) -> bool:
     """Return whether a rank of decode reads heads of several ranks of prefill.
 
     Beside states, heads may be replicated (``_build_local_splits_from_plan`` of 0.33), so several
@@ -365,7 +425,7 @@ def _reads_several_slices(prefill: _Side, decode: _Side, heads: int | None) -> b
     return heads > decode.ranks if prefill.has_states else heads >= prefill.ranks
 
 
-def _can_split_blocks(prefill: _Side, decode: _Side, version: str) -> bool:
+def _can_split_blocks(prefill: NixlSide, decode: NixlSide, version: str) -> bool:
     """Return whether vLLM splits blocks that do not divide (``_split_remote_blocks``)."""
     if not (decode.has_states and decode.uses_mla):
         return False
@@ -374,7 +434,9 @@ def _can_split_blocks(prefill: _Side, decode: _Side, version: str) -> bool:
     return pieces <= VERSION_TRAITS[version].max_block_split
 
 
-def _list_notes(prefill: _Side, decode: _Side, heads: int | None, version: str) -> Iterator[str]:
+def _list_notes(
+    prefill: NixlSide, decode: NixlSide, heads: int | None, version: str
+) -> Iterator[str]:
     """Yield what vLLM requires if it does not refuse, and what is not known."""
     start = f"vLLM {version}, NIXL"
     if decode.block_size % prefill.block_size:

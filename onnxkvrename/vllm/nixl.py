@@ -25,46 +25,32 @@ from onnxkvrename.vllm.specs import (
 )
 
 
-class NixlAmounts(NamedTuple):
-    """An amount of blocks, and the descriptors that are posted for them.
-
-    Attributes:
-        blocks: The number of blocks of each group.
-        descriptors: The number of descriptors.
-        bytes: Bytes of all descriptors.
-    """
-
-    blocks: tuple[int, ...]
-    descriptors: int
-    bytes: int
-
-
 class NixlTransfer(NamedTuple):
     """The amounts that NIXL transfers for one prompt; unknown ones are ``None``.
 
     Attributes:
         tokens: The length of the prompt.
         blocks: The number of blocks of each group that prefill offers.
+        read_blocks: The number of them that decode reads.
         regions: The number of regions as vLLM counts them: two for a tensor with keys and values
             apart.
-        descriptors: The number of descriptors that are posted for these blocks. NIXL merges
+        descriptors: The number of descriptors that decode posts, on each rank. NIXL merges
             neighbours, so its telemetry counts fewer.
         bytes: Bytes of all descriptors.
         unknown: The reason why amounts are unknown; ``None`` if all are known.
         refused: As in `NixlRegistration`.
         incomplete: Why the descriptors do not cover all data in the blocks; ``None`` if they do.
-        decode_reads: The amounts that decode reads of these blocks; ``None`` if not known.
     """
 
     tokens: int
     blocks: tuple[int | None, ...]
+    read_blocks: tuple[int | None, ...]
     regions: int | None
     descriptors: int | None
     bytes: int | None
     unknown: str | None = None
     refused: str | None = None
     incomplete: str | None = None
-    decode_reads: NixlAmounts | None = None
 
 
 class BlockCost(NamedTuple):
@@ -125,35 +111,31 @@ def build_transfers(
 def _build_transfer(
     groups: Sequence[KvCacheGroup], registration: NixlRegistration, length: int
 ) -> NixlTransfer:
-    blocks = count_blocks(groups, length)
+    blocks, read_blocks = count_blocks(groups, length), count_read_blocks(groups, length)
+    amounts = NixlTransfer(length, blocks, read_blocks, None, None, None)
     if registration.refused is not None:
-        return NixlTransfer(length, blocks, None, None, None, refused=registration.refused)
-    offered = _sum_costs(blocks, registration)
-    if offered is None:
-        unknown = explain_unknown_blocks(groups)
-        return NixlTransfer(length, blocks, registration.regions, None, None, unknown)
-    return NixlTransfer(
-        length,
-        blocks,
-        registration.regions,
-        offered.descriptors,
-        offered.bytes,
+        return amounts._replace(refused=registration.refused)
+    amounts = amounts._replace(regions=registration.regions)
+    unknown = explain_unknown_blocks(groups)
+    if unknown is not None:
+        return amounts._replace(unknown=unknown)
+    pairs = [*zip((count or 0 for count in read_blocks), registration.costs, strict=True)]
+    return amounts._replace(
+        descriptors=sum(count * cost.descriptors for count, cost in pairs),
+        bytes=sum(count * cost.bytes for count, cost in pairs),
         incomplete=registration.incomplete,
-        decode_reads=_sum_costs(count_read_blocks(groups, length), registration),
     )
 
 
-def _sum_costs(blocks: Sequence[int | None], registration: NixlRegistration) -> NixlAmounts | None:
-    """Return the amounts for `blocks`; ``None`` if the blocks of a group are not known."""
-    counts = tuple(count for count in blocks if count is not None)
-    if len(counts) < len(blocks):
-        return None
-    pairs = [*zip(counts, registration.costs, strict=True)]
-    return NixlAmounts(
-        counts,
-        sum(count * cost.descriptors for count, cost in pairs),
-        sum(count * cost.bytes for count, cost in pairs),
-    )
+def count_transferred_tokens(groups: Iterable[KvCacheGroup], prompt_length: int) -> int:
+    """Return how many tokens of a prompt prefill computes for decode.
+
+    Beside states it is one less than the prompt has: decode computes the last token again, and
+    vLLM truncates the prompt of prefill (``_truncate_mamba_request_for_prefill``, since 0.33
+    ``_truncate_request_for_prefill``).
+    """
+    has_states = any(spec.is_state for group in groups for spec in group.specs)
+    return prompt_length - 1 if has_states and prompt_length > 1 else prompt_length
 
 
 def count_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[int | None, ...]:
@@ -161,27 +143,27 @@ def count_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[in
 
     The length of the prompt is in tokens. ``None`` where a number is not known.
     """
-    return tuple(_count_spec_blocks(group.first_spec, prompt_length) for group in groups)
+    groups = tuple(groups)
+    tokens = count_transferred_tokens(groups, prompt_length)
+    return tuple(_count_spec_blocks(group.first_spec, tokens) for group in groups)
 
 
 def count_read_blocks(groups: Iterable[KvCacheGroup], prompt_length: int) -> tuple[int | None, ...]:
     """Return the number of blocks of each group that decode reads.
 
     Decode does not allocate the blocks that the next token does not see, so it does not read them.
-    Beside states it computes the prompt's last token again, so it does not read that one, either.
 
     The length of the prompt is in tokens. ``None`` where a number is not known.
     """
     groups = tuple(groups)
-    has_states = any(spec.is_state for group in groups for spec in group.specs)
-    tokens = prompt_length - 1 if has_states and prompt_length > 1 else prompt_length
+    tokens = count_transferred_tokens(groups, prompt_length)
     return tuple(_count_read_spec_blocks(group.first_spec, tokens) for group in groups)
 
 
 def explain_unknown_blocks(groups: Iterable[KvCacheGroup]) -> str | None:
     """Return why the blocks of a group are not known; ``None`` if those of all groups are."""
     for group in groups:
-        if _count_spec_blocks(group.first_spec, 1) is None:
+        if _count_read_spec_blocks(group.first_spec, 1) is None:
             window = group.first_spec.window
             if isinstance(window, str):
                 return f"the size of {window} ({format_size_option(window)})"

@@ -19,7 +19,7 @@ from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignm
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.memory_v024 import build_allocations_v024
 from onnxkvrename.vllm.memory_v033 import build_allocations_v033
-from onnxkvrename.vllm.nixl import NixlTransfer, build_transfers, split_states
+from onnxkvrename.vllm.nixl import build_transfers, split_states
 from onnxkvrename.vllm.serve import DEFAULT_CONNECTOR, ServeSettings
 from onnxkvrename.vllm.settle import settle_conditions
 from onnxkvrename.vllm.specs import (
@@ -231,8 +231,8 @@ def _limit_transfers(
         return allocation
     unknown = f"NIXL in vLLM {request.release}: it may register other regions than "
     transfers = tuple(
-        NixlTransfer(
-            each.tokens, each.blocks, None, None, None, unknown=unknown + release.planned_as
+        each._replace(
+            regions=None, descriptors=None, bytes=None, unknown=unknown + release.planned_as
         )
         for each in allocation.transfers
     )

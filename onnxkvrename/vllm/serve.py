@@ -393,17 +393,15 @@ def _read_amount(value: _Value) -> int | None:
 
 
 def _parse_amount(text: str) -> int | None:
+    """Return a number such as 8192, 8k (8,000), 8K (8,192) or 1.5k; ``None`` if it is none."""
     match = re.fullmatch(r"([0-9]{1,18})(\.[0-9]{1,9})?([kmgtKMGT]?)", text.strip(), re.ASCII)
-    if match is None or (match[2] and match[3] not in tuple("kmgt")):
+    if match is None:
         return None
-    power = " kmgt".index(match[3].lower() or " ")
-    if match[3].isupper():
-        return int(match[1]) << 10 * power
-    return (
-        int(float(match[1] + (match[2] or "")) * 1000**power)
-        if match[2]
-        else (int(match[1]) * 1000**power)
-    )
+    number, fraction, unit = match.groups()
+    power = " kmgt".index(unit.lower() or " ")
+    if fraction is None:
+        return int(number) * int((1024 if unit.isupper() else 1000) ** power)
+    return int(float(number + fraction) * 1000**power) if unit.islower() else None
 
 
 def _read_length(value: _Value) -> int | None:
@@ -593,57 +591,70 @@ _OLD_CONFIG_KEYS = {"kv_buffer_size", "kv_rank", "kv_parallel_size", "kv_ip"}
 _ROLES = ("kv_producer", "kv_consumer", "kv_both")
 
 
+class _Reading(NamedTuple):
+    """What is read of a line so far.
+
+    Attributes:
+        fields: The fields of the settings, and those of flags that join others.
+        objects: What JSON says for each flag that takes an object.
+        nested: What keys after a dot say for each of them; of both, vLLM takes this.
+        doubtful: The flags and variables that could matter and are not read.
+        unexpanded: The words with a variable of the shell.
+    """
+
+    fields: dict[str, Any]
+    objects: dict[str, Mapping[str, Any]]
+    nested: dict[str, dict[str, Any]]
+    doubtful: list[str]
+    unexpanded: list[str]
+
+
 def _build_settings(
     variables: Mapping[str, str], words: Sequence[str], version: str, label: str
 ) -> ServeSettings:
     """Return the settings of the variables and words of a command."""
     first, flags = _split_flags(words)
-    fields: dict[str, Any] = {"model": first[0] if first else ""}
-    objects: dict[str, _Value] = {}
-    nested: dict[str, dict[str, Any]] = {}
-    doubtful: dict[str, None] = {}
-    unexpanded = [word for word in first[1:] if "$" in word]
+    reading = _Reading({}, {}, {}, [], [])
     for name, text in variables.items():
-        value = _Value(label, name, text, version)
         if name in _VARIABLES:
             field, read = _VARIABLES[name]
-            fields[field] = read(value)
+            reading.fields[field] = read(_Value(label, name, text, version))
         elif name in _NOT_READ:
-            doubtful[name] = None
+            reading.doubtful.append(name)
     for flag in flags:
         value = _Value(label, flag.typed, flag.values[0] if flag.values else None, version)
-        key, _, path = flag.name.partition(".")
-        positive = flag.name.replace("--no-", "--", 1)
-        if flag.name in _FLAGS:
-            field, read = _FLAGS[flag.name]
-            fields[field] = read(value)
-        elif flag.name == "--model":
-            fields["model"] = first[0] if first else value.text or ""
-        elif key in _OBJECTS and path:
-            _nest(nested.setdefault(key, {}), path, value)
-        elif flag.name in _OBJECTS:
-            objects[key] = value
-        elif flag.name in _LISTS:
-            fields[_LISTS[flag.name]] = tuple(flag.values)
-        elif positive in _SWITCHES:
-            field, is_set = _SWITCHES[positive]
-            fields[field] = is_set == (positive == flag.name)
-            if flag.values and not fields["model"]:
-                fields["model"] = flag.values[0]
-        elif flag.name in _NOT_READ or _resembles_known(flag.name):
-            doubtful[flag.typed] = None
-        elif "$" in flag.typed:
-            unexpanded.append(flag.typed)
-        unexpanded += [word for word in flag.values[1:] if "$" in word]
-    if "$" in fields["model"]:
-        unexpanded.insert(0, fields["model"])
-        fields["model"] = ""
-    notes = list(_list_notes(variables, doubtful, unexpanded))
-    for key, value in objects.items():
-        # vLLM puts what dots say after what JSON says, and the last one holds.
-        nested.setdefault(key, dict(_read_object(value) or {}))
-    _apply_objects(fields, nested, version, label)
-    return ServeSettings(**fields, notes=tuple(notes))
+        _read_flag(reading, flag, value)
+    model = first[0] if first else reading.fields.get("model", "")
+    others = (*first[1:], *(word for flag in flags for word in (flag.typed, *flag.values[1:])))
+    reading.unexpanded.extend(word for word in (model, *others) if "$" in word)
+    reading.fields["model"] = "" if "$" in model else model
+    _apply_objects(reading.fields, {**reading.objects, **reading.nested}, version, label)
+    notes = _list_notes(variables, reading.doubtful, reading.unexpanded)
+    return ServeSettings(**reading.fields, notes=tuple(notes))
+
+
+def _read_flag(reading: _Reading, flag: _GivenFlag, value: _Value) -> None:
+    """Read one flag, unless it does not matter."""
+    key, _, path = flag.name.partition(".")
+    positive = flag.name.replace("--no-", "--", 1)
+    if flag.name in _FLAGS:
+        field, read = _FLAGS[flag.name]
+        reading.fields[field] = read(value)
+    elif flag.name == "--model":
+        reading.fields["model"] = value.text or ""
+    elif flag.name in _OBJECTS:
+        reading.objects[key] = _read_object(value) or {}
+    elif key in _OBJECTS:
+        _nest(reading.nested.setdefault(key, {}), path, value)
+    elif flag.name in _LISTS:
+        reading.fields[_LISTS[flag.name]] = tuple(flag.values)
+    elif positive in _SWITCHES:
+        field, is_set = _SWITCHES[positive]
+        reading.fields[field] = is_set == (positive == flag.name)
+        if flag.values:  # a switch takes none, so this is the model
+            reading.fields.setdefault("model", flag.values[0])
+    elif flag.name in _NOT_READ or _resembles_known(flag.name):
+        reading.doubtful.append(flag.typed)
 
 
 def _nest(values: dict[str, Any], path: str, value: _Value) -> None:
@@ -721,7 +732,7 @@ def _resembles_known(name: str) -> bool:
 def _list_notes(
     variables: Mapping[str, str], doubtful: Iterable[str], unexpanded: Sequence[str]
 ) -> Iterator[str]:
-    if names := ", ".join(doubtful):
+    if names := ", ".join(dict.fromkeys(doubtful)):
         yield f"not read, although it may change caches: {names}"
     for name in _IGNORED_BY_VLLM.keys() & variables.keys():
         yield f"{name} is ignored: {_IGNORED_BY_VLLM[name]}"

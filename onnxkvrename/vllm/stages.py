@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation
-from onnxkvrename.vllm.nixl import NixlTransfer
 from onnxkvrename.vllm.specs import (
     SLIDING_KINDS,
     VERSION_TRAITS,
@@ -93,7 +92,7 @@ def apply_stages(
                 canonical=None,
                 registration=None,
                 transfers=tuple(
-                    NixlTransfer(each.tokens, each.blocks, None, None, None, unknown=unknown)
+                    each._replace(regions=None, descriptors=None, bytes=None, unknown=unknown)
                     for each in allocation.transfers
                 ),
             )

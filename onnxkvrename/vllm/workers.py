@@ -19,6 +19,7 @@ from onnxkvrename.vllm.compatibility import (
 )
 from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import check_nixl, check_projection, project_layout
+from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import DEFAULT_CONNECTOR
 from onnxkvrename.vllm.specs import (
     FULL_KINDS,
@@ -38,12 +39,16 @@ class Judgement(NamedTuple):
         notes: What it requires in addition, and what is not known.
         facts: What was compared, and is right.
         conditions: What is not known and must be equal, to be continued after ``both sides``.
+        reads: What decode posts for each prompt, if that is known.
+        read_findings: Why decode does not get a prompt although vLLM accepts both: KV622.
     """
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
+    reads: tuple[PromptReads, ...] = ()
+    read_findings: tuple[Finding, ...] = ()
 
 
 def judge_worker(worker: Worker) -> Judgement:
@@ -82,7 +87,14 @@ def judge_handshake(
     )
     fact = f"the code of vLLM {decode.release}'s NIXL connector"
     is_known = not any("not known" in note for note in handshake.notes)
-    return Judgement(handshake.findings, handshake.notes, (fact,) if is_known else ())
+    return Judgement(
+        handshake.findings,
+        handshake.notes,
+        (fact,) if is_known else (),
+        (),
+        handshake.reads,
+        handshake.read_findings,
+    )
 
 
 def judge_workers(
@@ -119,13 +131,20 @@ def judge_workers(
         notes += (f"{name}: {note}" for note in _list_unknown(worker))
     conditions = [compatibility.describe_unknown()]
     facts = [compatibility.describe_equal()]
+    reads, read_findings = tuple[PromptReads, ...](), tuple[Finding, ...]()
     if not any(note for worker in workers for note in _list_unknown(worker)):
         handshake = judge_handshake(prefill, decode, kernel_block_size)
         findings += handshake.findings
         notes += handshake.notes
         facts = [*handshake.facts, *facts]
+        reads, read_findings = handshake.reads, handshake.read_findings
     return Judgement(
-        tuple(findings), tuple(notes), tuple(filter(None, facts)), tuple(filter(None, conditions))
+        tuple(findings),
+        tuple(notes),
+        tuple(filter(None, facts)),
+        tuple(filter(None, conditions)),
+        reads,
+        read_findings,
     )
 
 

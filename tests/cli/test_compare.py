@@ -570,7 +570,7 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
     text = run("compare", model, model, "--block-size", "64:16").err
     assert "error KV622:" in text
     assert "64" in text
-    outcome = run("compare", model, model, "--block-size", "16:64", "--vllm", "0.24")
+    outcome = run("compare", model, model, "--block-size", "16:64")
     assert "NIXL: 4 blocks" in outcome.out
     assert "KV622" not in outcome.err
     for options in ((), ("--block-size", "16:16")):  # a success says that it rests on this, too
@@ -578,6 +578,7 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
         assert ("vLLM 0.33's NIXL connector" in verdict) == bool(options)
 
 
+SERVED = ("--serve", "prefill:--block-size 16", "--serve", "decode:-tp 2 --block-size 32")
 NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
 
 
@@ -592,13 +593,14 @@ NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
         (
             "--block-size 128 --attention-backend FLASHMLA",
             "--block-size 64",
-            [],
-            "based on",
+            ["KV622"],
+            "prompt of 1 token",
         ),
         (f"{NIXL}LMCacheConnectorV1", "", [], "the handshake of LMCacheConnectorV1 is not known"),
         (f"{NIXL}NixlPushConnector", "", [], "the handshake of NixlPushConnector is not known"),
-        ("-dcp 2", "", [], "prefill's parallelism: context parallelism of 2 ranks"),
-        ("-pp 2", "", [], "not known for 2 pipeline stages of prefill"),
+        ("-dcp 2", "", [], "for prefill: parallelism: context parallelism of 2 ranks"),
+        ("-pp 2", "", [], "vLLM: not known for prefill: 2 pipeline stages"),
+        ("-pp 2", "-pp 2", [], "the code of vLLM 0.33's NIXL connector"),
         ("--block-size 16", None, [], "decode: no --serve line: vLLM's defaults are assumed"),
         ("--hf-overrides {}", "", [], "prefill: not read, although it may change caches: --hf-"),
         ("vllm serve M", "vllm serve M", [], "note: NixlConnector is assumed"),
@@ -644,6 +646,26 @@ def test_settings_of_a_handshake_are_checked(args: tuple[str, ...], message: str
     model = FIXTURES / "plain" / "decoder.onnx"
     outcome = run("compare", model, model, *args)
     assert (outcome.code, message in outcome.err) == (2, True)
+
+
+def test_what_each_rank_of_decode_posts_is_a_table(run) -> None:
+    """Three blocks of prefill hold the prompt; a rank has one head of each of two layers."""
+    model = FIXTURES / "plain" / "decoder.onnx"
+    args = ("compare", model, model, *SERVED, "--tokens", "33")
+    lines = run(*args).out.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("PROMPT"))
+    assert lines[start + 1 : start + 3] == [
+        "33 tokens  each of 0-1  1          6                   3 KiB (3,072 bytes)",
+        "33 tokens  all ranks    2          12                  6 KiB (6,144 bytes)",
+    ]
+    (reads,) = json.loads(run(*args, "--format", "json").out)["reads"]
+    assert [reads[each] for each in ("tokens", "transfers", "descriptors", "bytes")] == [
+        33,
+        2,
+        12,
+        6144,
+    ]
+    assert [(rank["rank"], rank["sources"]) for rank in reads["ranks"]] == [(0, [0]), (1, [0])]
 
 
 def test_names_of_another_exporter_are_not_blamed_on_a_dtype(tmp_path: Path, run) -> None:

@@ -42,7 +42,7 @@ def list_codes(handshake: Handshake) -> list[str]:
 @pytest.mark.parametrize("version", ["0.24", "0.33"])
 def test_equal_workers_meet_without_a_word(version: str) -> None:
     for model in (PLAIN, MLA, HYBRID):
-        assert meet(model, (64, 64), version=version) == Handshake((), ())
+        assert meet(model, (64, 64), version=version) == Handshake(is_alike=True)
 
 
 @pytest.mark.parametrize(("version", "count"), [("0.24", 2), ("0.33", 0)])
@@ -74,13 +74,19 @@ def test_pages_with_padding_in_kernel_blocks_are_not_known() -> None:
 
 @pytest.mark.parametrize("version", ["0.24", "0.33"])
 def test_blocks_of_decode_are_a_multiple_of_prefills(version: str) -> None:
-    assert not meet(PLAIN, (16, 64), version=version).findings
+    assert not meet(MLA, (16, 64), version=version).findings
     (finding,) = meet(PLAIN, (64, 16), version=version).findings
     assert (finding.code, finding.message) == (
         "KV622",
         f"blocks of 64 tokens in prefill and 16 in decode: vLLM {version} requires decode's to be "
         "a multiple of prefill's",
     )
+
+
+def test_decode_fails_in_0_24_when_it_has_read_smaller_blocks_of_keys_and_values() -> None:
+    (finding,) = meet(PLAIN, (16, 64), version="0.24").findings
+    assert "decode fails when it has read them" in finding.message
+    assert not meet(PLAIN, (16, 64)).findings
 
 
 def test_blocks_of_windows_are_equal_in_0_24() -> None:
@@ -136,6 +142,24 @@ def test_kernel_blocks_count_where_backends_divide_blocks() -> None:
     assert any("prefix caching must be off" in note for note in handshake.notes)
     with pytest.raises(KvRenameError, match="a kernel's block of 24 tokens does not divide vLLM's"):
         meet(PLAIN, (64, 16), kernel=24)
+
+
+def test_the_shortest_prompt_that_decode_does_not_get_is_a_finding() -> None:
+    # Blocks of 128 are made of two kernel blocks, and vLLM reads the last one for a short prompt.
+    handshake = meet(PLAIN, (128, 64), kernel=64)
+    assert handshake.findings == ()
+    (finding,) = handshake.read_findings
+    assert (finding.code, finding.message.partition(":")[0]) == ("KV622", "prompt of 1 token")
+    assert finding.hint == "choose the same ranks and blocks for both sides"
+    assert meet(PLAIN, (64, 64), kernel=64).read_findings == ()
+    chunked = build_layers(
+        build_attention(0, kind="chunked_local_attention", window=64), build_attention(1)
+    )
+    (finding,) = meet(chunked, (16, 16)).read_findings
+    assert (finding.message.partition(":")[0], finding.hint) == (
+        "prompt of 64 tokens",
+        "choose another connector than NIXL",
+    )
 
 
 def test_beside_states_decode_may_read_larger_blocks_of_one_slice() -> None:

@@ -10,7 +10,6 @@ from onnxkvrename.vllm.groups import group_layers
 from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.nixl import (
     BlockCost,
-    NixlAmounts,
     NixlRegistration,
     NixlTransfer,
     build_transfers,
@@ -70,31 +69,23 @@ def test_chunks_are_offered_whole_and_read_from_the_last_chunk_on() -> None:
     assert count_read_blocks(uneven, 200) == (1,)
 
 
-def test_beside_states_decode_computes_the_last_token_again() -> None:
+def test_beside_states_prefill_leaves_the_last_token_to_decode() -> None:
     states = form_groups(build_layers(build_linear(0)))
-    assert count_blocks((*WINDOWED, *states), 17) == (2, 2, 1)
+    assert count_blocks((*WINDOWED, *states), 17) == (1, 1, 1)
     assert count_read_blocks((*WINDOWED, *states), 17) == (1, 1, 1)
     assert count_read_blocks(WINDOWED, 17) == (2, 2)
 
 
-def test_a_transfer_is_the_blocks_of_each_group_times_what_one_takes() -> None:
+def test_decode_posts_what_the_blocks_that_it_reads_take() -> None:
     registration = NixlRegistration(3, (BlockCost(2, 100), BlockCost(3, 1000)), incomplete="why")
     assert build_transfers(WINDOWED, registration, [64]) == (
-        NixlTransfer(
-            64,
-            (4, 4),
-            3,
-            20,
-            4400,
-            incomplete="why",
-            decode_reads=NixlAmounts((3, 4), 18, 4300),
-        ),
+        NixlTransfer(64, (4, 4), (3, 4), 3, 18, 4300, incomplete="why"),
     )
 
 
 def test_a_refused_registration_has_blocks_only() -> None:
     assert build_transfers(WINDOWED, NixlRegistration(None, refused="why"), [64]) == (
-        NixlTransfer(64, (4, 4), None, None, None, refused="why"),
+        NixlTransfer(64, (4, 4), (3, 4), None, None, None, refused="why"),
     )
 
 

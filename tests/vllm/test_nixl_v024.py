@@ -84,7 +84,7 @@ def test_states_alone_do_not_meet() -> None:
     transfer = move(
         build_layers(build_linear(0, (12288, 3)), build_linear(1, (12288, 3))), "unpacked"
     )
-    assert (transfer.blocks, *transfer[2:5]) == ((1,), None, None, None)
+    assert (transfer.blocks, *transfer[3:6]) == ((1,), None, None, None)
     assert "StopIteration" in str(transfer.refused)
 
 

@@ -73,34 +73,34 @@ def test_layers_that_start_alike_have_the_first_ones_block_length() -> None:
 
 def test_pages_that_are_not_one_piece_move_whole_blocks() -> None:
     model = mix(windowed_size=64, count=4)
-    assert move(model, "BLHNC")[2:5] == (2, 32, 32 * 8192)
-    assert move(model, "BLNHC")[2:5] == (1, 16, 16 * 16384)
+    assert move(model, "BLHNC")[3:6] == (2, 32, 32 * 8192)
+    assert move(model, "BLNHC")[3:6] == (1, 16, 16 * 16384)
 
 
 def test_whole_blocks_come_beside_pages_where_only_some_are_one_piece() -> None:
     # Heads of 512 are one piece in any order, eight heads of 32 are not.
     one_group = build_layers(build_attention(0, 1, 256), build_attention(1, 8, 32))
-    assert move(one_group, "BLHNC")[2:5] == (2, 16, 16 * 16384)
+    assert move(one_group, "BLHNC")[3:6] == (2, 16, 16 * 16384)
     # The first page starts where the block does: its length stays.
     transfer = move(one_group, "BLNHC")
-    assert transfer[2:5] == (1, 8, 8 * 16384)
+    assert transfer[3:6] == (1, 8, 8 * 16384)
     assert transfer.incomplete is not None
     transfer = move(build_layers(build_attention(0, 8, 32), build_attention(1, 1, 256)), "BLNHC")
-    assert transfer[2:5] == (2, 16, 8 * (32768 + 16384))
+    assert transfer[3:6] == (2, 16, 8 * (32768 + 16384))
     assert transfer.incomplete is None
 
 
 def test_mla_corrects_the_block_length_of_what_came_first() -> None:
     # A whole page at byte 0 is registered first, then the block that holds all.
     latents = build_layers(build_mla(0), build_mla(1))
-    assert move(latents, "BLHNC", 100)[2:5] == (1, 7, 7 * 36864)
+    assert move(latents, "BLHNC", 100)[3:6] == (1, 7, 7 * 36864)
     mixed = move(build_layers(build_attention(0), build_mla(1)), "BLHNC", 100)
-    assert mixed[2:5] == (1, 7, 7 * (32768 + 18432))
+    assert mixed[3:6] == (1, 7, 7 * (32768 + 18432))
     assert mixed.incomplete is None
 
 
 def test_heads_outside_of_blocks_have_a_region_each() -> None:
-    assert move(build_layers(build_attention(0), build_attention(1)), "LHBNC")[2:5] == (
+    assert move(build_layers(build_attention(0), build_attention(1)), "LHBNC")[3:6] == (
         16,
         16 * 8,
         16 * 8 * 4096,
@@ -112,7 +112,7 @@ def test_a_hybrid_moves_every_region_for_attention_and_states_in_pieces() -> Non
     transfer = move(model, "LBHNC", 700)
     page, states = 560 * 2048, (12288 * 3 + 32 * 128 * 128) * 2
     assert transfer.blocks == (2, 1)
-    assert transfer[2:5] == (1, 2 + 4, 2 * page + states)
+    assert transfer[3:6] == (1, 2 + 4, 2 * page + states)
     assert transfer.incomplete is None
 
 
@@ -129,12 +129,12 @@ def test_states_beside_other_layers_in_a_block_are_not_moved_whole() -> None:
 
 def test_states_alone_do_not_meet() -> None:
     transfer = move(build_layers(build_linear(0, (12288, 3)), build_linear(1, (12288, 3))), "LBHNC")
-    assert (transfer.blocks, *transfer[2:5]) == ((1,), None, None, None)
+    assert (transfer.blocks, *transfer[3:6]) == ((1,), None, None, None)
     assert "StopIteration" in str(transfer.refused)
 
 
 def test_chunks_are_known() -> None:
     chunked = build_layers(build_attention(0, kind="chunked_local_attention", window=64))
     transfer = move(chunked, "LBHNC", 200)
-    assert (transfer.blocks, *transfer[2:5]) == ((13,), 1, 13, 13 * 32768)
-    assert transfer.decode_reads == ((1,), 1, 32768)
+    assert (transfer.blocks, transfer.read_blocks) == ((13,), (1,))
+    assert transfer[3:6] == (1, 1, 32768)

@@ -86,7 +86,7 @@ def test_states_that_a_release_also_takes_are_not_refused() -> None:
 @pytest.mark.parametrize(
     ("release", "layout", "is_known"),
     [
-        ("0.25", PLAIN, True),
+        ("0.25", build_layers(build_mla(0)), True),
         ("0.25", MAMBA_1, False),
         ("0.27", PLAIN, False),
         ("0.29", PLAIN, False),

@@ -34,6 +34,7 @@ from onnxkvrename.report.compare_text import (
 )
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.vllm.reads import PromptReads
 
 ModelReports = Sequence[ModelReport]
 
@@ -203,6 +204,46 @@ class Transfer(NamedTuple):
     decode: Memory
 
 
+class RankReads(NamedTuple):
+    """What one rank of decode posts for a prompt.
+
+    Attributes:
+        rank: The rank of decode, from 0.
+        sources: The ranks of prefill that it reads from: one transfer for each.
+        descriptors: The number of descriptors of these transfers.
+        bytes: Bytes of these descriptors.
+    """
+
+    rank: int
+    sources: tuple[int, ...]
+    descriptors: int
+    bytes: int
+
+
+class Reads(NamedTuple):
+    """What decode posts for one prompt, to read it from prefill by vLLM's NIXL connector.
+
+    Attributes:
+        tokens: The length of the prompt, in tokens.
+        transfers: The number of transfers of all ranks.
+        descriptors: The number of descriptors of all transfers; NIXL merges neighbors.
+        bytes: Bytes of all descriptors.
+        ranks: What each rank of decode posts; empty if that is not known, or if decode fails.
+        unknown: Why it is not known; `None` if it is.
+        refused: Why decode fails before it reads; `None` if it does not.
+        incomplete: Why decode does not get what prefill wrote; `None` if it does.
+    """
+
+    tokens: int
+    transfers: int | None
+    descriptors: int | None
+    bytes: int | None
+    ranks: tuple[RankReads, ...]
+    unknown: str | None
+    refused: str | None
+    incomplete: str | None
+
+
 class CompareContent(NamedTuple):
     """Whether a hand-off of KV buffers from prefill to decode will work.
 
@@ -219,6 +260,8 @@ class CompareContent(NamedTuple):
             something changes, so that all sizes between two of them are on a straight line; none
             where sizes are missing that matter. Where nothing limits the context, the last is a
             sample.
+        reads: What decode posts for each `--tokens`, if vLLM's NIXL connector accepts both sides;
+            none without block sizes, if it refuses, or if that is not known.
         findings: Causes first, consequences last.
         notes: Worth knowing, but nothing is wrong.
     """
@@ -232,6 +275,7 @@ class CompareContent(NamedTuple):
     verdict: Verdict | None = None
     pairs: tuple[Pair, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    reads: tuple[Reads, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -243,6 +287,7 @@ def describe_handoff(
     handoff: Handoff,
     reports: tuple[ModelReports, ModelReports],
     profile: ProfileChoice,
+    reads: Sequence[PromptReads] = (),
 ) -> CompareContent:
     """Return whether a hand-off works.
 
@@ -250,6 +295,7 @@ def describe_handoff(
         handoff: The result of the comparison.
         reports: The reports on the models of prefill, and of decode.
         profile: The profile that recognizes KV names.
+        reads: What decode posts for each prompt, if that is known.
     """
     return fill_record(
         CompareContent,
@@ -262,7 +308,15 @@ def describe_handoff(
         verdict=_describe_verdict(handoff),
         pairs=tuple(_describe_pair(handoff, result) for result in handoff.pair_results),
         transfers=tuple(_describe_prompt(handoff, each) for each in handoff.simulated_prompts),
+        reads=tuple(map(_describe_reads, reads)),
     )
+
+
+def _describe_reads(reads: PromptReads) -> Reads:
+    ranks = tuple(fill_record(RankReads, rank) for rank in reads.ranks)
+    if ranks:
+        return fill_record(Reads, reads, ranks=ranks)
+    return fill_record(Reads, reads, ranks=(), transfers=None, descriptors=None, bytes=None)
 
 
 def _describe_side(side: HandoffSide, reports: ModelReports) -> Side:
