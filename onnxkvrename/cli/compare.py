@@ -51,7 +51,7 @@ from onnxkvrename.options import (
     Verbose,
 )
 from onnxkvrename.report.compare_text import (
-    build_handoff_report,
+    build_handoff_result,
     format_handoff_verdict,
     render_handoff,
 )
@@ -62,7 +62,6 @@ from onnxkvrename.report.formats import (
     Note,
     build_file_result,
 )
-from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.vllm_text import render_reads
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
@@ -281,16 +280,16 @@ def _build_answer(
     build_content: Callable[[], CompareContent],
 ) -> Answer:
     code = decide_exit_code(failed=handoff.failed or prefill.failed or decode.failed)
-    failed_models = _list_failed_models(prefill, decode)
-    report = build_handoff_report(handoff, both=False)
-    verdict = Note("compare", format_handoff_verdict(handoff), report.path)
+    result = build_handoff_result(handoff)
+    verdict = Note("compare", format_handoff_verdict(handoff), result.path)
     return Answer(
         "compare",
         code,
         build_content=build_content,
-        render_text=partial(_render_text, handoff, reads, failed_models, arguments),
-        files=tuple(map(build_file_result, (*failed_models, report))),
+        render_text=partial(_render_text, handoff, reads, arguments),
+        files=(*map(build_file_result, _list_failed_models(prefill, decode)), result),
         notes=() if arguments.quiet else (verdict,),
+        is_verbose=arguments.verbose,
     )
 
 
@@ -306,7 +305,6 @@ def _list_failed_models(prefill: LoadedLayout, decode: LoadedLayout) -> list[Mod
 def _render_text(
     handoff: Handoff,
     reads: Sequence[PromptReads],
-    failed_models: list[ModelReport],
     arguments: CompareArguments,
     width: int | None,
 ) -> Iterator[Line]:
@@ -315,5 +313,3 @@ def _render_text(
             yield Line(f"{arguments.html}: page written", err=True)
         yield from render_handoff(handoff, width)
         yield from render_reads(reads, width)
-    reports = (*failed_models, build_handoff_report(handoff, both=True))
-    yield from render_finding_lines(reports, verbose=arguments.verbose)

@@ -22,10 +22,10 @@ from onnxkvrename.options import (
     Profile,
     ReplacedByPage,
     RulesFile,
+    Verbose,
 )
 from onnxkvrename.report.documents.inspect_json import describe_summaries
 from onnxkvrename.report.formats import Answer, FileResult, Line
-from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.report.inspection.summary_text import render_model_summary
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
@@ -44,6 +44,7 @@ class InspectArguments(NamedTuple):
     pairs: Pairs = None
     token: PairsToken = None
     output_format: Format = "text"
+    verbose: Verbose = False
 
 
 @declare_command(
@@ -67,6 +68,7 @@ def command(arguments: InspectArguments) -> int:
     summaries = inspect_models((job.model for job in jobs), rules, trace_buffer_updates)
     written = _write_page(summaries, arguments)
     answer = _build_answer(summaries, rules.profile_choice, written)
+    answer = answer._replace(is_verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
 
 
@@ -94,9 +96,6 @@ def _render_text(
     for summary in fold_windows(summaries):
         if summary.error is None:
             yield from render_model_summary(summary, width)
-    for summary in summaries:
-        if summary.error is not None:
-            yield build_error_line(summary.error)
     yield from (Line(line, err=True) for line in written)
 
 

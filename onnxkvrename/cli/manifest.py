@@ -203,7 +203,8 @@ def command(arguments: ManifestArguments) -> int:
     if projection is not None:
         loaded = loaded.add_findings(chain(check_projection(projection), check_nixl(projection)))
     print_notes(notes, arguments.quiet)
-    answer = _build_answer(_ManifestResult(loaded, projection, rules.profile_choice))
+    result = _ManifestResult(loaded, projection, rules.profile_choice)
+    answer = _build_answer(result, arguments)
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
     inputs = _check_outputs(loaded, arguments, files)
     if stamped is not None:
@@ -360,14 +361,15 @@ def _build_stamp_line(report: ModelReport) -> Line:
     return Line(f"{report.path}: {state}", err=True)
 
 
-def _build_answer(result: _ManifestResult) -> Answer:
+def _build_answer(result: _ManifestResult, arguments: ManifestArguments) -> Answer:
     code = decide_exit_code(failed=result.loaded.failed)
     return Answer(
         "manifest",
         code,
         build_content=partial(_describe, result),
-        render_text=partial(_render_text, result),
+        render_text=partial(_render_text, result, arguments),
         files=tuple(map(build_file_result, result.loaded.reports)),
+        is_verbose=arguments.verbose,
     )
 
 
@@ -375,18 +377,21 @@ def _render_file(answer: Answer, arguments: ManifestArguments) -> dict[Path, byt
     """Return the file that was asked for, with its content."""
     assert arguments.output_path is not None
     lines = load_format(arguments.output_format).render(answer, None)
-    return {arguments.output_path: "".join(f"{line.text}\n" for line in lines).encode()}
+    text = "".join(f"{line.text}\n" for line in lines if not line.err)
+    return {arguments.output_path: text.encode()}
 
 
 def _print_answer(answer: Answer, loaded: LoadedLayout, arguments: ManifestArguments) -> int:
     """Print the findings on stderr, and the manifest unless it went into a file."""
     output, output_format = arguments.output_path, arguments.output_format
-    print_lines(render_finding_lines(loaded.reports, verbose=arguments.verbose))
-    if output is not None and not arguments.quiet:
+    if output is None and output_format == "text":
+        return print_answer(answer, output_format)
+    print_lines(render_finding_lines(answer.files, verbose=arguments.verbose))
+    if output is None:
+        return print_answer(answer, output_format)
+    if not arguments.quiet:
         print_lines([Line(f"{output}: {format_layout_summary(loaded.layout)}", err=True)])
-    if output is not None or (arguments.quiet and output_format == "text"):
-        return answer.exit_code
-    return print_answer(answer, output_format)
+    return answer.exit_code
 
 
 def _describe(result: _ManifestResult) -> ManifestContent:
@@ -397,6 +402,10 @@ def _describe(result: _ManifestResult) -> ManifestContent:
     )
 
 
-def _render_text(result: _ManifestResult, width: int | None) -> Iterator[Line]:
+def _render_text(
+    result: _ManifestResult, arguments: ManifestArguments, width: int | None
+) -> Iterator[Line]:
+    if arguments.quiet and arguments.output_path is None:
+        return
     yield from render_layout(result.loaded.layout, width)
     yield from render_projection(result.projection, width)

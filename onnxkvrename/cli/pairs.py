@@ -25,7 +25,6 @@ from onnxkvrename.report.documents.pairs_json import (
     render_value,
 )
 from onnxkvrename.report.formats import Answer, FileResult, Line
-from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.report.inert import escape_json
 from onnxkvrename.report.tables import render_table
 from onnxkvrename.rules.find_models import find_jobs
@@ -103,7 +102,6 @@ def _render_tables(
 ) -> Iterator[Line]:
     for result in results:
         if isinstance(result, ModelError):
-            yield build_error_line(result)
             continue
         path = str(result.path)
         if not result.pairs:

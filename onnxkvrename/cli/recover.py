@@ -15,9 +15,9 @@ from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, format_count, quote_path
 from onnxkvrename.options import Format, Option
-from onnxkvrename.report.documents.recover_json import Recovery, describe_recovery
+from onnxkvrename.report.documents.recover_json import Action, RecoverContent, Run
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note
-from onnxkvrename.report.formats.text import build_error_line, format_files
+from onnxkvrename.report.formats.text import format_files
 from onnxkvrename.rules.results import Report
 from onnxkvrename.storage.read import is_directory, resolve_path
 from onnxkvrename.storage.record import State, TargetState
@@ -29,8 +29,7 @@ from onnxkvrename.storage.recover import (
 )
 from onnxkvrename.storage.temp_file import LOCK_NAME
 
-_Action = Literal["list", "undo", "finish"]
-_STATES: dict[_Action, dict[State, str]] = {
+_STATES: dict[Action | None, dict[State, str]] = {
     "list": {"new": "new", "old": "old"},
     "undo": {"new": "restored", "old": "still old"},
     "finish": {"new": "already new", "old": "replaced by the new file"},
@@ -69,7 +68,8 @@ def command(arguments: RecoverArguments) -> int:
     try:
         skipped = list[ModelError]()
         runs = [
-            (run, run.record.list_targets()) for run in find_half_done_runs(paths, skipped.append)
+            (run, tuple(run.record.list_targets()))
+            for run in find_half_done_runs(paths, skipped.append)
         ]
         show = _PathNames(paths)  # before a directory gets another name
         for run, _ in runs if undo or finish else ():
@@ -80,8 +80,11 @@ def command(arguments: RecoverArguments) -> int:
     except OSError as error:
         path = None if error.filename is None else os.fsdecode(error.filename)
         raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
-    recovery = Recovery(
-        "undo" if undo else "finish" if finish else "list", runs, skipped, leftovers
+    recovery = RecoverContent(
+        "undo" if undo else "finish" if finish else "list",
+        tuple(Run(run.path, targets) for run, targets in runs),
+        tuple(skipped),
+        tuple(leftovers),
     )
     is_left = bool(_list_changed(recovery)) if undo or finish else bool(runs)
     code = decide_exit_code(failed=bool(skipped) or is_left)
@@ -157,7 +160,7 @@ class _PathNames:
         return str(path)
 
 
-def _build_answer(recovery: Recovery, code: int, show: _PathNames) -> Answer:
+def _build_answer(recovery: RecoverContent, code: int, show: _PathNames) -> Answer:
     level: Literal["error", "notice"] = "error" if recovery.action == "list" else "notice"
     notes = (
         Note(
@@ -166,28 +169,27 @@ def _build_answer(recovery: Recovery, code: int, show: _PathNames) -> Answer:
             show(target.path),
             "error" if target.state == "changed" else level,
         )
-        for _, targets in recovery.runs
-        for target in targets
+        for run in recovery.runs
+        for target in run.targets
     )
     outcomes = _describe_outcome(recovery, show)
     return Answer(
         "recover",
         code,
-        build_content=partial(describe_recovery, recovery),
+        build_content=lambda: recovery,
         render_text=partial(_render_text, recovery, show),
         files=tuple(FileResult(error.path or "", error=error) for error in recovery.skipped),
         notes=(*notes, *(Note("recover", outcome) for outcome in outcomes)),
     )
 
 
-def _render_text(recovery: Recovery, show: _PathNames, width: int | None) -> Iterator[Line]:
-    for _, targets in recovery.runs:
+def _render_text(recovery: RecoverContent, show: _PathNames, width: int | None) -> Iterator[Line]:
+    for run in recovery.runs:
         groups: dict[tuple[State, bool], list[TargetState]] = {}
-        for target in targets:
+        for target in run.targets:
             groups.setdefault((target.state, target.kept is None), []).append(target)
         for group in groups.values():
             yield from _render_group(group, recovery.action, show)
-    yield from map(build_error_line, recovery.skipped)
     yield from (Line(outcome, err=True) for outcome in _describe_outcome(recovery, show))
     if recovery.runs and recovery.action == "list":
         shown = " ".join(("onnxkvrename recover", *(quote_path(str(path)) for path in show.typed)))
@@ -196,7 +198,7 @@ def _render_text(recovery: Recovery, show: _PathNames, width: int | None) -> Ite
 
 
 def _render_group(
-    group: Sequence[TargetState], action: _Action, show: _PathNames
+    group: Sequence[TargetState], action: Action | None, show: _PathNames
 ) -> Iterator[Line]:
     """Yield a line for each of a few files in the same state, or one for all of many."""
     if len(group) <= _MAX_LISTED_FILES:
@@ -210,7 +212,7 @@ def _render_group(
     yield Line(f"{format_files([show(target.path) for target in group])}: {state}")
 
 
-def _describe_state(target: TargetState, action: _Action) -> str:
+def _describe_state(target: TargetState, action: Action | None) -> str:
     state = _STATES[action].get(target.state, _CHANGED)
     if target.kept is None or action != "list":
         return state
@@ -224,18 +226,16 @@ def _describe_unfinished(targets: Sequence[TargetState]) -> str:
     return f"a rename of {format_count(len(targets), 'file')} stopped halfway: {', '.join(listed)}"
 
 
-def _list_changed(recovery: Recovery) -> list[TargetState]:
+def _list_changed(recovery: RecoverContent) -> list[TargetState]:
     """Return the files that were left as they are when their runs were ended."""
     if recovery.action == "list":
         return []
-    return [
-        target for _, targets in recovery.runs for target in targets if target.state == "changed"
-    ]
+    return [target for run in recovery.runs for target in run.targets if target.state == "changed"]
 
 
-def _suggest_check(recovery: Recovery, show: _PathNames) -> str:
+def _suggest_check(recovery: RecoverContent, show: _PathNames) -> str:
     """Return the command that checks the models of the runs, if there are any."""
-    targets = (target.path for _, targets in recovery.runs for target in targets)
+    targets = (target.path for run in recovery.runs for target in run.targets)
     models = [Path(show(path)) for path in targets if path.suffix == ".onnx"]
     directories = [*dict.fromkeys(model.parent for model in models)]
     if not directories:
@@ -245,7 +245,7 @@ def _suggest_check(recovery: Recovery, show: _PathNames) -> str:
     return f" (`{command}` checks them)"
 
 
-def _describe_outcome(recovery: Recovery, show: _PathNames) -> Iterator[str]:
+def _describe_outcome(recovery: RecoverContent, show: _PathNames) -> Iterator[str]:
     if not recovery.runs and not recovery.skipped:
         yield "no run to undo or to finish here"
     elif changed := _list_changed(recovery):
@@ -262,7 +262,7 @@ def _describe_outcome(recovery: Recovery, show: _PathNames) -> Iterator[str]:
     elif recovery.runs and recovery.action == "finish":
         yield "the new files are in place"
     elif recovery.action == "list":
-        yield from (_describe_unfinished(targets) for _, targets in recovery.runs)
+        yield from (_describe_unfinished(run.targets) for run in recovery.runs)
     if recovery.leftovers:
         locks = sum(path.name == LOCK_NAME for path in recovery.leftovers)
         counts = {"lock": locks, "temporary file": len(recovery.leftovers) - locks}

@@ -191,7 +191,7 @@ class Request(NamedTuple):
     ] = None
     output_format: Annotated[str, FORMAT._replace(section="Output")] = "text"
     quiet: Quiet = False
-    verbose: Annotated[bool, VERBOSE._replace(help="Show every layer.")] = False
+    verbose: Annotated[bool, VERBOSE._replace(help="Show every name and finding.")] = False
     checks: tuple[ModelCheck, ...] = ()
 
     @property

@@ -11,7 +11,7 @@ from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.report.formats import Answer, Line, Note, build_file_result
-from onnxkvrename.report.formats.text import GREEN, RED, build_verdict_line, render_finding_lines
+from onnxkvrename.report.formats.text import GREEN, RED, build_verdict_line
 from onnxkvrename.report.manifest_text import format_model_paths
 from onnxkvrename.report.tables import wrap_line
 from onnxkvrename.rules.profile import ProfileChoice
@@ -70,6 +70,7 @@ def build_consumer_answer(check: ConsumerCheck, code: int, *, quiet: bool, verbo
         render_text=partial(_render_text, check, quiet, verbose),
         files=tuple(map(build_file_result, check.reports)),
         notes=() if quiet else (Note("check-consumer", _format_verdict(check), check.paths[0]),),
+        is_verbose=verbose,
     )
 
 
@@ -82,7 +83,6 @@ def _describe(check: ConsumerCheck) -> tuple[Any, ...]:
 def _render_text(
     check: ConsumerCheck, quiet: bool, verbose: bool, width: int | None
 ) -> Iterator[Line]:
-    yield from render_finding_lines(check.reports, verbose=verbose)
     if not quiet:
         style = RED if check.failed else GREEN
         where = format_model_paths(check.paths)

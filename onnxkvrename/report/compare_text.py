@@ -26,10 +26,9 @@ from onnxkvrename.handoff.verdict import (
 )
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.layout.layout import fold_alike, format_size_option
-from onnxkvrename.report.formats import Line, Span, build_line
+from onnxkvrename.report.formats import FileResult, Line, Span, build_line
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED
 from onnxkvrename.report.tables import Cell, render_table, wrap_line
-from onnxkvrename.rules.results import ModelReport
 
 _SOME_PROMPTS = "prompts from some length on, which depends on unknown sizes"
 _REFUSALS: dict[MemoryKind, str] = {
@@ -380,18 +379,10 @@ def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
     return f"ok{_format_free_sizes(handoff)}{_join_conditions(_list_size_conditions(handoff))}"
 
 
-def build_handoff_report(handoff: Handoff, *, both: bool) -> ModelReport:
-    """Return the findings of a hand-off as the report on one model.
-
-    Args:
-        handoff: The compared hand-off.
-        both: Whether the path is ``PREFILL -> DECODE`` instead of decode's only.
-    """
+def build_handoff_result(handoff: Handoff) -> FileResult:
+    """Return the findings of a hand-off as those of decode, which text calls by both paths."""
     paths = [
         side.path or (side.original_layout.models or (side.label,))[0]
         for side in (handoff.prefill, handoff.decode)
     ]
-    path = " -> ".join(paths) if both else paths[1]
-    return ModelReport(
-        path, path, "failed" if handoff.failed else "unchanged", findings=handoff.findings
-    )
+    return FileResult(paths[1], handoff.findings, label=" -> ".join(paths))

@@ -29,8 +29,6 @@ _MAX_WHOLE_WORD = 200
 _MAX_COMMAND_HINT = 500
 """Characters of the longest hint with a command that stays whole, as without its middle it would
 be another one."""
-_HAND_OFF = " -> "
-"""Between the path of prefill and that of decode."""
 
 # Patterns are compiled where they are first needed: few names need them, but every rename would
 # wait for it.
@@ -42,13 +40,6 @@ _INVISIBLE = (
     "\U000e0100-\U000e01ef]"
 )
 _COMMAND = r"#(#)(?=\w*\[)"
-_WORD = r"[^\s,;:()\[\]`]+"
-# Each alternative takes in all that it begins with, so that a long text is read once. Commands
-# and shapes have words with commas too, and stay as they are.
-_LIST = (
-    rf"`[^`]*`|\[[^\[\]]*\]|(?P<first>\(first: {_WORD})(?:, {_WORD})+"
-    rf"|(?P<kept>{_WORD})(?P<items>(?:, {_WORD})*)(?: and (?P<more>[0-9][0-9,]*) more\b)?"
-)
 
 
 def is_inert(text: str) -> bool:
@@ -100,19 +91,14 @@ def escape_json(text: str) -> str:
 def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[str]:
     """Return the parts of a line, escaped, and shortened where it is too long.
 
-    Lists of names lose all but their first name and say how many more there are. Then names that
-    are too long lose their middle, each side of a hand-off (``A -> B``) by itself. Sentences stay
-    whole, unless names with spaces make one too long.
+    Names that are too long lose their middle. Sentences stay whole, unless names with spaces
+    make one too long.
 
     Args:
         parts: A path or two, a name, and at the end the message and the hint, which may have
             commands between backticks.
         limit: Characters of the whole line. Our own sentences may make it longer.
     """
-    prefill, arrow, decode = parts[0].partition(_HAND_OFF)
-    if arrow and len(parts) > 2:
-        sides = shorten_parts((prefill, decode, *parts[1:]), limit - len(arrow))
-        return [arrow.join(sides[:2]), *sides[2:]]
     shown = [escape_text(part) for part in parts]
     room = limit - _FIXED_LENGTH
     if sum(map(len, shown)) <= room:
@@ -122,7 +108,6 @@ def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[st
     if "`" in shown[-1]:
         sentences -= 1
         shown[-1] = shorten_text(shown[-1], max(most, _MAX_COMMAND_HINT))
-    shown[:sentences] = map(_shorten_lists, shown[:sentences])
     lengths = [len(word) for part in shown[:sentences] for word in _find_long_words(part)]
     if lengths and sum(map(len, shown)) > room:
         share = (room - sum(map(len, shown)) + sum(lengths)) // len(lengths)
@@ -130,22 +115,6 @@ def shorten_parts(parts: Sequence[str], limit: int = MAX_LINE_LENGTH) -> list[st
         shown[:sentences] = (_shorten_words(part, share) for part in shown[:sentences])
     shown[:sentences] = (shorten_text(part, most) for part in shown[:sentences])
     return shown
-
-
-def _shorten_lists(text: str) -> str:
-    """Return a sentence whose lists have only their first name, and the number of the others."""
-    return re.sub(_LIST, _shorten_list, text)
-
-
-def _shorten_list(match: re.Match[str]) -> str:
-    if match["first"]:  # a number goes before it
-        return match["first"]
-    words = [match["kept"] or "", *(match["items"] or "").split(", ")[1:]]
-    is_list = len(words) > (1 if match["more"] else 2)
-    if not is_list or not all(set(word) & set("._/\\") for word in words):  # no list of names
-        return match[0]
-    more = len(words) - 1 + int((match["more"] or "0").replace(",", ""))
-    return f"{words[0]} and {more:,} more"
 
 
 def _find_long_words(text: str) -> list[str]:
@@ -162,53 +131,27 @@ def _shorten_words(text: str, limit: int) -> str:
 def shorten_text(text: str, limit: int) -> str:
     """Return an escaped text, without its middle where it is longer than `limit`.
 
-    It is cut between words, after an item if one ends there, and never inside a command between
-    backticks. A word is cut only where it is too long to be shown and there is no other.
+    It is cut between words, and never inside a command between backticks. A word is cut only
+    where it is too long to be shown and there is no other.
     """
     if len(text) <= limit:
         return text
     room = max(limit - len(_format_gap(len(text))), 0)
-    head, tail = _choose_cuts(text, room)
-    if (head, tail) == (0, len(text)) and not _find_commands(text):
+    commands = [match.span() for match in re.finditer("`[^`]*(?:`|$)", text)]
+    spaces = [
+        match.start()
+        for match in re.finditer(" ", text)
+        if not any(start < match.start() < end for start, end in commands)
+    ]
+    head = max((at + 1 for at in spaces if at < room // 2), default=0)
+    tail = min((at for at in spaces if at >= len(text) - room + head), default=len(text))
+    if (head, tail) == (0, len(text)) and not commands:
         head, tail = room // 2, len(text) - room + room // 2
     return f"{text[:head]}{_format_gap(tail - head)}{text[tail:]}"
 
 
 def _format_gap(count: int) -> str:
     return f"[... {count:,} characters ...]"
-
-
-def _choose_cuts(text: str, room: int) -> tuple[int, int]:
-    """Return where the middle of a text begins and ends, so that `room` characters are left."""
-    commands = _find_commands(text)
-    spaces = [
-        match.start()
-        for match in re.finditer(" ", text)
-        if not any(start < match.start() < end for start, end in commands)
-    ]
-    head = _choose_head(text, spaces, room // 2)
-    starts = [at for at in spaces if at >= len(text) - room + head]
-    tail = min(starts, default=len(text))
-    item = min(_keep_item_ends(text, starts), default=len(text))
-    tail = item if (len(text) - item) * 2 >= len(text) - tail else tail
-    return max(head, _choose_head(text, spaces, min(room - len(text) + tail, tail))), tail
-
-
-def _choose_head(text: str, spaces: Sequence[int], room: int) -> int:
-    """Return after which space to cut: that after an item, unless half of the words would go."""
-    ends = [at for at in spaces if at < room]
-    last, item = (max(each, default=-1) + 1 for each in (ends, _keep_item_ends(text, ends)))
-    return item if item * 2 >= last else last
-
-
-def _keep_item_ends(text: str, spaces: Sequence[int]) -> list[int]:
-    """Return the spaces after an item of a list, or a part of a sentence."""
-    return [at for at in spaces if text[at - 1 : at] in (",", ";", ":")]
-
-
-def _find_commands(text: str) -> list[tuple[int, int]]:
-    """Return where commands between backticks begin and end."""
-    return [match.span() for match in re.finditer("`[^`]*(?:`|$)", text)]
 
 
 def _find_unsafe(text: str) -> Iterator[tuple[int, str]]:

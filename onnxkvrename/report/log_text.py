@@ -34,6 +34,7 @@ def build_log_answer(reading: LogReading, name: str) -> Answer:
         render_text=partial(_render_text, reading, name),
         files=(FileResult(name, findings),),
         notes=(Note("explain", _format_outcome(reading)),),
+        tells_findings=True,
     )
 
 

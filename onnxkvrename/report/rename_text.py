@@ -25,19 +25,16 @@ from onnxkvrename.report.formats.text import (
     CYAN,
     DIM,
     GREEN,
+    MAX_LISTED_MODELS,
     RED,
     YELLOW,
     build_verdict_line,
     format_files,
-    render_finding_lines,
 )
-from onnxkvrename.report.tables import Cell, render_facts, render_table, wrap_line
-from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, PairSide
+from onnxkvrename.report.tables import render_facts, wrap_line
+from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair
 from onnxkvrename.rules.results import ModelReport, Report, SidecarReport
 
-_MAX_LISTED_MODELS = 4
-"""Models that each have a line, and on a terminal more than one."""
-_LAYER_HEADS = ("layer", "input", "retained output")
 _STATUS_STYLES = {
     "renamed": GREEN,
     "would-rename": YELLOW,
@@ -102,6 +99,7 @@ def build_rename_answer(report: Report, request: Request) -> Answer:
         render_text=partial(render_rename, report, request),
         files=tuple(_list_files(report, request)),
         notes=tuple(notes),
+        is_verbose=request.verbose,
     )
 
 
@@ -136,23 +134,23 @@ def _list_model_notes(model: ModelReport, request: Request, is_single: bool) -> 
 
 
 def render_rename(report: Report, request: Request, width: int | None) -> Iterator[Line]:
-    """Yield findings, names, then what became of each model and sidecar.
+    """Yield names, then what became of each model and sidecar.
 
-    A pipe gets each name on stdout, and the rest on stderr. A terminal shows some names only.
+    A pipe gets each name on stdout, and the rest on stderr. A terminal shows the first name only,
+    unless the answer is to be verbose.
 
     Args:
         report: What became of the models and sidecars.
         request: How to show it.
         width: The columns of the terminal; `None` for a pipe.
     """
-    yield from render_finding_lines(report.models, verbose=request.verbose)
     if request.quiet:
         yield from _render_pending(report) if request.only_checks else ()
         return
     dry_run = not request.writes
     if request.diff:
         yield from render_diff(report)
-    elif width is None and not request.only_checks:
+    elif (width is None and not request.only_checks) or request.verbose:
         yield from map(Line, render_changes(report, dry_run=dry_run))
     for line in render_states(report, width, dry_run=dry_run, verbose=request.verbose):
         yield line._replace(err=width is None)
@@ -172,14 +170,14 @@ def render_states(
         report: What became of the models and sidecars.
         width: The columns of the terminal; `None` for a pipe.
         dry_run: Describe what would change, because nothing was written.
-        verbose: Give each model a line, and on a terminal each layer.
+        verbose: Give each model a line.
     """
     is_short = is_folded(report, verbose=verbose)
     for row in list_state_rows(report, dry_run=dry_run, verbose=verbose):
         yield build_verdict_line(row.label, row.state, row.style, row.destination)
         if width is not None and not is_short:
             has_result = _has_result(report, row.models[0], dry_run=dry_run)
-            yield from _render_model(row.models[0], width, verbose=verbose, has_result=has_result)
+            yield from _render_model(row.models[0], width, has_result=has_result)
     yield from map(Line, render_sidecar_states(report, dry_run=dry_run))
     if len(report.models) > 1:
         yield build_line(Span(format_total(report, dry_run=dry_run), BOLD))
@@ -187,15 +185,11 @@ def render_states(
         yield from wrap_line(build_line(Span(text, GREEN)), width)
 
 
-def _render_model(
-    model: ModelReport, width: int, *, verbose: bool, has_result: bool
-) -> Iterator[Line]:
+def _render_model(model: ModelReport, width: int, *, has_result: bool) -> Iterator[Line]:
     """Yield the buffers of a model and, if there is a result, what to do with it."""
     if model.failed or not model.pairs:
         return
     yield from render_facts(list(_list_buffer_facts(model)), width, indent="  ")
-    if verbose:
-        yield from render_table(_list_layer_rows(model), width, indent="  ", right=(0,))
     if has_result and model.feed_back_call is not None:
         yield build_line(Span("  next  ", DIM), model.feed_back_call)
 
@@ -215,24 +209,6 @@ def _list_buffer_facts(model: ModelReport) -> Iterator[tuple[str, str]]:
     for reason in dict.fromkeys(item.reason for item in kept):
         names = ", ".join(item.name for item in kept if item.reason == reason)
         yield "kept", f"{reason}: {names}"
-
-
-def _list_layer_rows(model: ModelReport) -> list[tuple[Cell, ...]]:
-    """Return each buffer under its new names; those that change are green."""
-    heads: tuple[Cell, ...] = tuple(Span(head, DIM) for head in _LAYER_HEADS)
-    return [
-        heads,
-        *(
-            (str(pair.layer), *map(_show_new_name, (pair.input, pair.output)))
-            for pair in model.pairs
-        ),
-    ]
-
-
-def _show_new_name(side: PairSide | None) -> Cell:
-    if side is None:
-        return "-"
-    return Span(side.new_name, GREEN if side.new_name != side.old_name else "")
 
 
 def _render_pending(report: Report) -> Iterator[Line]:
@@ -308,7 +284,7 @@ def list_passed_checks(report: Report) -> list[str]:
 
 def is_folded(report: Report, *, verbose: bool) -> bool:
     """Return whether models with the same outcome share a line: there are too many."""
-    return len(report.models) > _MAX_LISTED_MODELS and not verbose
+    return len(report.models) > MAX_LISTED_MODELS and not verbose
 
 
 def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[StateRow]:

@@ -7,7 +7,7 @@ commands can still be copied.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from onnxkvrename.report.formats import Line, Span, build_line
@@ -88,11 +88,7 @@ def _cut_line(line: Line, start: int, end: int) -> Line:
 
 
 def render_table(
-    rows: Sequence[Sequence[Cell]],
-    width: int | None,
-    *,
-    indent: str = "",
-    right: Collection[int] = (),
+    rows: Sequence[Sequence[Cell]], width: int | None, *, indent: str = ""
 ) -> Iterator[Line]:
     """Yield rows of cells with aligned columns.
 
@@ -103,7 +99,6 @@ def render_table(
         rows: The heads, and the rows of cells, of any text.
         width: The columns of the terminal; `None` for lines as wide as they are.
         indent: What precedes each line.
-        right: The columns that are justified to the right.
     """
     if not rows:
         return
@@ -123,8 +118,8 @@ def render_table(
         folded = [fold_text(cell.text, each) for cell, each in zip(row, widths, strict=True)]
         for texts in zip_longest(*folded, fillvalue=""):
             parts = [
-                cell._replace(text=_pad_text(text, each, is_right=number in right))
-                for number, (cell, text, each) in enumerate(zip(row, texts, widths, strict=True))
+                cell._replace(text=_pad_text(text, each))
+                for cell, text, each in zip(row, texts, widths, strict=True)
             ]
             yield _join_cells(indent, parts, gap)
 
@@ -177,9 +172,8 @@ def trim_line(parts: Sequence[str | Span]) -> Line:
     return build_line(*kept[:-1], kept[-1]._replace(text=kept[-1].text.rstrip(" ")))
 
 
-def _pad_text(text: str, width: int, *, is_right: bool = False) -> str:
-    space = " " * (width - measure_text(text))
-    return space + text if is_right else text + space
+def _pad_text(text: str, width: int) -> str:
+    return text + " " * (width - measure_text(text))
 
 
 def _join_cells(indent: str, cells: Sequence[Span], gap: int = _GAP) -> Line:

@@ -20,10 +20,10 @@ from onnxkvrename.report.formats import (
 from onnxkvrename.report.formats.text import (
     GREEN,
     LAYERS_PATTERN,
+    MAX_LISTED_MODELS,
     RED,
     build_verdict_line,
     format_files,
-    render_finding_lines,
 )
 from onnxkvrename.report.rename_text import describe_no_pairs
 from onnxkvrename.report.tables import wrap_line
@@ -34,8 +34,6 @@ from onnxkvrename.verification.renamed_from import RenameProof
 from onnxkvrename.verification.running.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel
 
-_MAX_LISTED_MODELS = 4
-"""Models that each have a line; of more there is a total."""
 _FLOW_CODES = ("KV110", "KV113", "KV114", "KV120")
 """Findings about how a buffer is updated."""
 _FlowState = Literal["retained", "meant", "resized", "settled", "unsized", "not retained"]
@@ -56,7 +54,7 @@ def build_verify_answer(
         verbose: Show every finding, and each buffer.
     """
     code = Report(tuple(model.report for model in models)).compute_exit_code()
-    has_total = len(models) > _MAX_LISTED_MODELS and not quiet
+    has_total = len(models) > MAX_LISTED_MODELS and not quiet
     return Answer(
         "verify",
         code,
@@ -64,6 +62,7 @@ def build_verify_answer(
         render_text=partial(_render_text, models, quiet, verbose),
         files=tuple(_build_file(model, quiet=quiet) for model in models),
         notes=(Note("total", _format_total(models)),) if has_total else (),
+        is_verbose=verbose,
     )
 
 
@@ -77,15 +76,14 @@ def _build_file(model: VerifiedModel, *, quiet: bool) -> FileResult:
 def _render_text(
     models: Sequence[VerifiedModel], quiet: bool, verbose: bool, width: int | None
 ) -> Iterator[Line]:
-    yield from render_finding_lines([model.report for model in models], verbose=verbose)
     if quiet:
         return
     readable = [model for model in models if model.report.error is None]
-    is_short = len(models) > _MAX_LISTED_MODELS and not verbose
+    is_short = len(models) > MAX_LISTED_MODELS and not verbose
     for group in _group_verdicts(readable) if is_short else ([model] for model in readable):
         yield from wrap_line(_build_verdict(_join_models(group)), width)
         yield from (Line(f"  {text}") for text in format_buffer_flows(group[0]) if verbose)
-    if len(models) > _MAX_LISTED_MODELS:
+    if len(models) > MAX_LISTED_MODELS:
         yield Line(_format_total(models), err=True)
 
 

@@ -118,27 +118,24 @@ def trace_buffer_flows(graph: ModelGraph, pairs: Iterable[KvPair]) -> tuple[Buff
     ]
     outputs = [output for _, _, output in complete]
 
-    def decide_flows(origins: Sequence[Origin]) -> tuple[BufferFlow, ...]:
+    origins = trace_origins(graph, sources, outputs)
+
+    def decide_flows(dependencies: Sequence[int]) -> tuple[BufferFlow, ...]:
         flows = [
-            decide_flow(pair, origin, own_number, sources)
-            for (pair, own_number, _), origin in zip(complete, origins, strict=True)
+            decide_flow(pair, origin, own_number, sources, bits)
+            for (pair, own_number, _), origin, bits in zip(
+                complete, origins, dependencies, strict=True
+            )
         ]
         numbers = [own_number for _, own_number, _ in complete]
         return tuple(_excuse_sums(flows, origins, numbers))
 
-    origins = trace_origins(graph, sources, outputs)
-    flows = decide_flows(origins)
+    flows = decide_flows([0] * len(outputs))
     if all(flow.verdict in PROVED_VERDICTS for flow in flows):
         return flows
     # Only a buffer that is not proved needs to know what else it depends on: that takes a walk
     # through the whole graph.
-    dependencies = trace_dependencies(graph, sources, outputs)
-    return decide_flows(
-        [
-            Origin(origin.outcomes, origin.dependency_bits | bits)
-            for origin, bits in zip(origins, dependencies, strict=True)
-        ]
-    )
+    return decide_flows(trace_dependencies(graph, sources, outputs))
 
 
 def check_buffer_flows(
@@ -200,14 +197,15 @@ def _check_flow(flow: BufferFlow) -> Iterator[Finding]:
 
 
 def decide_flow(
-    pair: KvPair, origin: Origin, own_number: int, sources: Sequence[str]
+    pair: KvPair, origin: Origin, own_number: int, sources: Sequence[str], dependencies: int = 0
 ) -> BufferFlow:
     """Return the worst verdict, and the worst update, over the outcomes that branches may have.
 
     The pair has both sides, its output has the `origin`, and its input is number `own_number` of
-    the sources.
+    the sources. What is not proved is `untraced` only if the input is among the `dependencies`:
+    those sources that the output depends on at all, as bits.
     """
-    depends_on_own = bool(origin.dependency_bits >> own_number & 1)
+    depends_on_own = bool(dependencies >> own_number & 1)
     if not origin.outcomes:
         update = _decide_update_without_input(_compare_sides(pair), is_read=depends_on_own)
         if depends_on_own:

@@ -564,40 +564,6 @@ def _build_function_key(domain: str, name: str, overload: str) -> FunctionKey:
     return "" if domain == "ai.onnx" else domain, name, overload
 
 
-def sort_functions_bottom_up(graph: ModelGraph) -> Iterator[FunctionKey]:
-    """Yield the functions that the main graph uses, each after those it calls.
-
-    Functions that call each other in a circle come in any order.
-    """
-    if not graph.functions:
-        return
-    visited: set[FunctionKey] = set()
-    stack: list[tuple[FunctionKey | None, Iterator[FunctionKey]]] = [
-        (None, _list_called_functions(graph.main))
-    ]
-    while stack:
-        caller, callees = stack[-1]
-        for key in callees:
-            if key in graph.functions and key not in visited:
-                visited.add(key)
-                stack.append((key, _list_called_functions(graph.functions[key])))
-                break
-        else:
-            stack.pop()
-            if caller is not None:
-                yield caller
-
-
-def _list_called_functions(body: Body) -> Iterator[FunctionKey]:
-    """Yield the operators and functions that a body uses, including those of its subgraphs."""
-    bodies = [body]
-    while bodies:
-        body = bodies.pop()
-        yield from {operation.function_key: None for operation in body.list_operations()}
-        for number in range(body.size):
-            bodies += body.get_subgraphs(number).values()
-
-
 def sort_operations(
     body: Body, names: Iterable[str], select_operands: OperandSelector
 ) -> Iterator[Operation]:

@@ -1,13 +1,13 @@
 """Compute where a value comes from, operator by operator.
 
 An *origin* says from which sources the elements of a value are carried, each by the
-cheapest *path*, and on which sources the value depends at all. Sources are numbers:
-KV inputs in a main graph, formal inputs in the body of a function or a branch.
+cheapest *path*. Sources are numbers: KV inputs in a main graph, formal inputs in the body
+of a function or a branch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, reduce
 from itertools import product
 from operator import or_
@@ -174,16 +174,12 @@ FlowPaths = Mapping[tuple[int, bool], FlowPath]
 
 
 class Origin(NamedTuple):
-    """The sources of a value, and the paths on which they reach it.
+    """The paths on which sources reach a value, for each outcome that branches may have.
 
-    Attributes:
-        outcomes: The paths, for each outcome that branches may have; empty if the
-            value carries no source.
-        dependency_bits: The sources that the value depends on at all, as bits.
+    Without an outcome the value carries no source.
     """
 
     outcomes: tuple[FlowPaths, ...] = ()
-    dependency_bits: int = 0
 
 
 NO_ORIGIN = Origin()
@@ -192,7 +188,7 @@ NO_ORIGIN = Origin()
 
 def build_source_origin(number: int) -> Origin:
     """Return the origin of a source itself."""
-    return Origin(({(number, True): FlowPath((0, 0))},), 1 << number)
+    return Origin(({(number, True): FlowPath((0, 0))},))
 
 
 def select_cheapest_paths(paths: FlowPaths) -> FlowPaths:
@@ -210,14 +206,6 @@ def find_copies(paths: FlowPaths) -> tuple[int, ...]:
     )
 
 
-def mix_origins(origins: Iterable[Origin]) -> Origin:
-    """Return the origin of a value that depends on all of these and carries none of them."""
-    dependency_bits = 0
-    for origin in origins:
-        dependency_bits |= origin.dependency_bits
-    return Origin((), dependency_bits)
-
-
 def carry_origin(
     origin: Origin,
     flow: OperandFlow,
@@ -230,8 +218,9 @@ def carry_origin(
     """
     if resizing is SAME_SIZE and not (flow.makes_new_state or flow.overwrites or flow.is_computed):
         return origin
-    outcomes = [_extend_paths(paths, flow, location, resizing) for paths in origin.outcomes]
-    return Origin(tuple(outcomes), origin.dependency_bits)
+    return Origin(
+        tuple(_extend_paths(paths, flow, location, resizing) for paths in origin.outcomes)
+    )
 
 
 def _extend_paths(
@@ -262,7 +251,7 @@ def join_origins(origins: Sequence[Origin]) -> Origin:
         outcomes = _limit_outcomes(
             [_merge_cheapest_paths(pair) for pair in product(outcomes, more_outcomes)]
         )
-    return Origin(outcomes, mix_origins(origins).dependency_bits)
+    return Origin(outcomes)
 
 
 def combine_alternatives(origins: Sequence[Origin]) -> Origin:
@@ -270,14 +259,13 @@ def combine_alternatives(origins: Sequence[Origin]) -> Origin:
 
     An alternative that carries nothing adds no outcome.
     """
-    outcomes = [paths for origin in origins for paths in origin.outcomes]
-    return Origin(_limit_outcomes(outcomes), mix_origins(origins).dependency_bits)
+    return Origin(_limit_outcomes([paths for origin in origins for paths in origin.outcomes]))
 
 
 def merge_origins(origins: Sequence[Origin]) -> Origin:
     """Return the origin of a value that is one of these, with all alternatives in one outcome."""
     merged = _merge_cheapest_paths(paths for origin in origins for paths in origin.outcomes)
-    return Origin((merged,) if merged else (), mix_origins(origins).dependency_bits)
+    return Origin((merged,) if merged else ())
 
 
 def build_uncertain_origin(
@@ -287,17 +275,17 @@ def build_uncertain_origin(
 
     The location is the node that makes the value, if there is one.
     """
-    merged = merge_origins(origins)
-    outcomes = tuple(
-        {
-            (number, False): FlowPath(
-                path.cost, location or path.updated_by, reason, path.resizings
-            )
-            for (number, _), path in paths.items()
-        }
-        for paths in merged.outcomes
+    return Origin(
+        tuple(
+            {
+                (number, False): FlowPath(
+                    path.cost, location or path.updated_by, reason, path.resizings
+                )
+                for (number, _), path in paths.items()
+            }
+            for paths in merge_origins(origins).outcomes
+        )
     )
-    return Origin(outcomes, merged.dependency_bits)
 
 
 def apply_summary(summary: Origin, arguments: Sequence[Origin], call: NodeLocation) -> Origin:
@@ -315,23 +303,7 @@ def apply_summary(summary: Origin, arguments: Sequence[Origin], call: NodeLocati
         )
         for paths in summary.outcomes
     ]
-    dependencies = (
-        arguments[position]
-        for position in list_positions(summary.dependency_bits)
-        if position < len(arguments)
-    )
-    return Origin(
-        combine_alternatives(outcomes).outcomes, mix_origins(dependencies).dependency_bits
-    )
-
-
-def list_positions(bits: int) -> Iterator[int]:
-    """Yield the positions of the bits that are set, of many that are not quickly."""
-    text = f"{bits:b}"[::-1]
-    position = text.find("1")
-    while position >= 0:
-        yield position
-        position = text.find("1", position + 1)
+    return combine_alternatives(outcomes)
 
 
 def _compose_origin(

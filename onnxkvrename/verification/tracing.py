@@ -11,11 +11,11 @@ What is computed of a value is said by a transfer: its origin, or what it depend
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from onnxkvrename.limits import MAX_ALTERNATIVES
+from onnxkvrename.limits import MAX_ALTERNATIVES, MAX_DEPTH, STEPS_PER_NODE
 from onnxkvrename.verification.constants import SmallConstants
 from onnxkvrename.verification.graph_bodies import (
     Body,
@@ -23,7 +23,6 @@ from onnxkvrename.verification.graph_bodies import (
     ModelGraph,
     Operation,
     UntraceableError,
-    sort_functions_bottom_up,
     sort_operations,
 )
 from onnxkvrename.verification.node_effects import (
@@ -51,7 +50,6 @@ from onnxkvrename.verification.provenance import (
     carry_origin,
     combine_alternatives,
     join_origins,
-    list_positions,
     merge_origins,
 )
 
@@ -76,7 +74,7 @@ def trace_origins(
         An origin for each name. What cannot be followed is uncertain, with the
         reason; nothing is raised for nodes that can be read.
     """
-    return _Walker(graph, _OriginTransfer()).walk(sources, names)
+    return trace(graph, _OriginTransfer(), sources, names)
 
 
 def trace_dependencies(
@@ -90,7 +88,17 @@ def trace_dependencies(
     Returns:
         For each name a set of source numbers as bits.
     """
-    return _Walker(graph, _DependencyTransfer()).walk(sources, names)
+    return trace(graph, DependencyTransfer(), sources, names)
+
+
+def trace(
+    graph: ModelGraph, transfer: Transfer[_T], sources: Sequence[str], names: Sequence[str]
+) -> tuple[_T, ...]:
+    """Return what a transfer computes of some values of the main graph.
+
+    Takes the same arguments as `trace_origins`, beside the transfer.
+    """
+    return _Walker(graph, transfer).walk(sources, names)
 
 
 @contextmanager
@@ -105,53 +113,67 @@ def _pause_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Transfer(Protocol[_T]):
-    """What a walk computes of each value, and what operators make of it."""
+class Transfer(Generic[_T]):
+    """What a walk computes of each value, and what operators make of it.
+
+    Where a transfer does not say otherwise, all operands are followed, and what may hold several
+    values is merged of them.
+    """
 
     nothing: _T
     """That of a constant, and of every input that is not a source."""
+    has_summaries = True
+    """Whether a body is walked once, as a summary that is applied wherever it is used; else it is
+    walked with the arguments of each use."""
 
     def build_source(self, number: int) -> _T:
         """Return that of a source itself."""
+        raise NotImplementedError
 
     def select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
         """Return the positions of the operands that an operator has to be followed to."""
+        return range(operand_count)
 
     def apply_operator(
         self, operation: Operation, operands: Sequence[_T], constants: SmallConstants
     ) -> Sequence[_T]:
         """Return that of an operator's outputs; what it captures follows the operands."""
+        raise NotImplementedError
 
     def apply_summary(self, summary: _T, arguments: Sequence[_T], call: NodeLocation) -> _T:
         """Return that of a body's output, whose sources are positions in the arguments."""
+        raise NotImplementedError
 
-    def doubt(self, values: Sequence[_T], reason: str, location: NodeLocation | None) -> _T:
-        """Return that of a value that may hold something of each of these, or nothing."""
-
-    def choose(self, values: Sequence[_T]) -> _T:
-        """Return that of a value that is one of these, each by another branch."""
-
-    def merge(self, values: Sequence[_T]) -> _T:
+    def merge(self, values: Sequence[_T], /) -> _T:
         """Return that of a value that is one of these, whatever the branch."""
+        raise NotImplementedError
+
+    def choose(self, values: Sequence[_T], /) -> _T:
+        """Return that of a value that is one of these, each by another branch."""
+        return self.merge(values)
+
+    def doubt(self, values: Sequence[_T], reason: str, location: NodeLocation | None, /) -> _T:
+        """Return that of a value that may hold something of each of these, or nothing."""
+        return self.merge(values)
 
     def collect(self, value: _T, location: NodeLocation) -> _T:
         """Return that of what a Loop collects of a value, as often as it runs."""
+        return value
 
 
-class _DependencyTransfer:
-    """The sources that a value depends on at all, as bits; every operand is followed."""
+class DependencyTransfer(Transfer[int]):
+    """The sources that a value depends on at all, as bits."""
 
     nothing = 0
 
     def build_source(self, number: int) -> int:
+        """Return the bit of a source."""
         return 1 << number
-
-    def select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
-        return range(operand_count)
 
     def apply_operator(
         self, operation: Operation, operands: Sequence[int], constants: SmallConstants
     ) -> Sequence[int]:
+        """Return the bits of all operands that are not lost, unless only their shapes count."""
         lost = find_lost_operands(operation, constants)
         if lost:
             operands = [0 if i in lost else bits for i, bits in enumerate(operands)]
@@ -159,33 +181,35 @@ class _DependencyTransfer:
         return [0 if is_shape else self.merge(operands)] * len(operation.outputs)
 
     def apply_summary(self, summary: int, arguments: Sequence[int], call: NodeLocation) -> int:
-        return self.merge([arguments[at] for at in list_positions(summary) if at < len(arguments)])
-
-    def doubt(self, values: Sequence[int], reason: str, location: NodeLocation | None) -> int:
-        return self.merge(values)
-
-    def choose(self, values: Sequence[int]) -> int:
-        return self.merge(values)
+        """Return the bits of the arguments that the body's output depends on."""
+        return self.merge([arguments[at] for at in _list_positions(summary) if at < len(arguments)])
 
     def merge(self, values: Sequence[int]) -> int:
+        """Return all bits."""
         merged = 0
         for bits in values:
             merged |= bits
         return merged
 
-    def collect(self, value: int, location: NodeLocation) -> int:
-        return value
+
+def _list_positions(bits: int) -> Iterator[int]:
+    """Yield the positions of the bits that are set, of many that are not quickly."""
+    text = f"{bits:b}"[::-1]
+    position = text.find("1")
+    while position >= 0:
+        yield position
+        position = text.find("1", position + 1)
 
 
-class _OriginTransfer:
+class _OriginTransfer(Transfer[Origin]):
     """The origin of a value; only operands that may be carried on are followed."""
 
     nothing = NO_ORIGIN
     build_source = staticmethod(build_source_origin)
     apply_summary = staticmethod(apply_summary)
-    doubt = staticmethod(build_uncertain_origin)
-    choose = staticmethod(combine_alternatives)
     merge = staticmethod(merge_origins)
+    choose = staticmethod(combine_alternatives)
+    doubt = staticmethod(build_uncertain_origin)
 
     def select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
         return find_carried_operands(function[0], function[1], operand_count)
@@ -198,10 +222,7 @@ class _OriginTransfer:
         lost = find_lost_operands(operation, constants)
         if lost:
             operands = [NO_ORIGIN if i in lost else origin for i, origin in enumerate(operands)]
-        dependency_bits = 0
-        for operand in operands:
-            dependency_bits |= operand.dependency_bits
-        if not dependency_bits or is_shape_only(domain, op_type):
+        if is_shape_only(domain, op_type) or not any(each.outcomes for each in operands):
             return [NO_ORIGIN] * len(operation.outputs)
         location, outputs = NodeLocation(op_type, operation.name), list[Origin]()
         resizings: dict[tuple[object, ...], frozenset[Resizing]] = {}
@@ -225,7 +246,7 @@ class _OriginTransfer:
                         resizings[change] = find_resizings(flow, operation, constants)
                     resizing = resizings[change]
                 carried.append(carry_origin(operand, flow, location, resizing))
-            outputs.append(Origin(join_origins(carried).outcomes, dependency_bits))
+            outputs.append(join_origins(carried))
         return outputs
 
     def collect(self, value: Origin, location: NodeLocation) -> Origin:
@@ -235,52 +256,58 @@ class _OriginTransfer:
 
 
 def _is_scaled_by_state(operands: Sequence[Origin], position: int) -> bool:
-    """Return whether an operand is multiplied or divided by what is made of a source itself."""
-    for other, operand in enumerate(operands):
-        if other != position and operand.dependency_bits:
-            return True
-    return False
-
-
-class _Summary(NamedTuple):
-    """What a body makes of its formal arguments.
-
-    Attributes:
-        inputs: The names of its formal inputs.
-        captured_names: The outer values that it captures.
-        outputs: What the transfer computes of each output; sources are positions in `inputs`
-            followed by `captured_names`.
-    """
-
-    inputs: tuple[str, ...]
-    captured_names: tuple[str, ...]
-    outputs: tuple[Any, ...]
+    """Return whether an operand is multiplied or divided by what carries a source itself."""
+    return any(operand.outcomes for other, operand in enumerate(operands) if other != position)
 
 
 class _Walker(Generic[_T]):
-    """Walks through bodies by a transfer, and keeps the summaries of functions."""
+    """Walks through bodies by a transfer, and keeps what it computes of them."""
 
-    def __init__(self, graph: ModelGraph, transfer: _Transfer[_T]) -> None:
+    def __init__(self, graph: ModelGraph, transfer: Transfer[_T]) -> None:
+        self.transfer = transfer
         self._graph = graph
-        self._transfer = transfer
-        self._summaries: dict[FunctionKey, _Summary] = {}
+        self._known: dict[Body, dict[object, Sequence[_T]]] = {}
+        self._entered: set[Body] = set()
 
     def walk(self, sources: Sequence[str], names: Sequence[str]) -> tuple[_T, ...]:
         """Return what is computed of some values of the main graph."""
         with _pause_garbage_collection():
-            for key in sort_functions_bottom_up(self._graph):
-                self._summaries[key] = self._summarize(self._graph.functions[key], ())
-            return self._walk_body(self._graph.main, sources, names)
+            return self._walk_body(self._graph.main, self._build_sources(sources), names)
 
-    def _summarize(self, body: Body, captured_names: tuple[str, ...]) -> _Summary:
-        """Return the summary of a function, or of a subgraph that captures some outer values."""
-        outputs = self._walk_body(body, (*body.inputs, *captured_names), body.outputs)
-        return _Summary(body.inputs, captured_names, outputs)
+    def _build_sources(self, names: Iterable[str]) -> dict[str, _T]:
+        return {name: self.transfer.build_source(at) for at, name in enumerate(names)}
 
-    def _walk_body(
-        self, body: Body, sources: Sequence[str], names: Sequence[str]
-    ) -> tuple[_T, ...]:
-        values = {name: self._transfer.build_source(at) for at, name in enumerate(sources)}
+    def apply_body(
+        self,
+        body: Body,
+        captured_names: tuple[str, ...],
+        arguments: Sequence[_T],
+        call: NodeLocation,
+    ) -> Sequence[_T]:
+        """Return what a function, or a subgraph that captures some values, makes of arguments.
+
+        The body is walked once for all of its uses, or once for equal arguments.
+        """
+        names = (*body.inputs, *captured_names)
+        has_summaries = self.transfer.has_summaries
+        known = self._known.setdefault(body, {})
+        key = None if has_summaries else tuple(arguments)
+        if key not in known:
+            is_entered = body in self._entered
+            if is_entered or len(self._entered) >= MAX_DEPTH or len(known) >= STEPS_PER_NODE:
+                reason = f"{call.op_type} {'calls itself' if is_entered else 'is used too often'}"
+                return [self.transfer.doubt(arguments, reason, call)] * len(body.outputs)
+            arguments_by_name = dict(zip(names, arguments, strict=False))
+            values = self._build_sources(names) if has_summaries else arguments_by_name
+            self._entered.add(body)
+            known[key] = self._walk_body(body, values, body.outputs)
+            self._entered.remove(body)
+        if not has_summaries:
+            return known[key]
+        return [self.transfer.apply_summary(each, arguments, call) for each in known[key]]
+
+    def _walk_body(self, body: Body, values: dict[str, _T], names: Sequence[str]) -> tuple[_T, ...]:
+        """Return what is computed of some values of a body; those of its sources are known."""
         source_values = list(values.values())
         values.pop("", None)  # an omitted operand
         constants = SmallConstants(body)
@@ -291,13 +318,13 @@ class _Walker(Generic[_T]):
                     if name:
                         values[name] = value
         except UntraceableError as error:
-            return (self._transfer.doubt(source_values, str(error), None),) * len(names)
-        return tuple(values.get(name, self._transfer.nothing) for name in names)
+            return (self.transfer.doubt(source_values, str(error), None),) * len(names)
+        return tuple(values.get(name, self.transfer.nothing) for name in names)
 
     def _select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
         if function in self._graph.functions:
             return range(operand_count)
-        return self._transfer.select_operands(function, operand_count)
+        return self.transfer.select_operands(function, operand_count)
 
     def _visit(
         self,
@@ -307,64 +334,59 @@ class _Walker(Generic[_T]):
         constants: SmallConstants,
     ) -> Sequence[_T]:
         """Return what is computed of a node's outputs."""
-        nothing = self._transfer.nothing
+        nothing = self.transfer.nothing
         operands = [values.get(name, nothing) for name in operation.inputs]
         if operation.function_key in self._graph.functions:
             return self._call(operation, operands)
         control_flow = _CONTROL_FLOW_OPS.get(operation.function_key[:2])
         subgraphs = body.get_subgraphs(operation.number) if operation.attribute_bytes else {}
         if control_flow is None and not subgraphs:
-            return self._transfer.apply_operator(operation, operands, constants)
-        summaries = {
-            name: self._summarize(subgraph, subgraph.captured_names)
-            for name, subgraph in subgraphs.items()
-        }
+            return self.transfer.apply_operator(operation, operands, constants)
         captured = {
-            name: [values.get(each, nothing) for each in summary.captured_names]
-            for name, summary in summaries.items()
+            name: [values.get(each, nothing) for each in subgraph.captured_names]
+            for name, subgraph in subgraphs.items()
         }
         everything = [*operands, *(value for each in captured.values() for value in each)]
         if control_flow is None:
-            return self._transfer.apply_operator(operation, everything, constants)
+            return self.transfer.apply_operator(operation, everything, constants)
         condition = constants.find_truth("".join(operation.inputs[:1]))
-        node = _SubgraphNode(operation, operands, summaries, captured, condition, self._transfer)
+        node = _SubgraphNode(operation, operands, subgraphs, captured, condition, self)
         outputs = control_flow(node)
         if outputs is None:
             reason = f"the {operation.op_type} does not fit its body"
-            doubtful = self._transfer.doubt(everything, reason, node.location)
+            doubtful = self.transfer.doubt(everything, reason, node.location)
             return [doubtful] * len(operation.outputs)
         return outputs
 
     def _call(self, operation: Operation, operands: Sequence[_T]) -> Sequence[_T]:
         """Return what is computed of what a local function returns."""
-        location = NodeLocation(operation.op_type, operation.name)
-        summary = self._summaries.get(operation.function_key)
-        if summary is None:
-            reason = f"{operation.op_type} calls itself"
-            return [self._transfer.doubt(operands, reason, location)] * len(operation.outputs)
+        function = self._graph.functions[operation.function_key]
         # Arguments at the end may be omitted.
-        omitted = [self._transfer.nothing] * (len(summary.inputs) - len(operands))
-        arguments = [*operands, *omitted]
-        return [
-            self._transfer.apply_summary(output, arguments, location) for output in summary.outputs
-        ]
+        omitted = [self.transfer.nothing] * (len(function.inputs) - len(operands))
+        location = NodeLocation(operation.op_type, operation.name)
+        return self.apply_body(function, (), [*operands, *omitted], location)
 
 
 # Control flow: the operator decides how its bodies are used.
 
 
 class _SubgraphNode(NamedTuple):
-    """A node with subgraphs: its operands, the summaries of these, and what they capture.
+    """A node with subgraphs: its operands, these, what they capture, and who walks through them.
 
     The condition is that of an If: its value where it is a constant, else `None`.
     """
 
     operation: Operation
     operands: list[Any]
-    summaries: Mapping[str, _Summary]
+    subgraphs: Mapping[str, Body]
     captured: Mapping[str, list[Any]]
     condition: bool | None
-    transfer: _Transfer[Any]
+    walker: _Walker[Any]
+
+    @property
+    def transfer(self) -> Transfer[Any]:
+        """The transfer of the walk."""
+        return self.walker.transfer
 
     @property
     def location(self) -> NodeLocation:
@@ -373,9 +395,9 @@ class _SubgraphNode(NamedTuple):
 
     def apply(self, name: str, arguments: Sequence[Any], first_output: int = 0) -> list[Any]:
         """Return what a subgraph makes of arguments and what it captures."""
-        values = [*arguments, *self.captured[name]]
-        outputs = self.summaries[name].outputs[first_output:]
-        return [self.transfer.apply_summary(output, values, self.location) for output in outputs]
+        body, values = self.subgraphs[name], [*arguments, *self.captured[name]]
+        outputs = self.walker.apply_body(body, body.captured_names, values, self.location)
+        return [*outputs[first_output:]]
 
 
 def _trace_if(node: _SubgraphNode) -> list[Any] | None:
@@ -383,9 +405,9 @@ def _trace_if(node: _SubgraphNode) -> list[Any] | None:
 
     A branch that a constant condition never takes counts for nothing.
     """
-    if any(summary.inputs for summary in node.summaries.values()):
+    if any(branch.inputs for branch in node.subgraphs.values()):
         return None  # a branch has none
-    branches = {name: node.apply(name, ()) for name in node.summaries}
+    branches = {name: node.apply(name, ()) for name in node.subgraphs}
     if len(branches) != 2 or len({*map(len, branches.values())}) != 1:
         return None
     never = {True: "else_branch", False: "then_branch", None: ""}[node.condition]
@@ -398,9 +420,9 @@ def _trace_loop(node: _SubgraphNode) -> list[Any] | None:
 
     What it collects after its states is as many as the iterations are.
     """
-    summary = node.summaries.get("body")
+    body = node.subgraphs.get("body")
     state_count = len(node.operands) - 2
-    if summary is None or state_count < 0 or len(summary.inputs) != state_count + 2:
+    if body is None or state_count < 0 or len(body.inputs) != state_count + 2:
         return None
     outputs = _trace_iterations(node, first_state=2, state_count=state_count, first_output=1)
     if outputs is None:
@@ -411,12 +433,12 @@ def _trace_loop(node: _SubgraphNode) -> list[Any] | None:
 
 def _trace_scan(node: _SubgraphNode) -> list[Any] | None:
     """Trace a Scan: the states, then what is scanned. Before opset 9 there was one more input."""
-    summary = node.summaries.get("body")
+    body = node.subgraphs.get("body")
     attribute = node.operation.find_attribute("num_scan_inputs")
     scanned = 0 if attribute is None else attribute.integer
     operand_count = len(node.operands)
     state_count = operand_count - scanned
-    if summary is None or not 0 <= state_count <= operand_count == len(summary.inputs):
+    if body is None or not 0 <= state_count <= operand_count == len(body.inputs):
         return None
     return _trace_iterations(node, first_state=0, state_count=state_count, first_output=0)
 
@@ -430,7 +452,7 @@ def _trace_iterations(
     come from its initial value or from a later one, by the cheapest path: a decay
     that is repeated leaves its state no further away.
     """
-    if len(node.summaries["body"].outputs) < state_count + first_output:
+    if len(node.subgraphs["body"].outputs) < state_count + first_output:
         return None
     before, after = node.operands[:first_state], node.operands[first_state + state_count :]
     states = node.operands[first_state : first_state + state_count]

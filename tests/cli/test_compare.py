@@ -695,7 +695,7 @@ def test_a_page_is_written_beside_the_answer(run, named, tmp_path: Path) -> None
     page = tmp_path / "page.html"
     plain = run("compare", full, window, *SIZES)
     outcome = run("compare", full, window, *SIZES, "--html", page)
-    assert outcome == plain._replace(err=f"{page}: page written\n{plain.err}")
+    assert outcome == plain._replace(err=f"{plain.err}{page}: page written\n")
     text = page.read_text("utf-8")
     assert "onnxkvrename compare" in text[:512]
     assert "4 of 6 buffers wrong (KV614)" in text

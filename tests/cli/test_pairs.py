@@ -54,6 +54,20 @@ def test_a_model_without_states_says_so(tmp_path: Path, run) -> None:
     assert (outcome.code, outcome.out) == (0, f"{path}: no output is a later state of an input\n")
 
 
+def test_a_node_that_chooses_by_nothing_is_not_a_bug(tmp_path: Path, run) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[1,8,4] k, bool first, float[1,1,4] x) => (float[1,9,4] k2, float y) {
+            k2 = Concat<axis = 1>(k, x)
+            y = If (first) <then_branch = a () => (float p) {p = ReduceSum(k)},
+                else_branch = b () => (float q) {q = Constant<value_float = 1.0>()}>
+        }
+    """)
+    del model.graph.node[1].input[:]
+    outcome = run("pairs", saved(model, tmp_path / "m.onnx"))
+    assert (outcome.code, outcome.err) == (0, "")
+
+
 def test_the_json_document_has_its_schema(delta: str, run) -> None:
     saved(b"no model", Path("text.onnx"))
     outcome = run("pairs", "--format", "json", delta, "text.onnx")

@@ -141,32 +141,6 @@ def test_a_name_that_is_too_long_leaves_its_sentence_whole() -> None:
     assert len(message) < 400
 
 
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
-        ("{0}, {1}, {2} have no token", "{0} and 2 more have no token"),
-        (
-            "no token in 9 files: {0}, {1} and 7 more; {2} has one",
-            "no token in 9 files: {0} and 8 more; {2} has one",
-        ),
-        ("has no {0}, {1} has", "has no {0}, {1} has"),  # two parts of a sentence
-        ("`onnxkvrename {0}, {1}, {2}`", "`onnxkvrename {0}, {1}, {2}`"),
-        ("[a_0, a_1, a_2] {0} {1} {2}", "[a_0, a_1, a_2] {0} {1} {2}"),
-    ],
-)
-def test_a_list_of_names_keeps_the_first_and_counts_the_others(message: str, shown: str) -> None:
-    parts = ["m.onnx", "", message.format(*NAMES), "h" * 190]
-    assert shorten_parts(parts)[2] == shown.format(*NAMES)
-    assert shorten_parts(parts, 2000) == parts
-
-
-def test_a_number_of_files_keeps_the_first_file() -> None:
-    where = "3 files in {} (first: {}, {})".format(*NAMES)
-    assert shorten_parts([where, "", "m" * 190, "h"])[0] == "3 files in {} (first: {})".format(
-        *NAMES
-    )
-
-
 def test_each_side_of_a_hand_off_keeps_its_beginning_and_its_end() -> None:
     sides = [f"/exports/{role}/{'folder/' * 40}{role}.onnx" for role in ("prefill", "decode")]
     parts = [" -> ".join(sides), "past_key.0", "m" * 190, "h" * 190]
@@ -217,12 +191,6 @@ def test_a_text_is_cut_between_words_and_never_inside_a_path_or_a_command(limit:
         assert head == "" or head.endswith(" ")
         assert tail == "" or tail.startswith(" ")
         assert (head.count("`") % 2, tail.count("`") % 2) == (0, 0)
-
-
-def test_a_list_is_cut_after_an_item() -> None:
-    assert shorten_text("8 names: key_0 of a, key_1 of b, key_2 of c, key_3 of d", 48) == (
-        "8 names: [... 35 characters ...] key_3 of d"
-    )
 
 
 def test_a_path_of_usual_length_stays_whole_in_a_long_line() -> None:

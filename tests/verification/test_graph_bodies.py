@@ -15,7 +15,6 @@ from onnxkvrename.verification.graph_bodies import (
     OperandSelector,
     UntraceableError,
     read_graph,
-    sort_functions_bottom_up,
     sort_operations,
 )
 
@@ -96,38 +95,6 @@ def test_an_outer_value_that_a_subgraph_hands_on_is_seen_too() -> None:
 def test_nodes_without_an_order_cannot_be_read(nodes: str, why: str) -> None:
     with pytest.raises(UntraceableError, match=why):
         list_sorted_outputs(build_main_body(nodes), "y")
-
-
-def format_function(head: str, nodes: str) -> str:
-    return f'<opset_import: ["": 18, "local": 1], domain: "local"> {head} {{ {nodes} }}'
-
-
-def sort_function_names(nodes: str, *functions: str) -> list[str]:
-    """The functions in use, from the bottom up."""
-    model = build_model(nodes, " ".join(functions))
-    keys = sort_functions_bottom_up(read_graph_of(model))
-    return [name for _, name, _ in keys]
-
-
-CHAIN = (
-    format_function("f (a) => (b)", "d = local.g(a) b = local.h(d)"),
-    format_function("g (a) => (b)", "b = local.h(a)"),
-    format_function("h (a) => (b)", "b = Neg(a)"),
-    format_function("idle (a) => (b)", "b = local.h(a)"),
-)
-
-
-def test_a_function_comes_behind_those_it_calls_and_only_if_it_is_called() -> None:
-    assert sort_function_names("y = local.f(x)", *CHAIN) == ["h", "g", "f"]
-
-
-def test_calls_in_subgraphs_count() -> None:
-    assert sort_function_names(IF.replace("Add(a, w)", "local.g(w)"), *CHAIN) == ["h", "g"]
-
-
-def test_a_circle_of_functions_comes_to_an_end() -> None:
-    one, two = (format_function(f"{a} (p) => (q)", f"q = local.{b}(p)") for a, b in ("fg", "gf"))
-    assert sort_function_names("y = local.f(x)", one, two) == ["g", "f"]
 
 
 WEIGHT = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [2000], [1.0] * 2000)

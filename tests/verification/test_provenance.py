@@ -12,7 +12,6 @@ from onnxkvrename.verification.provenance import (
     carry_origin,
     combine_alternatives,
     join_origins,
-    mix_origins,
     select_cheapest_paths,
 )
 
@@ -29,7 +28,7 @@ def test_a_value_that_is_moved_comes_from_where_it_came_from() -> None:
     assert (
         carry_origin(build_source_origin(2), MOVED, ADD)
         == build_source_origin(2)
-        == Origin(({(2, True): FlowPath((0, 0))},), 4)
+        == Origin(({(2, True): FlowPath((0, 0))},))
     )
 
 
@@ -45,12 +44,6 @@ def test_of_two_ways_from_one_source_the_cheaper_counts() -> None:
     assert list_costs(join_origins([far, build_source_origin(0), build_source_origin(1)])) == [
         {0: (0, 0), 1: (0, 0)}
     ]
-
-
-def test_what_is_mixed_is_touched_and_carried_no_further() -> None:
-    assert mix_origins([build_source_origin(0), build_source_origin(3), NO_ORIGIN]) == Origin(
-        (), 0b1001
-    )
 
 
 def test_branches_with_different_results_are_kept_apart() -> None:
@@ -112,7 +105,6 @@ def test_a_summary_is_applied_to_what_a_call_is_given() -> None:
     assert origin.outcomes == (
         {(7, True): FlowPath((0, 1), inner), (5, True): FlowPath((0, 1), CONCAT)},
     )
-    assert origin.dependency_bits == 1 << 7 | 1 << 5
 
 
 def test_a_formal_input_that_is_given_nothing_leaves_room_for_the_next() -> None:

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.records import Document
 from onnxkvrename.storage.record import TargetState
-from onnxkvrename.storage.recover import HalfDoneRun
 
 Action = Literal["list", "undo", "finish"]
-
-
-class Recovery(NamedTuple):
-    """What was found, and what became of it.
-
-    Attributes:
-        action: What was asked for.
-        runs: The half done runs, each with its targets as they were found.
-        skipped: Why a directory was not searched, or a record not believed.
-        leftovers: Temporary files and locks that other runs have left, or are using.
-    """
-
-    action: Action
-    runs: Sequence[tuple[HalfDoneRun, Sequence[TargetState]]]
-    skipped: Sequence[KvRenameError]
-    leftovers: Sequence[Path]
 
 
 class Run(NamedTuple):
@@ -60,9 +42,3 @@ class RecoverContent(NamedTuple):
 
 
 DOCUMENT = Document("onnxkvrename.recover/1", "recover", RecoverContent(None, (), (), ()))
-
-
-def describe_recovery(recovery: Recovery) -> RecoverContent:
-    """Return what was found, and what became of it."""
-    runs = tuple(Run(run.path, tuple(targets)) for run, targets in recovery.runs)
-    return RecoverContent(recovery.action, runs, tuple(recovery.skipped), tuple(recovery.leftovers))

@@ -82,12 +82,16 @@ class FileResult(NamedTuple):
         findings: Its problems.
         error: The reason why it could not be read or written.
         notes: Its outcome.
+        output: Where its result is, or would be; findings may name it.
+        label: What text calls it; empty for its path.
     """
 
     path: str
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
     notes: tuple[Note, ...] = ()
+    output: str = ""
+    label: str = ""
 
 
 def _render_nothing(width: int | None) -> Iterable[Line]:
@@ -102,11 +106,13 @@ class Answer(NamedTuple):
         exit_code: The exit code of the process.
         build_content: Returns the content of the command's JSON document; ``None`` for a job that
             could not be done.
-        render_text: Renders the command's own text for a terminal of some columns, or, for
-            `None`, for a pipe or a file.
+        render_text: Renders what text says beside the findings of files, for a terminal of some
+            columns, or, for `None`, for a pipe or a file.
         files: The results for each file, in the order of the arguments.
         notes: The outcome of the job as a whole.
         error: The reason why the whole job failed; then ``files`` is empty.
+        is_verbose: Whether text shows every finding.
+        tells_findings: Whether the command's own text says what the findings of files say.
     """
 
     command: str
@@ -116,6 +122,8 @@ class Answer(NamedTuple):
     files: tuple[FileResult, ...] = ()
     notes: tuple[Note, ...] = ()
     error: KvRenameError | None = None
+    is_verbose: bool = False
+    tells_findings: bool = False
 
 
 class Format(NamedTuple):
@@ -136,7 +144,7 @@ def build_file_result(report: ModelReport, *notes: Note) -> FileResult:
         report: The report on the model.
         notes: The outcome, for formats that annotate files.
     """
-    return FileResult(report.path, report.findings, report.error, notes)
+    return FileResult(report.path, report.findings, report.error, notes, report.output)
 
 
 def list_formats() -> tuple[str, ...]:

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, Severity, format_count
-from onnxkvrename.report.formats import Answer, Format, Line, Span, build_line
+from onnxkvrename.report.formats import Answer, FileResult, Format, Line, Span, build_line
 from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_parts
-from onnxkvrename.rules.results import ModelReport
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 """Styles of a :class:`Span`."""
+MAX_LISTED_MODELS = 4
+"""Models that each have a line; of more, those with the same outcome share one."""
 _MAX_SHOWN_FINDINGS = 3
 _MAX_SHOWN_FILES = 10
 """Files that have lines of their own for one code."""
@@ -28,9 +29,14 @@ LAYERS_PATTERN = r"\blayers? [0-9]+(?:-[0-9]+)?(?:, [0-9]+(?:-[0-9]+)?)*(?: and 
 """Layers as a message names them."""
 
 
-def _render(answer: Answer, width: int | None) -> Iterable[Line]:
-    """Return the command's own text; an error of the whole job goes to stderr in any format."""
-    return answer.render_text(width)
+def _render(answer: Answer, width: int | None) -> Iterator[Line]:
+    """Yield findings and errors of files for stderr, then the command's own text.
+
+    An error of the whole job goes to stderr in any format.
+    """
+    if not answer.tells_findings:
+        yield from render_finding_lines(answer.files, verbose=answer.is_verbose)
+    yield from answer.render_text(width)
 
 
 FORMAT = Format(_render)
@@ -58,6 +64,11 @@ class FoldedFinding(NamedTuple):
         files = format_files(self.paths)
         more = f"{format_count(self.total, 'finding')} in "
         return f"{more}{files}" if self.total > len(self.paths) else files
+
+    def add_hint(self, text: str) -> FoldedFinding:
+        """Return it with more to say on how to fix it."""
+        hint = f"{self.finding.hint}; {text}" if self.finding.hint else text
+        return self._replace(finding=self.finding._replace(hint=hint))
 
 
 def fold_findings(
@@ -160,24 +171,38 @@ def format_files(paths: Sequence[str]) -> str:
     return f"{len(paths):,} files{where} ({first}{', '.join(names)})"
 
 
-def render_finding_lines(models: Iterable[ModelReport], *, verbose: bool) -> Iterator[Line]:
-    """Yield lines for stderr with each finding and the error of each model.
-
-    What is wrong with one layer is mostly wrong with all of them, so findings of one code
-    stay together, and only the first few are shown. What several models share is one line.
+def render_finding_lines(files: Iterable[FileResult], *, verbose: bool) -> Iterator[Line]:
+    """Yield lines for stderr with each finding and the error of each file.
 
     Args:
-        models: The models with their findings.
+        files: The files with their findings.
         verbose: Whether to show every finding, and to leave out nothing of it but the middle of
             a text of thousands of characters.
     """
-    models = list(models)
-    items = [(model.path, finding) for model in models for finding in _list_findings(model)]
+    limit = _MAX_VERBOSE_LINE if verbose else MAX_LINE_LENGTH
+    return (_render_finding(item, limit) for item in choose_findings(files, verbose=verbose))
+
+
+def choose_findings(
+    files: Iterable[FileResult], *, verbose: bool = False, rest: str = "-v shows"
+) -> Iterator[FoldedFinding]:
+    """Yield the findings and errors of files that are shown.
+
+    What is wrong with one layer is mostly wrong with all of them, so findings of one code
+    stay together, and only the first few are shown. What several files share comes once.
+
+    Args:
+        files: The files with their findings.
+        verbose: Whether to show every finding of every file.
+        rest: What shows those that are left out.
+    """
+    files = list(files)
+    items = [(file.label or file.path, each) for file in files for each in _list_findings(file)]
     if verbose:
-        whole = (FoldedFinding((path,), finding) for path, finding in items)
-        yield from (_render_finding(item, _MAX_VERBOSE_LINE) for item in whole)
+        yield from (FoldedFinding((path,), finding) for path, finding in items)
         return
-    folded = list(fold_findings(items, (path for m in models for path in (m.path, m.output))))
+    paths = (path for file in files for path in (file.label or file.path, file.output) if path)
+    folded = list(fold_findings(items, paths))
     own = [(item.finding.code, item.paths[0]) for item in folded if len(item.paths) == 1]
     counts, seen = Counter(own), Counter[tuple[str, str]]()
     ranks: defaultdict[str, dict[str, int]] = defaultdict(dict)
@@ -185,43 +210,39 @@ def render_finding_lines(models: Iterable[ModelReport], *, verbose: bool) -> Ite
         ranks[code].setdefault(path, len(ranks[code]))
     for item in folded:
         if len(item.paths) > 1:
-            yield _render_finding(item)
+            yield item if item.is_same else item.add_hint(f"{rest} each")
             continue
         path, code = item.paths[0], item.finding.code
         seen[code, path] += 1
         if ranks[code][path] >= _MAX_SHOWN_FILES:
             if ranks[code][path] == _MAX_SHOWN_FILES and seen[code, path] == 1:
                 hidden = tuple(ranks[code])[_MAX_SHOWN_FILES:]
-                yield _render_more(hidden, item.finding, "more like this")
+                yield _count_more(hidden, item.finding, "more like this", rest)
         elif seen[code, path] <= _MAX_SHOWN_FINDINGS:
-            yield _render_finding(item)
+            yield item
         elif seen[code, path] == _MAX_SHOWN_FINDINGS + 1:
-            more = f"and {counts[code, path] - _MAX_SHOWN_FINDINGS} more like this"
-            yield _render_more((path,), item.finding, more)
+            more = f"and {counts[code, path] - _MAX_SHOWN_FINDINGS:,} more like this"
+            yield _count_more((path,), item.finding, more, rest)
 
 
-def _list_findings(model: ModelReport) -> Iterator[Finding]:
-    """Yield the findings of a model, code by code, then its error as one without a code."""
-    order = list(dict.fromkeys(finding.code for finding in model.findings))
-    yield from sorted(model.findings, key=lambda finding: order.index(finding.code))
-    if model.error is not None:
-        error = model.error
-        other_path = "" if error.path in (None, model.path) else f"{error.path}:"
+def _list_findings(file: FileResult) -> Iterator[Finding]:
+    """Yield the findings of a file, code by code, then its error as one without a code."""
+    order = list(dict.fromkeys(finding.code for finding in file.findings))
+    yield from sorted(file.findings, key=lambda finding: order.index(finding.code))
+    if file.error is not None:
+        error = file.error
+        other_path = "" if error.path in (None, file.path) else f"{error.path}:"
         yield Finding("", "error", other_path, error.message, error.hint or "")
 
 
-def _render_more(paths: tuple[str, ...], finding: Finding, text: str) -> Line:
-    """Return the line that says how many findings like this one are not shown."""
-    more = finding._replace(name="", message=text, hint="-v shows all")
-    return _render_finding(FoldedFinding(paths, more))
+def _count_more(paths: tuple[str, ...], finding: Finding, text: str, rest: str) -> FoldedFinding:
+    """Return how many findings like this one are left out, as one of them."""
+    return FoldedFinding(paths, finding._replace(name="", message=text, hint=f"{rest} all"))
 
 
 def _render_finding(item: FoldedFinding, limit: int = MAX_LINE_LENGTH) -> Line:
     finding, count = item.finding, len(item.paths)
-    where = item.format_where()
-    hint = finding.hint
-    if not item.is_same:
-        hint = f"{hint}; -v shows each" if hint else "-v shows each"
+    where, hint = item.format_where(), finding.hint
     if not finding.code and count == 1:
         path = finding.name.removesuffix(":") or where
         return build_error_line(KvRenameError(finding.message, path=path, hint=hint or None), limit)

@@ -1,4 +1,4 @@
-"""What is said about a model beside its map: a name, facts, findings; plain values."""
+"""What is said about a model beside its map: a name and facts; plain values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.findings import (
-    Finding,
     format_bytes,
     format_count,
     format_layers,
@@ -37,22 +36,6 @@ class Fact(NamedTuple):
 
     label: str
     lines: tuple[str, ...]
-
-
-class FindingLine(NamedTuple):
-    """A finding, or how many more of its code there are.
-
-    Attributes:
-        severity: ``error`` or ``warning``.
-        code: Its code.
-        message: What it says, after the file and the name that it is about.
-        hint: How to fix it; empty if there is nothing to say.
-    """
-
-    severity: str
-    code: str
-    message: str
-    hint: str = ""
 
 
 def format_title(summary: ModelSummary) -> str:
@@ -91,30 +74,6 @@ def describe_tokens(summary: ModelSummary) -> str:
         for token, count in summary.token_counts
     )
     return ", ".join(tokens) or "none"
-
-
-def list_finding_lines(summary: ModelSummary) -> Iterator[FindingLine]:
-    """Yield a line for each finding, code by code, of each code only the first few.
-
-    For windows a line begins with the file, or with their number if all say the same.
-    """
-    paths: dict[str, dict[Finding, dict[str, None]]] = {}
-    for window in summary.windows or (summary,):
-        for finding in window.findings:
-            paths.setdefault(finding.code, {}).setdefault(finding, {})[window.path] = None
-    for code, found in paths.items():
-        shown = _FEW if len(found) > _FEW + 1 else len(found)
-        for finding, files in list(found.items())[:shown]:
-            subject = shorten_text(escape_text(finding.subject), _MAX_NAME)
-            message = f"{subject} {finding.message}".lstrip()
-            if summary.windows:
-                first = next(iter(files))
-                many = f"{len(files):,} files (first: {first})"
-                message = f"{first if len(files) == 1 else many}: {message}"
-            yield FindingLine(finding.severity, code, message, finding.hint)
-        if shown < len(found):
-            severity = next(iter(found)).severity
-            yield FindingLine(severity, code, f"and {len(found) - shown:,} more like this")
 
 
 def list_facts(summary: ModelSummary) -> Iterator[Fact]:

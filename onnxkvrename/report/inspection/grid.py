@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from onnxkvrename.layout.inspect import InspectedBuffer, NameStatus
 from onnxkvrename.rules.kinds import get_kind_traits, list_kinds
 
 MAX_COLUMNS = 256
-"""Columns of the largest map. Above it, neighbors that are alike share one."""
+"""Columns of the largest map."""
 MAX_ROWS = 40
 """Rows of the largest map."""
 _MAX_GAP = 10
@@ -30,11 +30,11 @@ NO_BUFFER, NO_BUFFER_CAPTION = ".", "no such buffer in this layer"
 NO_LAYER, NO_LAYER_CAPTION = "~", "layer without buffers"
 
 Cell = InspectedBuffer | None
-"""A buffer of a layer, or of the first of several layers that are alike; ``None`` without one."""
+"""A buffer of a layer; ``None`` without one."""
 
 
 class MapColumn(NamedTuple):
-    """A layer of the map, or several that are alike.
+    """A layer of the map, or several in a row without buffers.
 
     Attributes:
         first: The first layer.
@@ -120,8 +120,6 @@ def build_grid(buffers: Sequence[InspectedBuffer]) -> KvGrid:
     shown = dict(list(table.items())[:MAX_ROWS])
     layers = sorted({item.layer for item in buffers})
     columns = _list_columns(layers)
-    if len(columns) > MAX_COLUMNS:
-        columns = _fold_columns(columns, shown)
     rows = tuple(
         MapRow(name, tuple(row.get(column.first) for column in columns[:MAX_COLUMNS]))
         for name, row in shown.items()
@@ -183,22 +181,3 @@ def _list_columns(layers: Sequence[int]) -> list[MapColumn]:
             columns += [MapColumn(layer, layer, has_buffers=False) for layer in gap]
         columns.append(MapColumn(after, after))
     return columns
-
-
-def _fold_columns(
-    columns: Sequence[MapColumn], table: Mapping[str, Mapping[int, InspectedBuffer]]
-) -> list[MapColumn]:
-    """Return the columns with neighbors that are alike as one."""
-
-    def find_traits(column: MapColumn) -> Hashable:
-        cells = (row.get(column.first) for row in table.values())
-        traits = tuple(
-            cell and (cell.kind, cell.state, cell.dtype, cell.shape, cell.update) for cell in cells
-        )
-        return column.has_buffers, traits
-
-    folded = []
-    for _, run in groupby(columns, find_traits):
-        alike = list(run)
-        folded.append(alike[0]._replace(last=alike[-1].last))
-    return folded

@@ -109,9 +109,8 @@ def _format_ruler(columns: Sequence[MapColumn], geometry: _MapGeometry) -> str:
     ruler = "layer"[: max(geometry.label_width - 2, 0)]
     interval = geometry.layer_label_interval
     for index, layer in enumerate(columns):
-        is_gap = layer.is_run and not layer.has_buffers
         is_last = index == len(columns) - 1
-        if is_gap or not (index % interval == 0 or columns[index - 1].is_run or is_last):
+        if layer.is_run or not (index % interval == 0 or columns[index - 1].is_run or is_last):
             continue
         number = str(layer)
         column = geometry.find_column(index) + max(geometry.cell_width - len(number), 0) // 2

@@ -1,4 +1,4 @@
-"""A model summary as text: facts, the KV map and findings."""
+"""A model summary as text: facts and the KV map."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Iterator
 from onnxkvrename.findings import format_bytes
 from onnxkvrename.layout.inspect import ModelSummary
 from onnxkvrename.report.formats import Line, Span, build_line
-from onnxkvrename.report.formats.text import BOLD, DIM, RED, YELLOW
-from onnxkvrename.report.inert import escape_text
+from onnxkvrename.report.formats.text import BOLD, DIM
 from onnxkvrename.report.inspection.facts import (
-    FindingLine,
     format_title,
     list_facts,
-    list_finding_lines,
 )
 from onnxkvrename.report.inspection.map_text import render_kv_map
-from onnxkvrename.report.tables import render_facts, wrap_line
+from onnxkvrename.report.tables import render_facts
 
 _INDENT = "  "
 _PIPED_MAP = 80
@@ -24,19 +21,15 @@ _PIPED_MAP = 80
 
 
 def render_model_summary(summary: ModelSummary, width: int | None) -> Iterator[Line]:
-    """Yield the facts, the KV map and the findings of a model, or of windows folded into one.
+    """Yield the facts and the KV map of a model, or of windows folded into one.
 
     A long path stays whole, so that it can be copied.
 
     Args:
-        summary: The model.
+        summary: The model, which could be read.
         width: The columns of the terminal; `None` for a pipe.
     """
-    title = Span(escape_text(format_title(summary)), BOLD)
-    if summary.error is not None:
-        hint = "" if summary.error.hint is None else f" ({summary.error.hint})"
-        yield build_line(title, Span(f"  {escape_text(summary.error.message + hint)}", RED))
-        return
+    title = Span(format_title(summary), BOLD)
     yield build_line(title, Span(f"  {format_bytes(summary.size, is_exact=False)}", DIM))
     facts = [
         (fact.label if number == 0 else "", line)
@@ -48,16 +41,6 @@ def render_model_summary(summary: ModelSummary, width: int | None) -> Iterator[L
     if summary.buffers:
         yield Line("")
         yield from map(_indent, render_kv_map(summary, room or _PIPED_MAP))
-    if summary.findings:
-        yield Line("")
-        for line in list_finding_lines(summary):
-            yield from map(_indent, wrap_line(_build_finding_line(line), room))
-
-
-def _build_finding_line(line: FindingLine) -> Line:
-    style = RED if line.severity == "error" else YELLOW
-    message = f"{line.message} ({line.hint})" if line.hint else line.message
-    return build_line(Span(f"{line.severity} {line.code}", style), f"  {escape_text(message)}")
 
 
 def _indent(line: Line) -> Line:

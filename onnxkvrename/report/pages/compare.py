@@ -26,7 +26,6 @@ from onnxkvrename.report.documents.compare_json import (
     Slot,
     Transfer,
 )
-from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.pages.page import render_page, shorten_path
 
 STATES: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -391,6 +390,6 @@ def _name_sides(*sides: Side) -> list[str]:
 def _find_path(side: Side) -> str:
     """Return the path of a side, or what its windows have in common."""
     if len(side.models) < 2:
-        return escape_text(side.models[0]) if side.models else "nothing"
+        return side.models[0] if side.models else "nothing"
     folder = posixpath.commonprefix([path.rpartition("/")[0] for path in side.models])
-    return f"{len(side.models):,} windows in {escape_text(folder) or '.'}"
+    return f"{len(side.models):,} windows in {folder or '.'}"

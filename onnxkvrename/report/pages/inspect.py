@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from onnxkvrename.findings import format_bytes
 from onnxkvrename.layout.inspect import ModelSummary
+from onnxkvrename.report.formats import FileResult
+from onnxkvrename.report.formats.text import FoldedFinding, choose_findings
 from onnxkvrename.report.inspection.facts import (
     describe_tokens,
     format_buffer_bytes,
     format_title,
     format_type,
     list_facts,
-    list_finding_lines,
 )
 from onnxkvrename.report.inspection.grid import (
     NO_BUFFER_CAPTION,
@@ -47,7 +48,7 @@ def render_inspect_page(summaries: Sequence[ModelSummary]) -> str:
                 for start in range(0, len(grid.columns), _BAND)
             ],
             "legend": list(list_legend(grid)),
-            "findings": list(list_finding_lines(summary)),
+            "findings": _choose_findings(summary),
             "facts": list(list_facts(summary)),
         }
         for summary in summaries
@@ -64,6 +65,11 @@ def render_inspect_page(summaries: Sequence[ModelSummary]) -> str:
         format_type=format_type,
         format_size=format_buffer_bytes,
     )
+
+
+def _choose_findings(summary: ModelSummary) -> list[FoldedFinding]:
+    files = [FileResult(each.path, each.findings) for each in summary.windows or (summary,)]
+    return list(choose_findings(files, rest="--format json lists"))
 
 
 def _style_kind(kind: BufferKind) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from onnxkvrename.layout.updates import BufferUpdate, DimChange, compare_dims
 from onnxkvrename.limits import MAX_BUFFERS, build_limit_error
@@ -36,18 +35,6 @@ from onnxkvrename.verification.tracing import trace_origins
 _RANK_WITH_HEADS = 4
 """The axes of a cache that has one for its heads, which logits have not."""
 _QUANTIZED_DTYPES = frozenset({"UINT8", "INT8", "UINT4", "INT4", "UINT2", "INT2"})
-
-
-class _Match(NamedTuple):
-    """An output that may be the later state of an input, which is a candidate with that number."""
-
-    number: int
-    pair: StatePair
-
-    @property
-    def is_computed(self) -> bool:
-        """Whether the model computes with the state on the way."""
-        return self.pair.is_computed
 
 
 def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair, ...]:
@@ -71,12 +58,11 @@ def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair
         return ()
     candidates, origins = _trace_outputs(graph, candidates, outputs)
     names = [value.name for value in candidates]
-    matches = [
-        match
+    matches = (
+        _match_output(output, origin, candidates, names)
         for output, origin in zip(outputs, origins, strict=True)
-        if (match := _match_output(output, origin, candidates, names)) is not None
-    ]
-    matched = _select_only(matches)
+    )
+    matched = _select_only(pair for pair in matches if pair is not None)
     paired = {pair.input.name for pair in matched}
     free_inputs = [value for value in candidates if value.name not in paired]
     free_outputs = [
@@ -142,7 +128,7 @@ def _find_tied(origin: Origin) -> set[int]:
 
 def _match_output(
     output: Value, origin: Origin, candidates: Sequence[Value], names: Sequence[str]
-) -> _Match | None:
+) -> StatePair | None:
     """Return the one input that an output is a later state of, whatever branch is taken."""
     nearest = [select_cheapest_paths(paths) for paths in origin.outcomes]
     numbers = {number for paths in nearest for number, is_certain in paths if is_certain}
@@ -168,7 +154,7 @@ def _match_output(
         is_computed = True
     if is_joined and flow.update.kind in ("append", "shift"):  # as nothing is to a hidden state
         is_computed = False
-    return _Match(number, StatePair(source, output, flow.update, is_computed))
+    return StatePair(source, output, flow.update, is_computed)
 
 
 def _is_joined(path: FlowPath) -> bool:
@@ -198,24 +184,22 @@ def _build_pair(source: Value, output: Value) -> KvPair:
     return KvPair("", "", "", 0, sides[0], sides[1])
 
 
-def _select_only(matches: Iterable[_Match]) -> list[StatePair]:
+def _select_only(pairs: Iterable[StatePair]) -> list[StatePair]:
     """Return the pairs of inputs that have one output alone, computed with as little as can be.
 
     What is computed from a state, such as a copy in another scale, does not take it away from
     the output that carries it on.
     """
-    by_input: dict[int, list[_Match]] = {}
-    for match in matches:
-        by_input.setdefault(match.number, []).append(match)
+    by_input: dict[str, list[StatePair]] = {}
+    for pair in pairs:
+        by_input.setdefault(pair.input.name, []).append(pair)
     selected = []
     for same_input in by_input.values():
-        lowest = min(match.is_computed for match in same_input)
-        best = [match for match in same_input if match.is_computed == lowest]
+        lowest = min(pair.is_computed for pair in same_input)
+        best = [pair for pair in same_input if pair.is_computed == lowest]
         if len(best) > 1:
-            kept = [match for match in best if match.pair.update.kind != "unknown"]
-            best = kept if len(kept) == 1 else best
-        if len(best) == 1:
-            selected.append(best[0].pair)
+            best = [pair for pair in best if pair.update.kind != "unknown"]
+        selected += best if len(best) == 1 else []
     return selected
 
 

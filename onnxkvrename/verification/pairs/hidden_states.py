@@ -8,17 +8,20 @@ what it is computed from.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.layout.updates import BufferUpdate
-from onnxkvrename.limits import STEPS_PER_NODE
 from onnxkvrename.model.signature import Dim, Signature, Value
-from onnxkvrename.verification.graph_bodies import (
-    ModelGraph,
-    Operation,
+from onnxkvrename.verification.constants import SmallConstants
+from onnxkvrename.verification.graph_bodies import ModelGraph, Operation
+from onnxkvrename.verification.provenance import NodeLocation
+from onnxkvrename.verification.tracing import (
+    DependencyTransfer,
+    Transfer,
+    trace,
+    trace_dependencies,
 )
-from onnxkvrename.verification.tracing import trace_dependencies
 
 _COMBINING_OPS = frozenset(("Add", "Sub", "Sum", "Max", "Min", "Where", "ScatterND"))
 _GATING_OPS = frozenset(("Mul", "Div", "Where", "ScatterND"))
@@ -167,6 +170,70 @@ def _find_hubs(pairs: Sequence[StatePair], graph: ModelGraph) -> frozenset[str]:
 # What a state is combined with
 
 
+class _Chain(NamedTuple):
+    """What a value depends on, and how; each a set of sources, as bits.
+
+    Attributes:
+        sources: All that it depends on.
+        alone: Those that came here through one operand of each operator: what they were combined
+            with does not depend on them.
+        renewed: Those with which something was combined that is new in each step.
+        gated: Those that something scaled or chose from.
+    """
+
+    sources: int = 0
+    alone: int = 0
+    renewed: int = 0
+    gated: int = 0
+
+
+class _ChainTransfer(Transfer[_Chain]):
+    """The chain of a value; what a function or a subgraph does inside is not looked into.
+
+    The `new_sources` are those that no later step gets again, as bits.
+    """
+
+    nothing = _Chain()
+
+    def __init__(self, new_sources: int) -> None:
+        self._new_sources = new_sources
+        self._dependencies = DependencyTransfer()
+
+    def build_source(self, number: int) -> _Chain:
+        return _Chain(1 << number, 1 << number)
+
+    def apply_operator(
+        self, operation: Operation, operands: Sequence[_Chain], constants: SmallConstants
+    ) -> Sequence[_Chain]:
+        """Return the chains of a node's outputs, by which of its operands depend on a source."""
+        sources = [each.sources for each in operands]
+        made = self._dependencies.apply_operator(operation, sources, constants)
+        once = several = 0
+        for bits in sources:
+            several |= once & bits
+            once |= bits
+        combines, gates = operation.op_type in _COMBINING_OPS, operation.op_type in _GATING_OPS
+        new_count = sum(bool(bits & self._new_sources) for bits in sources)
+        varying_count = sum(map(bool, sources))
+        alone = renewed = gated = 0
+        for operand in operands:
+            is_new = bool(operand.sources & self._new_sources)
+            kept = operand.alone & ~several
+            alone |= kept
+            renewed |= kept if combines and new_count > is_new else kept & operand.renewed
+            gated |= kept if gates and varying_count > 1 else kept & operand.gated
+        return [_Chain(bits, alone & bits, renewed & bits, gated & bits) for bits in made]
+
+    def apply_summary(
+        self, summary: _Chain, arguments: Sequence[_Chain], call: NodeLocation
+    ) -> _Chain:
+        sources = [each.sources for each in arguments]
+        return _Chain(self._dependencies.apply_summary(summary.sources, sources, call))
+
+    def merge(self, values: Sequence[_Chain]) -> _Chain:
+        return _Chain(self._dependencies.merge([each.sources for each in values]))
+
+
 def _find_affine_states(
     pairs: Sequence[StatePair], others: Iterable[Value], graph: ModelGraph
 ) -> frozenset[str]:
@@ -175,56 +242,12 @@ def _find_affine_states(
     Something new has to be among it, that a later step gets again. And what was there has to
     make room, scaled or chosen from by a value that is not a constant.
     """
-    body, functions = graph
     sources = [*(pair.input.name for pair in pairs), *(value.name for value in others)]
-    values = [*sources, *body.producers]
-    bits = dict(zip(values, trace_dependencies(graph, sources, values), strict=True))
-    producers = {
-        name: operation
-        for operation in body.list_operations()
-        for name in operation.outputs
-        if operation.function_key not in functions and not body.get_subgraphs(operation.number)
-    }
-    steps_left = STEPS_PER_NODE * (body.size + 64)
-    affine = set()
-    for number, pair in enumerate(pairs):
-        length = _follow_alone(pair, number, len(pairs), producers, bits, steps_left)
-        steps_left -= abs(length)
-        if length > 0:
-            affine.add(pair.input.name)
-    return frozenset(affine)
-
-
-def _follow_alone(
-    pair: StatePair,
-    number: int,
-    first_new: int,
-    producers: Mapping[str, Operation],
-    bits: Mapping[str, int],
-    most_steps: int,
-) -> int:
-    """Return the steps from an output back to its input; negative if that is not so alone.
-
-    Args:
-        pair: The input and its output.
-        number: The bit of the input.
-        first_new: The first of the bits that are new in each step.
-        producers: The operators that can be looked into, by the values that they make.
-        bits: What each value depends on.
-        most_steps: The steps to give up after.
-    """
-    value, steps, is_new, is_gated = pair.output.name, 0, False, False
-    while value != pair.input.name:
-        steps += 1
-        operation = producers.get(value)
-        if operation is None or steps > most_steps:
-            return -steps
-        own = [name for name in operation.inputs if bits.get(name, 0) >> number & 1]
-        if len(own) != 1:
-            return -steps
-        others = [bits.get(name, 0) for name in operation.inputs if name not in own]
-        if operation.op_type in _COMBINING_OPS:
-            is_new = is_new or any(each >> first_new for each in others)
-        is_gated = is_gated or (operation.op_type in _GATING_OPS and any(others))
-        value = own[0]
-    return steps if is_new and is_gated else -steps
+    new_sources = (1 << len(sources)) - (1 << len(pairs))
+    outputs = [pair.output.name for pair in pairs]
+    chains = trace(graph, _ChainTransfer(new_sources), sources, outputs)
+    return frozenset(
+        pair.input.name
+        for number, (pair, chain) in enumerate(zip(pairs, chains, strict=True))
+        if chain.alone & chain.renewed & chain.gated & 1 << number
+    )

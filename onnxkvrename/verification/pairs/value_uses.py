@@ -79,15 +79,12 @@ def find_branch_states(
     for operation in body.list_operations():
         if operation.op_type != "If" or operation.domain or not wanted & {*operation.outputs}:
             continue
-        branches = [
-            _Branch(branch, frozenset(branch.captured_names))
-            for branch in body.get_subgraphs(operation.number).values()
-        ]
+        branches = [*body.get_subgraphs(operation.number).values()]
         if len(branches) != 2:
             continue
         for with_cache, without_cache in (branches, branches[::-1]):
             made = dict(_list_made_values(operation, with_cache, without_cache, wanted))
-            read = sources & with_cache.captured
+            read = sources.intersection(with_cache.captured_names)
             if read and made:
                 for name, output in _match_places(with_cache, read, without_cache, made, weights):
                     matches[name].add(output)
@@ -121,48 +118,42 @@ def find_first_branches(
             name: any(each in states for each in branch.captured_names)
             for name, branch in body.get_subgraphs(operation.number).items()
         }
-        roots = uses.find_roots(operation.inputs[0])
+        roots = uses.find_roots("".join(operation.inputs[:1]))
         if len(roots) == 1 and roots[0] in flags and sorted(reads.values()) == [False, True]:
             found.setdefault(roots[0], not reads["then_branch"])
     return found
 
 
-class _Branch(NamedTuple):
-    """A branch of an If, and the values around it that it reads."""
-
-    body: Body
-    captured: frozenset[str]
-
-
 def _list_made_values(
-    operation: Operation, with_cache: _Branch, without_cache: _Branch, wanted: set[str]
+    operation: Operation, with_cache: Body, without_cache: Body, wanted: set[str]
 ) -> Iterator[tuple[str, str]]:
     """Yield outputs that are constants in one branch, with their values in the other one."""
     computed = {
         name
-        for inner in with_cache.body.list_operations()
+        for inner in with_cache.list_operations()
         if inner.domain or inner.op_type not in _DUMMY_OPS
         for name in inner.outputs
     }
-    ends = zip(with_cache.body.outputs, without_cache.body.outputs, strict=False)
+    captured = frozenset(with_cache.captured_names)
+    ends = zip(with_cache.outputs, without_cache.outputs, strict=False)
     for output, (dummy, value) in zip(operation.outputs, ends, strict=False):
-        if output in wanted and dummy not in computed and dummy not in with_cache.captured:
+        if output in wanted and dummy not in computed and dummy not in captured:
             yield output, value
 
 
 def _match_places(
-    with_cache: _Branch,
+    with_cache: Body,
     inputs: Iterable[str],
-    without_cache: _Branch,
+    without_cache: Body,
     made: Mapping[str, str],
     weights: frozenset[str],
 ) -> Iterator[tuple[str, str]]:
     """Yield inputs with the outputs whose values the other branch reads in the same place."""
     try:
-        reading, making = _ValueUses(with_cache.body), _ValueUses(without_cache.body)
+        reading, making = _ValueUses(with_cache), _ValueUses(without_cache)
     except UntraceableError:
         return
-    shared = weights & with_cache.captured & without_cache.captured
+    shared = weights.intersection(with_cache.captured_names) & {*without_cache.captured_names}
     outputs_by_place: dict[frozenset[_Place], list[str]] = {}
     for output, value in made.items():
         place = making.find_places(making.find_roots(value), shared)

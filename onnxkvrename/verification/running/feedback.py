@@ -45,61 +45,50 @@ class FedBack(NamedTuple):
     is_last: bool = False
 
 
-class _Step(NamedTuple):
-    """One step: what was fed, what came out, and whether it was the first of two branches."""
+class Step(NamedTuple):
+    """One step of the loop.
+
+    Attributes:
+        session: The loaded model.
+        sizes: The sizes of the step's symbols.
+        feeds: What it was fed, by name.
+        outputs: What came out, by name.
+        results: The same, as types and shapes.
+        is_first: For a model with a branch of its own for the first step, whether this was it.
+    """
 
     session: OrtSession
+    sizes: Mapping[str, int]
     feeds: Mapping[str, Any]
     outputs: Mapping[str, Any]
     results: Mapping[str, OutputResult]
-    sizes: Mapping[str, int]
-    fills_caches: bool
-    keeps_caches: bool
+    is_first: bool | None = None
 
 
-def feed_back(
-    session: OrtSession,
-    feedback: Sequence[Feedback],
-    feeds: Mapping[str, Any],
-    outputs: Mapping[str, Any],
-    results: Mapping[str, OutputResult],
-    *,
-    sizes: Mapping[str, int],
-    meanings: Mapping[str, str],
-    branch: bool | None = None,
-) -> FedBack:
+def feed_back(step: Step, feedback: Sequence[Feedback], meanings: Mapping[str, str]) -> FedBack:
     """Return what a step's outputs become in the next step.
 
     An output that is longer by the new positions goes back as it is, and the sizes of symbols
     follow it. New positions alone are joined to what was fed. What is written once is kept.
 
-    Args:
-        session: The loaded model.
-        feedback: The outputs that go back.
-        feeds: What the step was fed.
-        outputs: What came out, by name.
-        results: The same, as types and shapes.
-        sizes: The sizes of this step's symbols.
-        meanings: What rules say of symbols.
-        branch: For a model with a branch of its own for the first step, whether this was it.
+    The `feedback` are the outputs that go back, the `meanings` what rules say of symbols.
     """
-    step = _Step(session, feeds, outputs, results, sizes, branch is True, branch is False)
-    values = {value.name: value.resize(sizes) for value in session.inputs}
+    values = {value.name: value.resize(step.sizes) for value in step.session.inputs}
     next_feeds: dict[str, Any] = {}
     measured: dict[str, int] = {}
     faults, is_last = [], False
     for each in feedback:
         value = values[each.input]
-        if each.update == "append" and _has_outgrown(value, results[each.output]):
+        if each.update == "append" and _has_outgrown(value, step.results[each.output]):
             is_last = True
             continue
         fed, grown = _choose_feed(each, value, step)
         if fed is None or any(measured.get(name, size) != size for name, size in grown.items()):
-            faults.append((each.output, _describe_fault(results[each.output], value)))
+            faults.append((each.output, _describe_fault(step.results[each.output], value)))
             continue
         next_feeds[each.input] = fed
         measured |= grown
-    next_sizes = advance_sizes(sizes, measured, meanings)
+    next_sizes = advance_sizes(step.sizes, measured, meanings)
     return FedBack(next_feeds, next_sizes, tuple(faults), is_last)
 
 
@@ -111,13 +100,11 @@ def _has_outgrown(value: SessionValue, result: OutputResult) -> bool:
     return any(result.shape[axis] > value.shape[axis] for axis in axes)
 
 
-def _choose_feed(
-    feedback: Feedback, value: SessionValue, step: _Step
-) -> tuple[Any, dict[str, int]]:
+def _choose_feed(feedback: Feedback, value: SessionValue, step: Step) -> tuple[Any, dict[str, int]]:
     """Return what an input gets next, and the symbols whose sizes that settles."""
     result, output = step.results[feedback.output], step.outputs[feedback.output]
     fed = step.feeds[feedback.input]
-    if feedback.update == "once" and step.keeps_caches:
+    if feedback.update == "once" and step.is_first is False:
         return fed, {}
     if result.dtype != value.dtype or len(result.shape) != len(value.shape):
         return None, {}
@@ -126,7 +113,7 @@ def _choose_feed(
         (axis,) = changed
         if result.shape[axis] < value.shape[axis]:
             return join_positions(step.session, fed, output, axis), {}
-    is_fixed = feedback.update in _FIXED_UPDATES and not step.fills_caches
+    is_fixed = feedback.update in _FIXED_UPDATES and not step.is_first
     sizes = dict(_list_symbol_sizes(value, result))
     if changed and (is_fixed or not all(isinstance(value.dims[axis], str) for axis in changed)):
         return None, {}

@@ -18,6 +18,7 @@ from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.verification.running.dim_sizes import list_corrections
 from onnxkvrename.verification.running.feedback import (
     Feedback,
+    Step,
     feed_back,
     format_dtype_and_shape,
 )
@@ -169,37 +170,29 @@ def _run_steps(session: OrtSession, model: RunnableModel, steps: int, seed: int)
     initial_results = {each.output: digest_value(feeds[0][each.input]) for each in feedback}
     results, faults, sizes = list[dict[str, OutputResult]](), list[tuple[str, str]](), session.dims
     has_branch = any(value.name in model.branches for value in session.inputs)
-    for step in range(steps):
-        outputs = run_step(session, feeds[-1], step)
+    for number in range(steps):
+        outputs = run_step(session, feeds[-1], number)
         results.append({name: digest_value(value) for name, value in outputs.items()})
-        branch = step == 0 if has_branch else None
-        fed_back = feed_back(
-            session,
-            feedback,
-            feeds[-1],
-            outputs,
-            results[-1],
-            sizes=sizes,
-            meanings=model.meanings,
-            branch=branch,
-        )
+        is_first = number == 0 if has_branch else None
+        step = Step(session, sizes, feeds[-1], outputs, results[-1], is_first)
+        fed_back = feed_back(step, feedback, model.meanings)
         faults += fed_back.faults
         if faults or fed_back.is_last:
             break
         sizes = fed_back.sizes
-        feeds.append({**_build_feeds(session, model, sizes, step + 1, seed), **fed_back.feeds})
+        feeds.append({**_build_feeds(session, model, sizes, number + 1, seed), **fed_back.feeds})
     names = tuple(value.name for value in session.outputs)
     unchanged_outputs = tuple(
         name
         for name, initial_result in initial_results.items()
-        if all(step[name] == initial_result for step in results)
+        if all(each[name] == initial_result for each in results)
     )
     return RetentionRun(
         session.dims,
         {each.output: each.input for each in feedback},
         tuple(value.key for value in session.outputs),
         names,
-        tuple(tuple(step[name] for name in names) for step in results),
+        tuple(tuple(each[name] for name in names) for each in results),
         unchanged_outputs,
         tuple(faults),
     )

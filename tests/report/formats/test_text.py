@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from onnxkvrename import Finding, ModelReport, WriteError
-from onnxkvrename.report.formats import Span
+from onnxkvrename.report.formats import Span, build_file_result
 from onnxkvrename.report.formats.text import (
     BOLD,
     RED,
@@ -20,7 +20,8 @@ def fault(code: str = "KV101", severity: str = "error", name: str = "past_key.0"
 
 
 def told(*reports: ModelReport, verbose: bool = False) -> list[str]:
-    return [line.text for line in render_finding_lines(reports, verbose=verbose)]
+    files = map(build_file_result, reports)
+    return [line.text for line in render_finding_lines(files, verbose=verbose)]
 
 
 def test_of_each_code_a_few_findings_are_shown_unless_verbose() -> None:
@@ -44,7 +45,7 @@ def test_findings_of_one_code_stand_together() -> None:
 
 def test_findings_are_painted_by_severity() -> None:
     both = report(fault("KV109", "warning"), fault())
-    warning, error = render_finding_lines([both], verbose=False)
+    warning, error = render_finding_lines([build_file_result(both)], verbose=False)
     assert warning.spans[:3] == (
         Span("m.onnx", BOLD),
         Span(": "),
@@ -76,9 +77,9 @@ def test_verbose_shows_all_but_what_no_reader_can_use() -> None:
     """Lists and names are whole with -v, up to some thousand characters."""
     names = ", ".join(f"past_key.{n}{'x' * 90}" for n in range(9))
     finding = Finding("KV101", "error", "", f"{names} are wrong", "mend them")
-    assert told(report(finding)) == [
-        f"m.onnx: error KV101: {names.partition(', ')[0]} and 8 more are wrong (mend them)"
-    ]
+    (line,) = told(report(finding))
+    assert len(line) < 500
+    assert " characters ...]" in line
     assert told(report(finding), verbose=True) == [
         f"m.onnx: error KV101: {names} are wrong (mend them)"
     ]

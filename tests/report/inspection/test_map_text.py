@@ -126,18 +126,6 @@ def test_behind_a_long_gap_the_layer_is_told_in_narrow_maps_too() -> None:
     assert lines[:2] == ["layer     0 50     57", "past_key  f~ffffffff"]
 
 
-def test_many_layers_that_are_alike_share_a_column() -> None:
-    shapes = {"shape": (1, 4)}
-    found = buffers(*range(50_000)).buffers + buffers(50_000, **shapes).buffers
-    text = draw_plain(render_kv_map, ModelSummary("m.onnx", buffers=found))
-    assert text.splitlines() == [
-        "layer     0-49999",
-        "past_key   f   f",
-        "",
-        "f full attention   lower case: no token",
-    ]
-
-
 def test_a_map_has_an_end_and_says_what_it_leaves_out() -> None:
     items = [buffers(layer, shape=(layer % 2,)).buffers[0] for layer in range(5_000)]
     text = draw_plain(render_kv_map, ModelSummary("m.onnx", buffers=tuple(items)))

@@ -84,7 +84,7 @@ def test_a_model_of_features_alone_is_left_as_it_is() -> None:
     assert find_features(read_graph_of(model), pairs) == frozenset()
 
 
-def test_many_calls_prove_nothing() -> None:
+def test_calls_with_equal_arguments_are_followed_once() -> None:
     calls = "".join(
         f'<domain: "local", opset_import: ["": 18, "local": 1]> F{n} (a) => (c) '
         f"{{b = local.F{n + 1}(a) c = local.F{n + 1}(b)}} "
@@ -92,4 +92,15 @@ def test_many_calls_prove_nothing() -> None:
     )
     last = '<domain: "local", opset_import: ["": 18]> F16 (a) => (c) {c = Abs(a)}'
     nodes = f"far = local.F0(kept) h = Add(x, far) {QUERY} {READ}"
-    assert find(nodes, calls + last) == frozenset()
+    assert find(nodes, calls + last) == {"kept"}
+
+
+@pytest.mark.parametrize(("count", "expected"), [(8, {"kept"}), (20, frozenset())])
+def test_a_function_that_is_used_in_too_many_ways_proves_nothing(
+    count: int, expected: frozenset[str]
+) -> None:
+    function = '<domain: "local", opset_import: ["": 18]> F (a, b, c, d, e) => (f) {f = Sum(a, b)}'
+    uses = [", ".join("x" if n >> bit & 1 else "half" for bit in range(5)) for n in range(count)]
+    calls = " ".join(f"y{n} = local.F({use})" for n, use in enumerate(uses))
+    nodes = f"{calls} far = local.F(kept, x, x, x, x) h = Add(x, far) {QUERY} {READ}"
+    assert find(nodes, function) == expected
