@@ -383,13 +383,16 @@ def _check_memory(
         )
     if prefill.uses_mla:
         has_rows = version != "0.24" and decode.memory_layout.startswith("B")
-        if has_rows and not decode.has_states and prefill.block_size != decode.block_size:
+        rows = [(side.memory_layout, side.block_size) for side in (prefill, decode)]
+        if has_rows and not decode.has_states and rows[0] != rows[1]:
             yield build_finding(
                 "KV622",
                 "",
-                f"blocks of {prefill.block_size:,} and {decode.block_size:,} tokens are rows of "
-                f"all layers in {decode.memory_layout}: vLLM {version} requires equal rows",
-                "choose one block size for both sides, or a layout with layers outermost",
+                f"decode has rows of all layers ({decode.memory_layout}, blocks of "
+                f"{decode.block_size:,} tokens) and prefill has other ones "
+                f"({prefill.memory_layout}, {prefill.block_size:,} tokens): vLLM {version} "
+                "requires equal rows",
+                "choose one VLLM_KV_CACHE_LAYOUT and one block size for both sides",
             )
         return
     if prefill.memory_layout != decode.memory_layout:

@@ -174,6 +174,8 @@ def _needs_hybrid_manager(worker: Worker) -> bool:
     """
     if _has_states(worker.layout):
         return True
+    if any(buffer.kind in MLA_KINDS for buffer in worker.layout.buffers):
+        return False  # which is not known
     specs = project_layout(_unify_layers(worker).layout, worker.request).specs
     version = worker.version
     if specs and not (can_merge(specs, version) or is_uniform_type(specs, version)):
