@@ -163,8 +163,8 @@ def _add_reads(
     """Fill in what decode posts for each prompt; nothing if a side is not known."""
     prefill, decode = map(_build_worker, projections, sides)
     request = projections[1].request
-    if prefill is None or decode is None:
-        return handshake
+    if prefill is None or decode is None or len(prefill.groups) != len(decode.groups):
+        return handshake  # blocks of other groups are not paired
     if request.release not in VLLM_VERSIONS:
         unknown = f"what decode reads in vLLM {request.release}"
         reads = (PromptReads(tokens, unknown=unknown) for tokens in request.prompt_lengths)
