@@ -120,6 +120,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV625": ("warning", "the consumer's configuration is not beside the model: defaults assumed"),
     "KV626": ("error", "a quantized buffer that decode reads with a different scale"),
     "KV627": ("warning", "scales of quantized buffers that are not known: not compared"),
+    "KV628": ("error", "a factor of vLLM's compatibility hash differs, so decode refuses prefill"),
 }
 """Severity and meaning of every code; `docs/findings.md` explains each."""
 

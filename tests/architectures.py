@@ -8,6 +8,7 @@ from typing import NamedTuple
 from build_layouts import build_attention, build_layers, build_linear, build_mla
 
 from onnxkvrename.layout.layout import KvBuffer, Layout
+from onnxkvrename.vllm.serve import ServeSettings
 
 _KINDS_OF_MODELS = [
     ["full_attention"],
@@ -104,6 +105,139 @@ def draw_pair(seed: int) -> tuple[Architecture, Architecture]:
     prefill = drawn._replace(tp=rng.choice([1, 2, 4, 8]), block_size=rng.choice([16, 32, 48]))
     decode = drawn._replace(tp=rng.choice([1, 2, 4, 8]), block_size=rng.choice([16, 32, 96]))
     return prefill, decode
+
+
+class World(NamedTuple):
+    """What no line says of a worker: what its checkpoint and its machine decide.
+
+    Attributes:
+        model: The checkpoint's name.
+        dtype: The checkpoint's dtype, by torch's name.
+        cache_dtype: What ``--kv-cache-dtype auto`` becomes.
+        backend: The attention backend that vLLM chooses.
+        release: vLLM's ``__version__``.
+    """
+
+    model: str
+    dtype: str
+    cache_dtype: str
+    backend: str
+    release: str
+
+
+class Deployment(NamedTuple):
+    """One worker: its model, what its line says, and what nothing says."""
+
+    architecture: Architecture
+    settings: ServeSettings
+    world: World
+
+    @property
+    def version(self) -> str:
+        """vLLM's version, as ``--vllm`` says it."""
+        return self.world.release.rpartition(".")[0]
+
+
+_DRAFTS: list[dict[str, object] | None] = [
+    {"method": "eagle", "model": "D"},
+    {"method": "eagle3", "model": "D"},
+    {"method": "eagle", "model": "D", "num_speculative_tokens": 3},
+    {"method": "eagle", "model": "D", "kv_cache_dtype": "fp8"},
+    {"method": "eagle", "model": "D", "revision": "r"},
+    {"method": "deepseek_mtp"},
+    {"method": "mtp"},
+    {"method": "ngram"},
+    {"model": "D-EAGLE3"},
+    {"model": "D"},
+    None,
+]
+_LINE_CHOICES: dict[str, list[object]] = {
+    "model": ["M", "N", ""],
+    "dtype": ["bfloat16", "float16", "half", None],
+    "kv_cache_dtype": ["fp8", "fp8_e4m3", "bfloat16", None],
+    "attention_backend": ["FLASH_ATTN", "TRITON_ATTN", None],
+    "has_hybrid_manager": [True, False, None],
+    "speculative_config": [*_DRAFTS],
+    "connector": ["NixlConnector", "NixlPullConnector", "NixlPushConnector", None],
+    "ssm_conv_state_layout": ["DS", "SD", None],
+    "uses_v2_model_runner": [True, False, None],
+    "extra_config": [
+        {},
+        {"enforce_handshake_compat": False},
+        {"enable_cross_layers_blocks": "True"},
+    ],
+}
+_LAYOUTS = {"0.24": ["HND", "NHD"], "0.33": ["HND", "NHD", "LBHNC", "LBNHC", "BLHNC"]}
+
+
+def draw_deployments(seed: int, release: str) -> tuple[Deployment, Deployment]:
+    """Return prefill and decode of a drawn pair: lines that are alike, but for a few settings."""
+    rng = random.Random(f"deployment {seed}")
+    prefill, decode = draw_pair(seed)
+    if rng.random() < 0.15:
+        decode = _change_architecture(rng, decode)
+    choices = {**_LINE_CHOICES, "kv_cache_layout": [*_LAYOUTS[release.rpartition(".")[0]]]}
+    dtypes = [_find_dtype(each) for each in (prefill, decode)]
+    has_fp8 = any(layer.dtype == "FLOAT8E4M3FN" for layer in decode.layers)
+    line: dict[str, object] = {
+        "model": "M",
+        "dtype": dtypes[0],
+        "kv_cache_dtype": "fp8" if has_fp8 else None,
+        "attention_backend": "FLASH_ATTN",
+        "ssm_conv_state_layout": "DS",
+    }
+    for name in rng.sample([*choices], rng.choice([0, 0, 1, 2])):
+        line[name] = rng.choice(choices[name])
+    changed = rng.sample([*choices], rng.choice([0, 0, 0, 1, 1, 2]))
+    other = {**line, **{name: rng.choice(choices[name]) for name in changed}}
+    if prefill.layers != decode.layers:  # a graph's dtype is that of its checkpoint
+        for each in (line, other):
+            each.update(dtype=None, kv_cache_dtype=None, extra_config={})
+    worlds = []
+    cache_dtype = rng.choice([*["auto"] * 9, "fp8_e4m3"])
+    for number, dtype in enumerate(dtypes):
+        is_other = number == 1 and rng.random() < 0.1
+        if is_other and not line["model"] == other["model"] == "M":
+            cache_dtype = rng.choice(["fp8_e4m3", "auto"])
+        backend = rng.choice(["FLASHINFER", "TRITON_ATTN"]) if is_other else "FLASH_ATTN"
+        own_release = release if rng.random() < 0.97 else f"{release[:-1]}1"
+        worlds.append(World("M", dtype, cache_dtype, backend, own_release))
+    if rng.random() < 0.03:
+        versions = ("0.24.0", "0.33.0")
+        worlds[0] = worlds[0]._replace(release=versions[versions[0] == release])
+    lines = [ServeSettings(**line), ServeSettings(**other)]  # type: ignore[arg-type]
+    return (
+        Deployment(prefill, lines[0], worlds[0]),
+        Deployment(decode, lines[1], worlds[1]),
+    )
+
+
+def _find_dtype(architecture: Architecture) -> str:
+    dtypes = [layer.dtype for layer in architecture.layers if layer.kind != "mamba"]
+    first = dtypes[0] if dtypes else "FLOAT16"
+    return {"BFLOAT16": "bfloat16", "FLOAT": "float32"}.get(first, "float16")
+
+
+def _change_architecture(rng: random.Random, architecture: Architecture) -> Architecture:
+    """Return another model: other heads, another dtype, or a layer more or less."""
+    change = rng.choice(["heads", "dtype", "fewer", "more"])
+    layers = architecture.layers
+    if change == "fewer" and len(layers) > 1:
+        return architecture._replace(layers=layers[:-1])
+    if change == "more":
+        return architecture._replace(layers=(*layers, rng.choice(layers)))
+    has_mla = any("mla" in layer.kind for layer in layers)
+    if change == "heads" and not has_mla:
+        layers = tuple(layer._replace(heads=2 * layer.heads) for layer in layers)
+    elif layers[0].dtype in ("FLOAT16", "BFLOAT16"):
+        other = {"FLOAT16": "BFLOAT16", "BFLOAT16": "FLOAT16"}
+        layers = tuple(
+            layer
+            if layer.kind == "mamba"
+            else layer._replace(dtype=other.get(layer.dtype, layer.dtype))
+            for layer in layers
+        )
+    return architecture._replace(layers=layers)
 
 
 def _draw_layer(

@@ -760,6 +760,18 @@ def make_kv627() -> None:
     save_quantized_model(build_quantized_model("scatter", part, part, "computed"), "model.onnx")
 
 
+@show("KV628", "compare prefill.onnx decode.onnx --target vllm-nixl")
+def make_kv628() -> None:
+    """Prefill has 8 heads, decode has 4."""
+    for name, heads in (("prefill", 8), ("decode", 4)):
+        model = build_cache_model(["full"] * 2, tokens=TOKENS)
+        for value in (*model.graph.input, *model.graph.output):
+            dims = value.type.tensor_type.shape.dim
+            if len(dims) == 4:
+                dims[1].dim_value = heads
+        onnx.save(model, f"{name}.onnx")
+
+
 if __name__ == "__main__":
     for code in sys.argv[1:]:
         print(*(text for text, _ in run_example(code)), sep="")

@@ -27,20 +27,28 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from architectures import (  # noqa: E402
     Architecture,
+    Deployment,
     build_layout,
     draw_architecture,
+    draw_deployments,
     draw_pair,
     draw_uneven,
 )
 from vllmwheel import HAS_TORCH, find_wheel  # noqa: E402
 from witness import BLOCK_COUNT, REFUSALS, Witness  # noqa: E402
 
+from onnxkvrename.api.arguments import find_rules  # noqa: E402
 from onnxkvrename.errors import KvRenameError  # noqa: E402
+from onnxkvrename.handoff.compare import compare_sides  # noqa: E402
+from onnxkvrename.handoff.find_consumers import load_consumer  # noqa: E402
+from onnxkvrename.handoff.same_model import Basis  # noqa: E402
 from onnxkvrename.handoff.tensor_parallel import (  # noqa: E402
     TensorParallelSizes,
     check_tensor_parallelism,
 )
+from onnxkvrename.handoff.worker import build_handoff_side  # noqa: E402
 from onnxkvrename.vllm.capacity import measure_capacity  # noqa: E402
+from onnxkvrename.vllm.compatibility import Worker, compare_factors  # noqa: E402
 from onnxkvrename.vllm.groups import Grouping  # noqa: E402
 from onnxkvrename.vllm.handshake import check_handshake  # noqa: E402
 from onnxkvrename.vllm.memory import Allocation  # noqa: E402
@@ -48,6 +56,7 @@ from onnxkvrename.vllm.memory_v033 import KV_CACHE_LAYOUTS  # noqa: E402
 from onnxkvrename.vllm.projection import Projection, project_layout  # noqa: E402
 from onnxkvrename.vllm.reads import PromptReads  # noqa: E402
 from onnxkvrename.vllm.specs import VLLM_RELEASES, ProjectionRequest  # noqa: E402
+from onnxkvrename.vllm.workers import judge_workers  # noqa: E402
 
 if TYPE_CHECKING:
     from witness_memory import Pair
@@ -422,6 +431,88 @@ def _compare_reads(pair: Pair, reads: Sequence[PromptReads]) -> Iterator[Verdict
         yield _judge("places of what is read", is_in_place, predicted.incomplete is None, detail)
 
 
+_FACTORS = {
+    "vLLM version": "vllm_version",
+    "model": "model",
+    "dtype": "dtype",
+    "KV heads": "num_kv_heads",
+    "head size": "head_size",
+    "number of layers": "num_hidden_layers",
+    "KV cache dtype": "cache_dtype",
+    "attention backend": "attn_backend_name",
+    "hybrid KV cache manager": "is_hma_enabled",
+    "cross-layer blocks": "cross_layers_blocks",
+    "speculative config": "speculative_config",
+    "transfer mode": "transfer_mode",
+}
+"""The factors of the compatibility hash by their names here."""
+
+
+def compare_deployments(witness: Witness, seed: int) -> Iterator[Verdict]:
+    """Yield whether two drawn workers with lines hand over, and each factor of their hashes."""
+    if not witness.can_allocate:
+        return
+    from witness_memory import MemoryWitness
+
+    assert isinstance(witness, MemoryWitness)
+    prefill, decode = draw_deployments(seed, witness.version)
+    workers = [_build_worker(each) for each in (prefill, decode)]
+    if any(project_layout(each.layout, each.request).refusals for each in workers):
+        return  # refused by the model's classes, which are no part of this
+    kernel_block = random.Random(seed).choice([None, None, None, 16])
+    consumer, rules = load_consumer("vllm-nixl"), find_rules(None, None, (), None, "")
+    ranks = TensorParallelSizes(prefill.architecture.tp, decode.architecture.tp)
+    try:
+        judgement = judge_workers(workers[0], workers[1], kernel_block)
+    except KvRenameError:
+        return  # the kernel's block does not divide vLLM's
+    sides = [
+        build_handoff_side(label, each.layout, consumer, rules)
+        for label, each in zip(("prefill", "decode"), workers, strict=True)
+    ]
+    handoff = compare_sides(
+        *sides,
+        consumer,
+        ranks=ranks,
+        more_findings=judgement.findings,
+        more_notes=judgement.notes,
+        more_basis=Basis(judgement.facts, judgement.conditions),
+    )
+    refusal = witness.refuse_deployments(prefill, decode, kernel_block)
+    unknown = set[str]()
+    if len(witness.hashed) == 2 and prefill.version == decode.version:
+        for factor in compare_factors(*workers).factors:
+            values = [hashed.get(_FACTORS[factor.name]) for hashed in witness.hashed]
+            state = "equal" if values[0] == values[1] else "differs"
+            if factor.state == "not known":
+                unknown |= {factor.name} if state == "differs" else set()
+            else:
+                detail = f"{factor.name}: {values}"
+                yield _judge("factors of the hash", state, factor.state, detail)
+    met = [each for each in handoff.findings if "when it has read them" not in each.message]
+    codes = [finding.code for finding in met]  # what fails after the handshake, pairs compare
+    is_unknown = any("not known" in note for note in handoff.notes) or (
+        unknown and refusal is not None and "hash mismatch" in refusal.reason
+    )
+    if not codes and is_unknown:
+        yield "workers with lines, not known here", True, ""
+    elif refusal is None:
+        detail = str([finding.message for finding in handoff.findings])
+        yield _judge("workers with lines that vLLM accepts", [], codes, detail)
+    else:
+        yield _judge("workers with lines that vLLM refuses", True, bool(codes), str(refusal))
+
+
+def _build_worker(deployment: Deployment) -> Worker:
+    request = ProjectionRequest(
+        deployment.architecture.block_size,
+        deployment.architecture.tp,
+        deployment.version,
+        serve=deployment.settings,
+    )
+    return Worker(build_layout(deployment.architecture), request)
+
+
 def _list_pages(grouping: Grouping) -> list[list[tuple[int, int, int, int]]]:
     return [
         [(s.layer, s.block_size or 0, s.page_size, s.unpadded_page_size) for s in group.specs]
@@ -463,6 +554,7 @@ def judge_seeds(witness: Witness, seeds: range) -> tuple[Counter[Any], list[str]
                 compare(witness, seed),
                 compare_few_blocks(witness, seed),
                 compare_pair(witness, seed),
+                compare_deployments(witness, seed),
             ):
                 counts[subject, agrees] += 1
                 if not agrees:

@@ -29,6 +29,7 @@ EXECUTED_MODULES = {
     f"{_CONNECTORS}.utils",
     f"{_CONNECTORS}.v1.nixl.base_scheduler",
     f"{_CONNECTORS}.v1.nixl.base_worker",
+    f"{_CONNECTORS}.v1.nixl.metadata",
     f"{_CONNECTORS}.v1.nixl.pull_worker",
     f"{_CONNECTORS}.v1.nixl.tp_mapping",
     f"{_CONNECTORS}.v1.nixl.utils",
@@ -36,6 +37,7 @@ EXECUTED_MODULES = {
     f"{_CONNECTORS}.v1.offloading.config",
     f"{_CONNECTORS}.v1.offloading.worker",
     f"{_CONNECTORS}.v1.ssm_conv_transfer_utils",
+    "vllm.config.utils",
     "vllm.model_executor.layers.attention.mla_attention",
     "vllm.platforms.interface",
     "vllm.utils.math_utils",
@@ -161,6 +163,8 @@ class WheelModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 setattr(module, name, DType(name, itemsize))
         if spec.name == "vllm.utils.torch_utils":
             module.get_dtype_size = lambda dtype: dtype.itemsize
+        if spec.name == "vllm":
+            module.__version__ = "0"
         if spec.name == "regex":
             module.__dict__.update(vars(re))
         if spec.name in ("vllm.config", "vllm.config.vllm"):
@@ -194,7 +198,9 @@ def _is_replaced(module: str) -> bool:
     return module.split(".")[0] in _REPLACED
 
 
-def make_config(*, cross_layers: bool = False, layout: Any = None) -> SimpleNamespace:
+def make_config(
+    *, cross_layers: bool = False, layout: Any = None, has_hybrid_manager: bool = True
+) -> SimpleNamespace:
     """Return what vLLM's modules read of its configuration, for one rank and one stage."""
     return SimpleNamespace(
         attention_config=SimpleNamespace(hisparse_config=None),
@@ -208,15 +214,20 @@ def make_config(*, cross_layers: bool = False, layout: Any = None) -> SimpleName
             prefix_cache_retention_interval=None,
         ),
         kv_transfer_config=SimpleNamespace(
+            enable_permute_local_kv=False,
             get_from_extra_config=lambda _, default: default,
             kv_buffer_device="cuda",
             kv_role="kv_both",
             kv_connector_extra_config={"enable_cross_layers_blocks": str(cross_layers)},
         ),
         model_config=SimpleNamespace(
+            dtype="",
             enable_sleep_mode=False,
+            get_head_size=lambda: 0,
+            get_total_num_hidden_layers=lambda: 0,
             get_total_num_kv_heads=lambda: 8,
             hf_config=SimpleNamespace(model_type=""),
+            model="",
             use_mla=False,
         ),
         num_prefill_lookahead_tokens=0,
@@ -230,7 +241,7 @@ def make_config(*, cross_layers: bool = False, layout: Any = None) -> SimpleName
             tensor_parallel_size=1,
             world_size=1,
         ),
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=not has_hybrid_manager),
         speculative_config=None,
     )
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from architectures import Architecture
+from architectures import Architecture, Deployment
 from vllmwheel import make_config
 from witness import REFUSALS, Witness
 
@@ -65,12 +65,15 @@ class Memory:
         architecture: Architecture,
         plan: Any,
         *,
-        cross_layers: bool = False,
         is_cross_layers: bool = False,
-        layout: Any = None,
+        memory_layout: str = "HND",
+        **settings: Any,
     ) -> None:
         self.witness, self.architecture, self.plan = witness, architecture, plan
-        self.config = make_config(cross_layers=cross_layers, layout=layout)
+        self.memory_layout = memory_layout
+        self.deployment: Deployment | None = None
+        self.config = make_config(**settings)
+        witness.memory_layout = memory_layout
         specs = _list_layer_specs(plan)
         self.config.cache_config.block_size = min(
             (spec.block_size for spec in specs.values() if not hasattr(spec, "shapes")),
@@ -96,13 +99,52 @@ class Memory:
         nixl = self.witness.nixl
         nixl.get_tensor_model_parallel_rank = lambda: rank
         nixl.get_tensor_model_parallel_world_size = lambda: self.architecture.tp
+        self.witness.memory_layout = self.memory_layout
+        self.witness.enter_world(self.deployment)
         with self.witness.modules.importable():
             worker = self.witness.worker_class(self.config, engine, self.plan)
+            if self.deployment is not None:
+                self._name_connector(worker, self.deployment)
             if self.is_cross_layers:
                 worker.register_cross_layers_kv_caches(self.caches["0"])
             else:
                 worker.register_kv_caches(self.caches)
         return worker
+
+    def _name_connector(self, worker: Any, deployment: Deployment) -> None:
+        """Give a worker the names that its attention backend and its connector have."""
+        first = self.architecture.layers[0]
+        if first.kind != "mamba":
+            worker.backend_name = deployment.settings.attention_backend or deployment.world.backend
+        if deployment.settings.connector == "NixlPushConnector":
+            worker._TRANSFER_MODE = "push"
+
+    def deploy(self, deployment: Deployment) -> None:
+        """Make the configuration what vLLM makes of a line, as far as NIXL's connector reads it."""
+        config, settings, world = self.config, deployment.settings, deployment.world
+        self.deployment = deployment
+        attention = [layer for layer in self.architecture.layers if layer.kind != "mamba"]
+        first = attention[0] if attention else self.architecture.layers[0]
+        size = first.head_size + (first.head_size_v if "mla" in first.kind else 0)
+        dtype = {"half": "float16"}.get(settings.dtype or "", settings.dtype or world.dtype)
+        config.model_config.model = settings.model or world.model
+        config.model_config.dtype = f"torch.{dtype}"
+        config.model_config.get_head_size = lambda: size
+        config.model_config.get_total_num_hidden_layers = lambda: len(self.architecture.layers)
+        config.cache_config.cache_dtype = settings.kv_cache_dtype or world.cache_dtype
+        config.cache_config.enable_prefix_caching = bool(settings.has_prefix_caching)
+        config.speculative_config = _make_speculative_config(deployment, self.config.model_config)
+        config.kv_transfer_config.get_from_extra_config = settings.extra_config.get
+
+    def meet(self, prefill: Memory) -> None:
+        """Compare the hashes as a handshake does, and connect; raise what vLLM raises."""
+        remote = prefill.register(engine="prefill").xfer_handshake_metadata
+        self.witness.hashed.append(self.witness.last_hashed)
+        worker = self.register(engine="decode")
+        self.witness.hashed.append(self.witness.last_hashed)
+        if worker.enforce_compat_hash and remote.compatibility_hash != worker.compat_hash:
+            raise RuntimeError("NIXL compatibility hash mismatch")
+        self.connect(prefill)
 
     def connect(self, prefill: Memory) -> list[Any]:
         """Let the ranks of this side, decode, meet those of `prefill`; raise what vLLM raises.
@@ -352,9 +394,13 @@ class MemoryWitness(Witness):
     """vLLM of one version, with its runner's allocation and its connectors."""
 
     can_allocate = True
+    memory_layout = "HND"
+    """The layout of the worker that is built or registered, in 0.24."""
 
     def __init__(self, version: str) -> None:
         super().__init__(version)
+        self.last_hashed: dict[str, Any] = {}
+        self.hashed: list[dict[str, Any]] = []
         with self.modules.importable():
             import vllm.config as config
             import vllm.distributed.nixl_utils as nixl
@@ -365,7 +411,7 @@ class MemoryWitness(Witness):
             envs.VLLM_PREFIX_CACHE_RETENTION_INTERVAL = None
             config.get_layers_from_vllm_config = _list_layers
             nixl.NixlWrapper, nixl.nixl_agent_config = _Agent, None
-            backend_utils.get_kv_cache_layout = lambda: "HND"
+            backend_utils.get_kv_cache_layout = lambda: self.memory_layout
 
             import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler as scheduler
             import vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker as worker
@@ -409,6 +455,92 @@ class MemoryWitness(Witness):
         runner.torch = worker_utils.torch = mixin.torch = _LazyTorch()
         for name in ("bind_kv_cache", "bind_kv_cache_to_layers"):
             setattr(runner, name, lambda *_, **__: None)
+
+        with self.modules.importable():
+            import vllm.config.utils as config_utils
+            import vllm.model_executor.layers.mamba.mamba_utils as states
+
+        self._states = states
+        hash_factors = config_utils.hash_factors
+
+        def record(factors: dict[str, Any]) -> str:
+            self.last_hashed = factors
+            return str(hash_factors(factors))
+
+        config_utils.hash_factors = record
+
+    def enter_world(self, deployment: Deployment | None) -> None:
+        """Let vLLM's modules see the release and the variables of one worker."""
+        is_first = deployment is None or deployment.settings.ssm_conv_state_layout == "DS"
+        self._states.is_conv_state_dim_first = lambda: is_first
+        with self.modules.importable():
+            import vllm
+
+            vllm.__version__ = self.version if deployment is None else deployment.world.release
+
+    def refuse_deployments(
+        self, prefill: Deployment, decode: Deployment, kernel_block_size: int | None = None
+    ) -> PairRefusal | None:
+        """Return why vLLM does not hand over from prefill to decode, with their lines.
+
+        What their hashes are made of is then in `hashed`, if both registered.
+
+        Args:
+            prefill: The worker that is read.
+            decode: The worker that reads.
+            kernel_block_size: As for `refuse_pair`.
+        """
+        self._kernel_blocks = [kernel_block_size or self._multiple_of(1)]
+        self.hashed = []
+        try:
+            return self._refuse_deployments(prefill, decode)
+        finally:
+            self._kernel_blocks = [self._multiple_of(1)]
+            self.memory_layout = "HND"
+            self.enter_world(None)
+
+    def _refuse_deployments(self, prefill: Deployment, decode: Deployment) -> PairRefusal | None:
+        sides = []
+        for name, deployment in (("prefill", prefill), ("decode", decode)):
+            try:
+                sides.append(self._deploy(deployment))
+                sides[-1].register()
+            except (*REFUSALS, AttributeError, RuntimeError, TypeError) as error:
+                return PairRefusal(name, f"{type(error).__name__}: {error}")
+        try:
+            sides[1].meet(sides[0])
+        except (*REFUSALS, RuntimeError) as error:
+            return PairRefusal("handshake", f"{type(error).__name__}: {error}")
+        for name, side in zip(("prefill", "decode"), sides, strict=True):
+            if side.covers_blocks() is False:
+                return PairRefusal(name, "the descriptors do not cover the blocks")
+        return None
+
+    def _deploy(self, deployment: Deployment) -> Memory:
+        """Return a worker's memory, and let its line decide what its configuration says."""
+        architecture, settings = deployment.architecture, deployment.settings
+        kinds = {layer.kind for layer in architecture.layers}
+        has_mla = any("mla" in kind for kind in kinds)
+        is_on = settings.has_hybrid_manager
+        if is_on is None:  # VllmConfig turns it off for attention_chunk_size
+            is_on = "chunked_local_attention" not in kinds
+        layout = settings.kv_cache_layout
+        plan_settings: dict[str, Any] = {"has_hybrid_manager": is_on}
+        flag = str(settings.extra_config.get("enable_cross_layers_blocks")).lower() == "true"
+        if self.is_v024:
+            plan_settings["cross_layers"] = flag
+        else:
+            name = {"NHD": "LBNHC", "HND": "LBHNC"}.get(layout or "", layout)
+            name = name or ("LBNHC" if has_mla else "LBHNC")
+            plan_settings["layout"] = self.interface.KVCacheLayout[name]
+        if "mamba" in kinds and not is_on:
+            raise ValueError("hybrid models of states need the hybrid manager")
+        plan = self.make_plan(architecture, PAIR_BLOCK_COUNT, **plan_settings)
+        if plan is None:
+            raise ValueError("vLLM has no plan for the layers")
+        memory = Memory(self, architecture, plan, memory_layout=layout or "HND", **plan_settings)
+        memory.deploy(deployment)
+        return memory
 
     def make_layer(self, spec: Any) -> SimpleNamespace:
         """Return a layer that says which attention backend it has."""
@@ -593,6 +725,31 @@ class MemoryWitness(Witness):
         )
         assert blocks is not None, "too few blocks"
         return manager.get_blocks("request")
+
+
+def _make_speculative_config(deployment: Deployment, target: Any) -> Any:
+    """Return what ``SpeculativeConfig`` makes of a line; ``None`` without one."""
+    config, model = deployment.settings.speculative_config, target.model
+    if config is None:
+        return None
+    method, draft = config.get("method"), config.get("model")
+    if str(method).endswith("mtp"):
+        method, draft = "mtp", draft or model
+    elif method is None:
+        method = "eagle3" if "EAGLE3" in str(draft) else "draft_model"
+    return SimpleNamespace(
+        draft_model_config=SimpleNamespace(
+            code_revision=config.get("code_revision"),
+            hf_config=SimpleNamespace(),
+            model=draft,
+            revision=config.get("revision"),
+            use_mla=target.use_mla,
+        ),
+        kv_cache_dtype=config.get("kv_cache_dtype"),
+        method=method,
+        parallel_drafting=config.get("parallel_drafting", False),
+        use_eagle=lambda: method in ("eagle", "eagle3", "mtp", "dflash", "dspark"),
+    )
 
 
 def _make_request(prompt_length: int) -> SimpleNamespace:

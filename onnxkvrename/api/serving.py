@@ -9,15 +9,19 @@ from typing import NamedTuple
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import configure_consumer
+from onnxkvrename.handoff.same_model import Basis
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.load import LoadedLayout, set_cache_dtype
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.vllm.handshake import Handshake, check_handshake
+from onnxkvrename.vllm.backends import DEFAULT_BLOCK_SIZE
+from onnxkvrename.vllm.compatibility import Worker
+from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import build_request, list_serve_notes
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
 from onnxkvrename.vllm.specs import ProjectionRequest
+from onnxkvrename.vllm.workers import Judgement, judge_workers
 
 SIDES = ("prefill", "decode")
 
@@ -126,20 +130,20 @@ def compare_served(
         KvRenameError: The consumer does not hand buffers from one model to another, or a manifest
             has another cache dtype than its line.
     """
-    handshake = Handshake()
-    facts: tuple[str, ...] = ()
+    judgement = Judgement()
+    if served is None and consumer.is_paged:
+        request = ProjectionRequest(DEFAULT_BLOCK_SIZE)
+        served = ServedPair((request, request), from_lines=False)
     if served is not None:
         prefill, decode = (
             loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
             for loaded, request in zip(sides, served.requests, strict=True)
         )
         sides = (prefill, decode)
-        handshake = _shake_hands(sides, served, tokens)
+        judge = judge_workers if consumer.is_paged else _shake_hands
+        judgement = judge(*_build_workers(sides, served, tokens))
         notes = (*notes, *served.notes)
         full_transfer = full_transfer or served.full_transfer
-        if not handshake.notes:  # a note says what is not known of it
-            version = served.requests[0].vllm_version
-            facts = (f"the code of vLLM {version}'s NIXL connector",)
     consumer = configure_consumer(consumer, sides[0].layout)
     writer, reader = (
         build_loaded_side(label, path, loaded, consumer, rules)
@@ -152,31 +156,45 @@ def compare_served(
         ranks=None if served is None else served.ranks,
         full_transfer=full_transfer,
         tokens=tokens,
-        more_findings=(*handshake.findings, *handshake.read_findings),
-        more_notes=(*notes, *handshake.notes),
+        more_findings=(*judgement.findings, *judgement.read_findings),
+        more_notes=(*notes, *judgement.notes),
+        more_basis=Basis(judgement.facts, judgement.conditions),
         strict=strict,
     )
-    basis = handoff.basis._replace(facts=(*handoff.basis.facts, *facts))
-    return ServedHandoff(handoff._replace(basis=basis), handshake.reads)
+    return ServedHandoff(handoff, judgement.reads)
 
 
-def _shake_hands(
+def _build_workers(
     sides: tuple[LoadedLayout, LoadedLayout], served: ServedPair, tokens: Sequence[int]
-) -> Handshake:
-    """Return what vLLM says when the sides meet; nothing for connectors that are not known here."""
-    unknown = dict.fromkeys(_list_unknown_connectors(served))
-    if unknown:
-        return Handshake((), (f"vLLM: the handshake of {' and '.join(unknown)} is not known here",))
-    layouts = (sides[0].layout, sides[1].layout)
-    first, second = (
-        request._replace(kv_cache_dtype=layout.kv_cache_dtype, prompt_lengths=tuple(tokens))
-        for request, layout in zip(served.requests, layouts, strict=True)
+) -> tuple[Worker, Worker]:
+    prefill, decode = (
+        Worker(
+            side.layout,
+            request._replace(
+                kv_cache_dtype=side.layout.kv_cache_dtype, prompt_lengths=tuple(tokens)
+            ),
+        )
+        for side, request in zip(sides, served.requests, strict=True)
     )
-    return check_handshake(layouts, (first, second))
+    return prefill, decode
 
 
-def _list_unknown_connectors(served: ServedPair) -> Iterator[str]:
-    for request in served.requests:
-        serve = request.serve or ServeSettings()
+def _shake_hands(prefill: Worker, decode: Worker) -> Judgement:
+    """Return what vLLM says when the sides meet; nothing for connectors that are not known here."""
+    unknown = dict.fromkeys(_list_unknown_connectors((prefill, decode)))
+    if unknown:
+        note = f"vLLM: the handshake of {' and '.join(unknown)} is not known here"
+        return Judgement(notes=(note,))
+    handshake = check_handshake((prefill.layout, decode.layout), (prefill.request, decode.request))
+    fact = f"the code of vLLM {decode.release}'s NIXL connector"
+    facts = () if handshake.notes else (fact,)  # a note says what is not known of it
+    return Judgement(
+        handshake.findings, handshake.notes, facts, (), handshake.reads, handshake.read_findings
+    )
+
+
+def _list_unknown_connectors(workers: tuple[Worker, Worker]) -> Iterator[str]:
+    for worker in workers:
+        serve = worker.settings or ServeSettings()
         if serve.connector is not None and not serve.pulls_by_nixl:
             yield serve.connector

@@ -49,8 +49,11 @@ from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consume
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.sidecars.stale import find_stale_sidecars
-from onnxkvrename.vllm.serve import read_serve_option
+from onnxkvrename.vllm.compatibility import Worker
+from onnxkvrename.vllm.projection import build_request
+from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
 from onnxkvrename.vllm.specs import VLLM_VERSIONS
+from onnxkvrename.vllm.workers import Judgement, judge_worker
 
 
 class CheckConsumerArguments(NamedTuple):
@@ -102,6 +105,7 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     compile_info = fill_record(CompileInfo, arguments)
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
+    serve = ServeSettings()
     if arguments.serve is not None:
         serve = read_serve_option(arguments.serve, VLLM_VERSIONS[-1])
         print_notes(serve.notes, arguments.quiet)
@@ -112,12 +116,21 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
+    judgement = Judgement()
+    if consumer.is_paged and layout.buffers:
+        request = build_request(serve, VLLM_VERSIONS[-1])._replace(
+            kv_cache_dtype=layout.kv_cache_dtype, serve=None if arguments.serve is None else serve
+        )
+        judgement = judge_worker(Worker(layout, request))
+    findings += judgement.findings
     if arguments.strict:
         findings = promote_to_errors(findings)
     is_sound = not any(report.failed for report in reports)  # else no consumer can use it
     alternative = _find_alternative(consumer, layout, arguments) if findings and is_sound else None
     reports = tuple(_add_findings(report, loaded, findings) for report in reports)
-    return ConsumerCheck(consumer, layout, reports, rules.profile_choice, alternative)
+    return ConsumerCheck(
+        consumer, layout, reports, rules.profile_choice, alternative, judgement.notes
+    )
 
 
 def _find_alternative(

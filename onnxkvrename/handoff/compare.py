@@ -14,6 +14,7 @@ from onnxkvrename.findings import (
 from onnxkvrename.handoff.comparison import Comparison, build_comparison
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.same_model import (
+    NO_BASIS,
     Basis,
     ModelIdentity,
     check_same_model,
@@ -129,14 +130,15 @@ def compare_sides(
     tokens: Sequence[int] = (),
     more_findings: Sequence[Finding] = (),
     more_notes: Sequence[str] = (),
+    more_basis: Basis = NO_BASIS,
     strict: bool = False,
 ) -> Handoff:
     """Compare two sides, and simulate the hand-off between them for every prompt length.
 
     Without `ranks`, heads and states are not checked. Prompts of the lengths in `tokens` are
     simulated, in addition to those at which something changes, unless they are beyond the context
-    of a side. Further findings and notes are about both sides together. With `strict`, scales that
-    are not known are a finding, not a note.
+    of a side. Further findings, notes and what a success rests on are about both sides together.
+    With `strict`, scales that are not known are a finding, not a note.
 
     Raises:
         KvRenameError: The consumer does not hand buffers from one model to another.
@@ -160,6 +162,7 @@ def compare_sides(
         notes += list_sharding_notes(prefill.layout, decode.layout, ranks)
     findings += more_findings
     notes += more_notes
+    basis = find_basis(identity, (prefill.layout, decode.layout), consumer, comparison.pairs)
     model_finding = prefill.model_finding or decode.model_finding
     model_cause = RootCause(model_finding) if model_finding and comparison.pairs else None
     evidence = Evidence(comparison, root_causes, tuple(findings), model_cause)
@@ -178,9 +181,7 @@ def compare_sides(
         requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
         root_causes=root_causes,
-        basis=find_basis(
-            identity, (prefill.layout, decode.layout), consumer.name, comparison.pairs
-        ),
+        basis=Basis((*basis.facts, *more_basis.facts), (*basis.conditions, *more_basis.conditions)),
     )
 
 
@@ -232,16 +233,20 @@ def _collect_findings(
 def _simulate_prompts(
     prefill: HandoffSide, decode: HandoffSide, comparison: Comparison, tokens: Sequence[int]
 ) -> tuple[SimulatedPrompt, ...]:
-    """Simulate prompts of all lengths of interest; none if offsets depend on unknown windows."""
+    """Simulate prompts of all lengths of interest; none if offsets depend on unknown windows.
+
+    Pages have no offsets that depend on the prompt: then only `tokens` are of interest.
+    """
     setup, simulation = comparison.setup, comparison.simulation
     if simulation is None or (comparison.window_placeholder and setup.full_transfer):
         return ()
-    lengths = _choose_lengths(prefill, decode, comparison, tokens)
+    is_paged = setup.consumer.is_paged
+    lengths = tokens if is_paged else _choose_lengths(prefill, decode, comparison, tokens)
     return tuple(
         SimulatedPrompt(
             length,
-            setup.build_prefill_slots(length),
-            setup.build_decode_slots(length),
+            () if is_paged else setup.build_prefill_slots(length),
+            () if is_paged else setup.build_decode_slots(length),
             tuple(i for i, each in simulation.wrong_ranges.items() if is_in_ranges(length, each)),
             is_in_ranges(length, simulation.refused_ranges),
         )

@@ -15,10 +15,15 @@ from onnxkvrename.handoff.simulate import (
     SimulationResult,
     TransferSetup,
     build_transfer_setup,
+    simulate_pages,
     simulate_transfer,
 )
 from onnxkvrename.handoff.slots import find_clipped_axes
-from onnxkvrename.handoff.worker import fill_missing_sizes, find_longest_prompt
+from onnxkvrename.handoff.worker import (
+    UNLIMITED_LENGTH,
+    fill_missing_sizes,
+    find_longest_prompt,
+)
 from onnxkvrename.layout.layout import KvBuffer, Layout, format_size_option
 from onnxkvrename.layout.scales import compare_scales, is_quantized
 from onnxkvrename.model.signature import Dim, format_shape
@@ -163,6 +168,48 @@ def find_differences(
         yield gravest._replace(prefill=types[0], decode=types[1])
 
 
+def find_page_differences(
+    pair: BufferPair, prefill: Layout, decode: Layout
+) -> Iterator[Difference]:
+    """Yield the differences between two buffers that a consumer copies into pages of its own.
+
+    The order of axes and the length of the context do not matter: elements for a token do, or those
+    of a state, and which tokens are kept.
+    """
+    if pair.prefill is None or pair.decode is None:
+        return
+    dtypes = prefill.find_used_dtype(pair.prefill), decode.find_used_dtype(pair.decode)
+    if dtypes[0] != dtypes[1]:
+        yield Difference("KV612", *dtypes)
+    elif compare_scales(pair.prefill.scales, pair.decode.scales) is False:
+        yield Difference("KV626", "", "")
+    types = format_buffer_type(prefill, pair.prefill), format_buffer_type(decode, pair.decode)
+    sizes = _list_page_sizes(prefill, pair.prefill), _list_page_sizes(decode, pair.decode)
+    windows = [
+        layout.resolve_shape((buffer.window,))[0]
+        for layout, buffer in ((prefill, pair.prefill), (decode, pair.decode))
+    ]
+    if None not in sizes and sizes[0] != sizes[1]:
+        yield Difference("KV613", *types)
+    elif (windows[0] is None) != (windows[1] is None):
+        yield Difference("KV614", *types)
+    elif isinstance(windows[0], int) and isinstance(windows[1], int) and windows[0] != windows[1]:
+        yield Difference("KV614", *types, window_sizes=(windows[0], windows[1]))
+
+
+def _list_page_sizes(layout: Layout, buffer: KvBuffer) -> list[int] | None:
+    """Return the sizes of all axes but the batch and the tokens; ``None`` if one is not known."""
+    if buffer.sequence_shape is None:
+        return None
+    sizes = [
+        size
+        for axis, size in enumerate(layout.resolve_shape(buffer.sequence_shape), 1)
+        if axis != buffer.prompt_axis
+    ]
+    known = sorted(size for size in sizes if isinstance(size, int) and size != 1)
+    return known if all(isinstance(size, int) for size in sizes) else None
+
+
 class _ShapeComparison(NamedTuple):
     """Two buffers of the same rank, and the resolved shape of one sequence of each."""
 
@@ -265,12 +312,23 @@ class Comparison(NamedTuple):
 def build_comparison(writer: CheckedSide, reader: CheckedSide) -> Comparison:
     """Pair the buffers of two sides, compare each pair, and simulate the hand-off."""
     views = (writer.view, reader.view)
-    longest = min(find_longest_prompt(view.layout) for view in views)
     consumer, full_transfer = writer.view.consumer, writer.view.full_transfer
+    longest = UNLIMITED_LENGTH  # of pages there may be any number, whatever a graph has room for
+    if not consumer.is_paged:
+        longest = min(find_longest_prompt(view.layout) for view in views)
     prefill, decode = writer.side.original_layout, reader.side.original_layout
     pairs: tuple[BufferPair, ...] = ()
     if prefill.buffers and decode.buffers:
         pairs = pair_buffers(prefill, decode)
+    if consumer.is_paged:
+        paged_differences = tuple(
+            (pair, difference)
+            for pair in pairs
+            for difference in find_page_differences(pair, prefill, decode)
+        )
+        setup = build_transfer_setup(*views, longest_prompt=longest)
+        result = simulate_pages(setup, {pair.buffer_id for pair, _ in paged_differences})
+        return Comparison(pairs, paged_differences, setup, result, None)
     differences = tuple(
         (pair, difference)
         for pair in pairs

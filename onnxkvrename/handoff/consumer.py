@@ -16,12 +16,13 @@ from onnxkvrename.model.proto_reader import get_dtype_bits
 if TYPE_CHECKING:
     from onnxkvrename.handoff.selection import ConsumerView
 
-MemoryKind = Literal["shared", "separate", "none"]
+MemoryKind = Literal["shared", "separate", "paged", "none"]
 """Where a consumer puts the buffers that it hands from prefill to decode.
 
 ``shared``: one after the other into one piece of memory, so that the size of each buffer decides
-where the next one starts; ``separate``: each into a separate array, by position; ``none``: it runs
-prefill and decode with one model and does not hand buffers over.
+where the next one starts; ``separate``: each into a separate array, by position; ``paged``: into
+pages of its own, which it fills from the model itself, whatever the names, the order and the axes
+of a graph; ``none``: it runs prefill and decode with one model and does not hand buffers over.
 """
 
 
@@ -78,9 +79,9 @@ class Consumer(NamedTuple):
         is_written_elsewhere: Returns whether another model writes an input of this name, as an
             encoder does, so that it needs no output. `None` if every input needs one.
         memory: Where the consumer puts the buffers that it hands over.
-        configure: Returns the consumer with the configuration beside the models of a layout. Raises
-            `KvRenameError` for a configuration that cannot be used. `None` for a consumer without
-            one.
+        configure: Returns the consumer with the configuration beside the models of a layout, or
+            with the buffers of the layout if it has pages of its own. Raises `KvRenameError` for a
+            configuration that cannot be used. `None` for a consumer without one.
         refusal: Why the names of its models must not have a token; empty if they may.
         setting: The setting of its program that selects this consumer, empty for the default:
             ``VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1``.
@@ -117,6 +118,11 @@ class Consumer(NamedTuple):
     def pairs_by_name(self) -> bool:
         """True if it finds the output of an input by its name, not by its position."""
         return self.sort_key is None
+
+    @property
+    def is_paged(self) -> bool:
+        """True if it has pages of its own, so that names, order and axes do not matter."""
+        return self.memory == "paged"
 
     @property
     def selecting_trait(self) -> str:

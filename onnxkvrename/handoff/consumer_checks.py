@@ -228,7 +228,7 @@ def _check_unknown_updates(view: ConsumerView) -> Iterator[Finding]:
 
 def _check_paged_caches(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV610 for caches that a consumer would cut as if their first axis were the batch."""
-    if view.consumer.memory != "none":
+    if view.consumer.memory in ("shared", "separate"):
         yield from report_names(
             "KV610",
             [buffer.names[0] for buffer in view.layout.buffers if buffer.traits.is_paged],
@@ -268,8 +268,11 @@ def _check_shapes(view: ConsumerView) -> ConsumerProblem:
     """Find KV610: shapes from which the consumer cannot compute bytes.
 
     An axis without a name or a size matters only for a hand-off: no option of `compare` can set
-    its size. So it is not a finding, but its value is among the problem's values.
+    its size. So it is not a finding, but its value is among the problem's values. A consumer with
+    pages of its own computes no bytes from shapes of a graph.
     """
+    if view.consumer.is_paged:
+        return ConsumerProblem((), "shape")
     buffers = (b for b in view.buffers if not b.shape or is_empty_shape(b.shape))
     findings = report_names(
         "KV610",

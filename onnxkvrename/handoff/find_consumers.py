@@ -60,10 +60,14 @@ def load_consumer(name: str) -> Consumer:
 def configure_consumer(consumer: Consumer, layout: Layout) -> Consumer:
     """Return the consumer, with the configuration beside the models of a layout if it reads one.
 
+    One with pages of its own is configured where a layout is checked: each side has another.
+
     Raises:
         KvRenameError: The configuration cannot be read or used.
     """
-    return consumer if consumer.configure is None else consumer.configure(layout)
+    if consumer.configure is None or consumer.is_paged:
+        return consumer
+    return consumer.configure(layout)
 
 
 def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
@@ -93,6 +97,11 @@ def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
 
 def _choose_free_token(consumer: Consumer, prefix: str | None, strip: bool) -> str | None:
     check = f"check them with `check-consumer --target {consumer.name}`"
+    if consumer.is_paged:
+        raise KvRenameError(
+            f"nothing to rename for {consumer.name}: names of buffers do not matter to it",
+            hint=f"leave the names as they are; {check}",
+        )
     if consumer.refusal and not strip:
         raise KvRenameError(
             f"{consumer.name} cannot take a renamed model: {consumer.refusal}",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, report_names
 from onnxkvrename.handoff.comparison import BufferPair
+from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.model.weights import Weight
@@ -93,18 +94,25 @@ class Basis(NamedTuple):
     conditions: tuple[str, ...] = ()
 
 
+NO_BASIS = Basis()
+
+
 def find_basis(
     identity: ModelIdentity,
     layouts: tuple[Layout, Layout],
-    consumer_name: str,
+    consumer: Consumer,
     pairs: Sequence[BufferPair],
 ) -> Basis:
     """Return what the success of a hand-off from prefill to decode rests on."""
-    facts, conditions = [f"{consumer_name}'s rules"], []
-    if all(layout.has_compiled_dtypes for layout in layouts):
-        facts.append("the precision of both compiles")
+    facts, conditions = list[str](), list[str]()
+    if consumer.is_paged:  # nothing is compiled, and no rule is about a graph
+        facts.append("equal layers, dtypes and sizes")
     else:
-        conditions.append("are compiled with the same precision")
+        facts.append(f"{consumer.name}'s rules")
+        if all(layout.has_compiled_dtypes for layout in layouts):
+            facts.append("the precision of both compiles")
+        else:
+            conditions.append("are compiled with the same precision")
     scales = [pair.has_known_scales for pair in pairs]
     if False in scales:
         conditions.append("use the same scales (KV627)")

@@ -151,11 +151,18 @@ class ConsumerView(NamedTuple):
 
 def build_view(layout: Layout, consumer: Consumer, full_transfer: bool = False) -> ConsumerView:
     """Return a layout as a consumer sees it."""
+    consumer = _apply_layout(consumer, layout)
     return ConsumerView(layout, consumer, select_values(layout, consumer), full_transfer)
+
+
+def _apply_layout(consumer: Consumer, layout: Layout) -> Consumer:
+    """Return a consumer with pages of its own for the buffers of one layout."""
+    return consumer.configure(layout) if consumer.is_paged and consumer.configure else consumer
 
 
 def select_values(layout: Layout, consumer: Consumer) -> Selection:
     """Return the inputs and outputs that a consumer selects, also those that are not KV buffers."""
+    consumer = _apply_layout(consumer, layout)
     inputs_to_buffers = {buffer.input: buffer for buffer in layout.buffers}
     outputs_to_buffers = {buffer.output: buffer for buffer in layout.buffers}
     inputs = [

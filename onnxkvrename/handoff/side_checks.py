@@ -120,7 +120,7 @@ def _choose_token_hint(sides: Sequence[CheckedSide], *options: str) -> str:
 def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
     """Yield KV616 for buffers without the token on a side where others have it."""
     side, consumer, selection = checked.side, checked.view.consumer, checked.view.selection
-    if side.lacks_token:
+    if side.lacks_token or consumer.is_paged:
         return
     buffers = find_unselected_buffers(selection.inputs, side.layout.buffers)
     if side.label == "prefill":

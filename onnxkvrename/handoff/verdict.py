@@ -52,6 +52,7 @@ STARTUP_FAILURE_CODES = (
     "KV619",
     "KV622",
     "KV624",
+    "KV628",
 )
 """Findings that stop a side before any hand-off: it cannot be compiled or started."""
 DIFFERENT_MODELS = "KV623"
@@ -76,6 +77,7 @@ REFUSALS: Mapping[MemoryKind, str] = MappingProxyType(
     {
         "shared": "decode finds the shared memory too small and stops",
         "separate": "prefill writes a different number of buffers than decode has",
+        "paged": "decode refuses prefill",
     }
 )
 """Why a hand-off is refused, by the memory that it goes through."""

@@ -28,6 +28,7 @@ class ConsumerCheck(NamedTuple):
         profile: The profile that says which names are KV buffers.
         alternative: The same program with another setting, which can use the buffers that the
             consumer cannot; ``None`` if there is none.
+        notes: What is required in addition, and what is not known.
     """
 
     consumer: Consumer
@@ -35,6 +36,7 @@ class ConsumerCheck(NamedTuple):
     reports: tuple[ModelReport, ...]
     profile: ProfileChoice | None = None
     alternative: Consumer | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def selection(self) -> Selection:
@@ -85,6 +87,8 @@ def _render_text(
         style = RED if check.failed else GREEN
         where = format_model_paths(check.paths)
         yield from wrap_line(build_verdict_line(where, _format_verdict(check), style), width)
+        for note in check.notes:
+            yield from wrap_line(Line(f"note: {note}"), width)
         yield from map(Line, _format_slots(check) if verbose else ())
 
 
@@ -105,6 +109,8 @@ def _format_verdict(check: ConsumerCheck) -> str:
     elif len(selection.inputs) > 1:
         details.append("all with the same shape and dtype")
     rests = "rests on names, shapes, dtypes and dataflow"
+    if check.consumer.is_paged:
+        rests = "rests on layers, shapes and dtypes"
     if check.consumer.source:
         rests += f", read as {check.consumer.source} reads them"
     return f"{check.consumer.name} can use {it}: {', '.join(details)}; {rests}"

@@ -34,6 +34,7 @@ _SOME_PROMPTS = "prompts from some length on, which depends on unknown sizes"
 _REFUSALS: dict[MemoryKind, str] = {
     "shared": "the shared memory is too small for decode",
     "separate": "prefill writes a different number of buffers than decode has",
+    "paged": "decode refuses prefill",
 }
 
 

@@ -19,6 +19,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding, format_count
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.layer_specs import build_specs
+from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.projection import (
     Projection,
     check_nixl,
@@ -80,6 +81,8 @@ def check_handshake(
     layouts: tuple[Layout, Layout],
     requests: tuple[ProjectionRequest, ProjectionRequest],
     kernel_block_size: int | None = None,
+    *,
+    has_hybrid_manager: bool = True,
 ) -> Handshake:
     """Return whether vLLM's NIXL connector accepts prefill and decode.
 
@@ -88,6 +91,7 @@ def check_handshake(
         requests: The settings of each, for the same version of vLLM.
         kernel_block_size: Tokens in a kernel block of the attention backends on both sides;
             ``None`` for those of the backends that lines name, else vLLM's blocks undivided.
+        has_hybrid_manager: Whether decode's hybrid KV cache manager is on.
 
     Returns:
         The findings and notes. If vLLM refuses a side by itself, only that is reported. Nothing
@@ -135,15 +139,10 @@ def check_handshake(
         return _add_reads(Handshake(is_alike=True), projections, sides, layouts[0])
     if refusals or None in sides or max(_list_ranks(requests)) % min(_list_ranks(requests)):
         return Handshake(tuple(refusals), ())
-    attention = {
-        spec.kind in MLA_KINDS
-        for projection in projections
-        for spec in projection.specs
-        if not spec.is_state
-    }
-    if len(attention) > 1:
+    if any(map(_has_mixed_attention, projections)):
         return Handshake((), ("vLLM: not known where only some layers are MLA",))
     prefill, decode = (side for side in sides if side is not None)
+    decode = decode._replace(is_hybrid=decode.is_hybrid and has_hybrid_manager)
     version = requests[0].vllm_version
     heads = _find_head_count(layouts[0], requests[0])
     findings = tuple(_check_sides(prefill, decode, heads, version))
@@ -164,8 +163,8 @@ def _add_reads(
     """Fill in what decode posts for each prompt; nothing if a side is not known."""
     prefill, decode = map(_build_worker, projections, sides)
     request = projections[1].request
-    if prefill is None or decode is None:
-        return handshake
+    if prefill is None or decode is None or len(prefill.groups) != len(decode.groups):
+        return handshake  # blocks of other groups are not paired
     if request.release not in VLLM_VERSIONS:
         unknown = f"what decode reads in vLLM {request.release}"
         reads = (PromptReads(tokens, unknown=unknown) for tokens in request.prompt_lengths)
@@ -186,6 +185,11 @@ def _build_worker(projection: Projection, side: NixlSide | None) -> NixlWorker |
         return None
     groups = projection.groupings[allocation.grouping_index].groups
     return NixlWorker(side, groups, allocation.registration)
+
+
+def _has_mixed_attention(projection: Projection) -> bool:
+    """Return whether only some layers of attention are MLA."""
+    return len({each.kind in MLA_KINDS for each in projection.specs if not each.is_state}) > 1
 
 
 def _find_kernel_block(projection: Projection) -> int | None:
@@ -220,7 +224,10 @@ def _build_side(projection: Projection, kernel_block_size: int | None) -> NixlSi
     Raises:
         KvRenameError: `kernel_block_size` does not divide vLLM's block.
     """
+    allocation = find_nixl_allocation(projection)
     groups = next((g.groups for g in projection.groupings if g.groups), ())
+    if allocation is not None and allocation.is_possible:
+        groups = projection.groupings[allocation.grouping_index].groups
     if not groups:
         return None
     request = projection.request
@@ -237,14 +244,33 @@ def _build_side(projection: Projection, kernel_block_size: int | None) -> NixlSi
             f"a kernel's block of {kernel_block} tokens does not divide vLLM's of {block_size}",
             hint="choose it as the attention backend does: it divides both",
         )
+    registration = None if allocation is None else allocation.registration
+    if request.vllm_version == "0.24":
+        memory_layout = "" if request.serve is None else request.serve.kv_cache_layout or ""
+    else:
+        memory_layout = "" if allocation is None else allocation.name
     return NixlSide(
         request.tensor_parallel_size,
         kernel_block,
         block_size // kernel_block,
+        memory_layout or VERSION_TRAITS[request.vllm_version].head_layouts[0],
+        None if registration is None else registration.regions,
+        _list_region_layers(allocation) if request.vllm_version != "0.24" else (),
         bool(attention) and all(spec.kind in MLA_KINDS for spec in attention),
         len(attention) < len(projection.specs),
         any(_is_hybrid_group(group, request.vllm_version) for group in groups),
     )
+
+
+def _list_region_layers(allocation: Allocation | None) -> tuple[int, ...]:
+    """Return the first layer of each piece of memory: 0.33 names its region after it."""
+    if allocation is None:
+        return ()
+    first_layers: dict[int, int] = {}
+    for placement in allocation.placements:
+        for member, start in placement.locate_members():
+            first_layers[start] = min(member.layer, first_layers.get(start, member.layer))
+    return tuple(sorted(first_layers.values()))
 
 
 def _has_known_registration(projection: Projection) -> bool:
@@ -287,6 +313,7 @@ def _check_sides(
     prefill: NixlSide, decode: NixlSide, heads: int | None, version: str
 ) -> Iterator[Finding]:
     """Yield a finding for each reason why vLLM refuses."""
+    yield from _check_memory(prefill, decode, heads, version)
     has_more_ranks = prefill.ranks > decode.ranks
     is_replicated = heads is not None and prefill.ranks > heads
     if has_more_ranks and is_replicated and not (prefill.uses_mla or prefill.has_states):
@@ -333,6 +360,63 @@ def _check_sides(
         )
 
 
+def _check_memory(
+    prefill: NixlSide, decode: NixlSide, heads: int | None, version: str
+) -> Iterator[Finding]:
+    """Yield KV622 for other regions, and for layouts that do not let ranks share a block."""
+    regions = prefill.regions, decode.regions
+    if None not in regions and regions[0] != regions[1]:
+        yield build_finding(
+            "KV622",
+            "",
+            f"prefill registers {regions[0]} regions and decode {regions[1]}: vLLM {version} "
+            "requires the same number",
+            "start both sides with the same layers, draft model and allocation of memory",
+        )
+    elif prefill.region_layers != decode.region_layers:
+        yield build_finding(
+            "KV622",
+            "",
+            f"the regions of prefill and decode have different layers: vLLM {version} requires "
+            "those of one model",
+            "start both sides with the same layers and draft model",
+        )
+    if prefill.uses_mla:
+        has_rows = version != "0.24" and decode.memory_layout.startswith("B")
+        rows = [(side.memory_layout, side.block_size) for side in (prefill, decode)]
+        if has_rows and not decode.has_states and rows[0] != rows[1]:
+            yield build_finding(
+                "KV622",
+                "",
+                f"decode has rows of all layers ({decode.memory_layout}, blocks of "
+                f"{decode.block_size:,} tokens) and prefill has other ones "
+                f"({prefill.memory_layout}, {prefill.block_size:,} tokens): vLLM {version} "
+                "requires equal rows",
+                "choose one VLLM_KV_CACHE_LAYOUT and one block size for both sides",
+            )
+        return
+    if prefill.memory_layout != decode.memory_layout:
+        yield build_finding(
+            "KV622",
+            "",
+            f"memory is laid out as {prefill.memory_layout} on prefill and {decode.memory_layout} "
+            f"on decode: vLLM {version} requires one layout",
+            "set the same VLLM_KV_CACHE_LAYOUT on both sides, or on none",
+        )
+        return
+    is_shared = heads is not None and prefill.ranks <= heads
+    is_apart = prefill.memory_layout in VERSION_TRAITS[version].head_layouts
+    if prefill.ranks != decode.ranks and is_shared and not is_apart:
+        layouts = " or ".join(VERSION_TRAITS[version].head_layouts)
+        yield build_finding(
+            "KV622",
+            "",
+            f"{prefill.ranks} ranks of prefill and {decode.ranks} of decode share heads, and "
+            f"{prefill.memory_layout} does not store the heads of a block apart",
+            f"set VLLM_KV_CACHE_LAYOUT to {layouts} on both sides, or on none",
+        )
+
+
 def _reads_several_slices(prefill: NixlSide, decode: NixlSide, heads: int | None) -> bool:
     """Return whether a rank of decode reads heads of several ranks of prefill.
 
@@ -376,5 +460,5 @@ def _list_notes(
     if heads is None:
         yield f"{start}: not known for layers that differ in their KV heads"
     elif prefill.ranks <= heads:
-        layouts = VERSION_TRAITS[version].head_layouts
+        layouts = " or ".join(VERSION_TRAITS[version].head_layouts)
         yield f"{start}: both sides need a layout with the heads apart: {layouts}"

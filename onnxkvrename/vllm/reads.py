@@ -34,6 +34,10 @@ class NixlSide(NamedTuple):
         ranks: Its tensor parallel size.
         block_size: Tokens in a kernel block, in which NIXL counts.
         kernel_blocks: The number of kernel blocks in one of vLLM's blocks.
+        memory_layout: The layout of its memory, as ``VLLM_KV_CACHE_LAYOUT`` names it; empty if that
+            is not known.
+        regions: The regions that it registers; ``None`` if that is not known.
+        region_layers: The layer by which 0.33 names each region; empty for other versions.
         uses_mla: Whether all its attention is MLA.
         has_states: Whether it has layers of states.
         is_hybrid: Whether it has layers that are not full attention (``_is_hma_required``).
@@ -42,6 +46,9 @@ class NixlSide(NamedTuple):
     ranks: int
     block_size: int
     kernel_blocks: int
+    memory_layout: str
+    regions: int | None
+    region_layers: tuple[int, ...]
     uses_mla: bool
     has_states: bool
     is_hybrid: bool

@@ -77,7 +77,7 @@ class VersionTraits(NamedTuple):
     min_mla_block_size: int
     takes_mamba_1: bool
     max_block_split: int
-    head_layouts: str
+    head_layouts: tuple[str, ...]
     nixl_layout: str
     unknown_stage_transfers: str
 
@@ -93,7 +93,7 @@ VERSION_TRAITS: Mapping[str, VersionTraits] = MappingProxyType(
             min_mla_block_size=1,
             takes_mamba_1=False,
             max_block_split=1,
-            head_layouts="HND",
+            head_layouts=("HND",),
             nixl_layout="",
             unknown_stage_transfers="vLLM 0.24 pairs tensor parallel ranks only",
         ),
@@ -109,7 +109,7 @@ VERSION_TRAITS: Mapping[str, VersionTraits] = MappingProxyType(
             min_mla_block_size=128,
             takes_mamba_1=True,
             max_block_split=128,
-            head_layouts="LBHNC or BLHNC",
+            head_layouts=("LBHNC", "BLHNC"),
             nixl_layout="LBHNC",
             unknown_stage_transfers=(
                 "vLLM 0.33 supports them for prefill only, without states, and several groups "
