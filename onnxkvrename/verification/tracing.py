@@ -218,12 +218,14 @@ class _OriginTransfer(Transfer[Origin]):
         self, operation: Operation, operands: Sequence[Origin], constants: SmallConstants
     ) -> Sequence[Origin]:
         """Return the origins of a node's outputs by the properties of its operator."""
-        domain, op_type, _ = operation.function_key
         lost = find_lost_operands(operation, constants)
         if lost:
             operands = [NO_ORIGIN if i in lost else origin for i, origin in enumerate(operands)]
-        if is_shape_only(domain, op_type) or not any(each.outcomes for each in operands):
+        carrying_count = sum(map(bool, operands))
+        if not carrying_count:
             return [NO_ORIGIN] * len(operation.outputs)
+        domain, op_type, _ = operation.function_key
+        is_scaled_by_state = carrying_count > 1 and op_type in ("Mul", "Div")
         location, outputs = NodeLocation(op_type, operation.name), list[Origin]()
         resizings: dict[tuple[object, ...], frozenset[Resizing]] = {}
         for position in range(len(operation.outputs)):
@@ -234,10 +236,10 @@ class _OriginTransfer(Transfer[Origin]):
                 continue
             carried = []
             for flow in flows:
-                if flow.operand >= len(operands) or not operands[flow.operand].outcomes:
+                if flow.operand >= len(operands) or not operands[flow.operand]:
                     continue
                 operand = operands[flow.operand]
-                if op_type in ("Mul", "Div") and _is_scaled_by_state(operands, flow.operand):
+                if is_scaled_by_state:
                     flow = flow._replace(is_new=True)
                 resizing = SAME_SIZE
                 if flow.size_change is not NO_CHANGE:
@@ -253,11 +255,6 @@ class _OriginTransfer(Transfer[Origin]):
         """Return the origin of what is as many as the iterations are."""
         resizing = build_resizing(SizeChange.RESIZES | SizeChange.MOVES_AXES, None)
         return carry_origin(value, OperandFlow(0, makes_new_state=False), location, resizing)
-
-
-def _is_scaled_by_state(operands: Sequence[Origin], position: int) -> bool:
-    """Return whether an operand is multiplied or divided by what carries a source itself."""
-    return any(operand.outcomes for other, operand in enumerate(operands) if other != position)
 
 
 class _Walker(Generic[_T]):
