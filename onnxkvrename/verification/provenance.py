@@ -221,7 +221,9 @@ def carry_origin(
                 (path.cost[0] + flow.overwrites, path.cost[1] + flow.is_computed),
                 updated_by or path.updated_by,
                 path.uncertainty,
-                _chain_resizings(path.resizings, resizing),
+                path.resizings
+                if resizing is SAME_SIZE
+                else _chain_resizings(path.resizings, resizing),
                 path.is_copy and not flow.is_new,
                 path.is_written_again or (flow.makes_new_state and path.updated_by is not None),
             )
@@ -233,10 +235,9 @@ def carry_origin(
 
 def join_origins(origins: Sequence[Origin]) -> Origin:
     """Return the origin of a value that holds something of each of these."""
-    joined = NO_ORIGIN
-    for origin in filter(None, origins):
-        pairs = product(joined, origin)
-        joined = _limit_outcomes([*map(_merge_cheapest_paths, pairs)]) if joined else origin
+    joined, *others = [*filter(None, origins)] or [NO_ORIGIN]
+    for origin in others:
+        joined = _limit_outcomes([*map(_merge_cheapest_paths, product(joined, origin))])
     return joined
 
 

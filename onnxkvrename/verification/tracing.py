@@ -221,12 +221,12 @@ class _OriginTransfer(Transfer[Origin]):
         lost = find_lost_operands(operation, constants)
         if lost:
             operands = [NO_ORIGIN if i in lost else origin for i, origin in enumerate(operands)]
-        carrying_count = sum(map(bool, operands))
-        if not carrying_count:
+        if not any(operands):
             return [NO_ORIGIN] * len(operation.outputs)
         domain, op_type, _ = operation.function_key
-        is_scaled_by_state = carrying_count > 1 and op_type in ("Mul", "Div")
-        location, outputs = NodeLocation(op_type, operation.name), list[Origin]()
+        is_scaled_by_state = op_type in ("Mul", "Div") and sum(map(bool, operands)) > 1
+        location = NodeLocation(op_type, operation.name)
+        outputs: list[Origin] = []
         resizings: dict[tuple[object, ...], frozenset[Resizing]] = {}
         for position in range(len(operation.outputs)):
             flows = find_operand_flows(domain, op_type, position, len(operation.inputs))
@@ -335,7 +335,8 @@ class _Walker(Generic[_T]):
         operands = [values.get(name, nothing) for name in operation.inputs]
         if operation.function_key in self._graph.functions:
             return self._call(operation, operands)
-        control_flow = _CONTROL_FLOW_OPS.get(operation.function_key[:2])
+        domain, op_type, _ = operation.function_key
+        control_flow = None if domain else _CONTROL_FLOW_OPS.get(op_type)
         subgraphs = body.get_subgraphs(operation.number) if operation.attribute_bytes else {}
         if control_flow is None and not subgraphs:
             return self.transfer.apply_operator(operation, operands, constants)
@@ -467,8 +468,8 @@ def _trace_iterations(
     return [node.transfer.doubt([value], reason, node.location) for value in alternatives]
 
 
-_CONTROL_FLOW_OPS: Mapping[tuple[str, str], Callable[[_SubgraphNode], list[Any] | None]] = {
-    ("", "If"): _trace_if,
-    ("", "Loop"): _trace_loop,
-    ("", "Scan"): _trace_scan,
+_CONTROL_FLOW_OPS: Mapping[str, Callable[[_SubgraphNode], list[Any] | None]] = {
+    "If": _trace_if,
+    "Loop": _trace_loop,
+    "Scan": _trace_scan,
 }
