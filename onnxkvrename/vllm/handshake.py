@@ -341,21 +341,23 @@ def _check_sides(
             "equal blocks unless all layers are full attention of one size",
             f"choose settings with equal blocks (manifest shows them); {_KERNEL_HINT}",
         )
-    elif read != written and version == "0.24" and not decode.uses_mla:
-        yield build_finding(
-            "KV622",
-            "",
-            f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM 0.24 accepts "
-            "them, but decode fails when it has read them, where the backend's cache is "
-            "(blocks, 2, ...), as FLASH_ATTN's",
-            f"choose one block size for both sides; {_KERNEL_HINT}",
-        )
     elif read != written and has_more_ranks and _reads_several_slices(prefill, decode, heads):
         yield build_finding(
             "KV622",
             "",
             f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM {version} "
             "requires equal blocks where prefill has more ranks",
+            f"choose one block size for both sides; {_KERNEL_HINT}",
+        )
+    elif read != written and version == "0.24" and not (decode.uses_mla or has_more_ranks):
+        if heads is None and prefill.ranks != decode.ranks:
+            return  # vLLM may refuse before decode reads
+        yield build_finding(
+            "KV622",
+            "",
+            f"blocks of {written:,} tokens in prefill and {read:,} in decode: vLLM 0.24 accepts "
+            "them, but decode fails when it has read them, where the backend's cache is "
+            "(blocks, 2, ...), as FLASH_ATTN's",
             f"choose one block size for both sides; {_KERNEL_HINT}",
         )
 
@@ -423,9 +425,11 @@ def _reads_several_slices(prefill: NixlSide, decode: NixlSide, heads: int | None
     Beside states, heads may be replicated (``_build_local_splits_from_plan`` of 0.33), so several
     ranks may hold the same heads.
     """
-    if prefill.uses_mla or heads is None:
+    if prefill.uses_mla:
         return False
-    return heads > decode.ranks if prefill.has_states else heads >= prefill.ranks
+    if prefill.has_states:
+        return heads is not None and heads > decode.ranks
+    return heads is None or heads >= prefill.ranks
 
 
 def _can_split_blocks(prefill: NixlSide, decode: NixlSide, version: str) -> bool:
