@@ -121,6 +121,10 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV626": ("error", "a quantized buffer that decode reads with a different scale"),
     "KV627": ("warning", "scales of quantized buffers that are not known: not compared"),
     "KV628": ("error", "a factor of vLLM's compatibility hash differs, so decode refuses prefill"),
+    "KV629": (
+        "error",
+        "the shortest of the prompts that decode does not get, though vLLM accepts both workers",
+    ),
 }
 """Severity and meaning of every code; `docs/findings.md` explains each."""
 

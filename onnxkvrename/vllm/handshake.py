@@ -55,7 +55,7 @@ class Handshake(NamedTuple):
     The findings, KV619 and KV622, are the reasons why vLLM refuses; it accepts without any. The
     notes say what it requires in addition, and what is not known. The reads are what decode then
     posts for each prompt; none if vLLM refuses, or if it is not known whether it does. The fault is
-    the shortest prompt that decode does not get as prefill wrote it, and `read_findings` has KV622
+    the shortest prompt that decode does not get as prefill wrote it, and `read_findings` has KV629
     for it. Workers are alike if they have the same ranks and blocks.
     """
 
@@ -74,7 +74,12 @@ class Handshake(NamedTuple):
         hint = "choose the same ranks and blocks for both sides"
         if self.is_alike:
             hint = "choose another connector than NIXL"
-        return (build_finding("KV622", "", message, hint),)
+        return (build_finding("KV629", "", message, hint),)
+
+    @property
+    def faulty_prompts(self) -> tuple[PromptReads, ...]:
+        """The fault, and each prompt asked for that decode does not get as prefill wrote it."""
+        return tuple(each for each in (self.fault, *self.reads) if each is not None and each.fault)
 
 
 def check_handshake(

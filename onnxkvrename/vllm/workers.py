@@ -40,7 +40,8 @@ class Judgement(NamedTuple):
         facts: What was compared, and is right.
         conditions: What is not known and must be equal, to be continued after ``both sides``.
         reads: What decode posts for each prompt, if that is known.
-        read_findings: Why decode does not get a prompt although vLLM accepts both: KV622.
+        read_findings: Why decode does not get a prompt although vLLM accepts both: KV629.
+        faulty_prompts: What is known of the prompts that decode does not get.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -49,6 +50,7 @@ class Judgement(NamedTuple):
     conditions: tuple[str, ...] = ()
     reads: tuple[PromptReads, ...] = ()
     read_findings: tuple[Finding, ...] = ()
+    faulty_prompts: tuple[PromptReads, ...] = ()
 
 
 def judge_worker(worker: Worker) -> Judgement:
@@ -94,6 +96,7 @@ def judge_handshake(
         (),
         handshake.reads,
         handshake.read_findings,
+        handshake.faulty_prompts,
     )
 
 
@@ -131,20 +134,20 @@ def judge_workers(
         notes += (f"{name}: {note}" for note in _list_unknown(worker))
     conditions = [compatibility.describe_unknown()]
     facts = [compatibility.describe_equal()]
-    reads, read_findings = tuple[PromptReads, ...](), tuple[Finding, ...]()
+    handshake = Judgement()
     if not any(note for worker in workers for note in _list_unknown(worker)):
         handshake = judge_handshake(prefill, decode, kernel_block_size)
         findings += handshake.findings
         notes += handshake.notes
         facts = [*handshake.facts, *facts]
-        reads, read_findings = handshake.reads, handshake.read_findings
     return Judgement(
         tuple(findings),
         tuple(notes),
         tuple(filter(None, facts)),
         tuple(filter(None, conditions)),
-        reads,
-        read_findings,
+        handshake.reads,
+        handshake.read_findings,
+        handshake.faulty_prompts,
     )
 
 

@@ -183,3 +183,23 @@ def test_its_row_says_that_names_do_not_matter() -> None:
     consumer = load_consumer("vllm-nixl")
     assert consumer.is_paged
     assert not consumer.token
+
+
+@pytest.mark.parametrize(
+    ("blocks", "verdict", "outcome"),
+    [
+        ((128, 64), "hand-off would corrupt prompts of ", "all of 6 buffers wrong (KV629)"),
+        ((64, 128), "hand-off would fail for prompts of ", "refused: decode stops (KV629)"),
+    ],
+    ids=["misplaced", "assertion"],
+)
+def test_prompts_that_go_wrong_after_both_are_accepted(
+    run, blocks: tuple[int, int], verdict: str, outcome: str
+) -> None:
+    prefill, decode = (f"--attention-backend FLASHMLA --block-size {size}" for size in blocks)
+    lines = ("--serve", f"prefill:{prefill}", "--serve", f"decode:{decode}")
+    code, text = compare(run, None, *lines, "--tokens", "10", "--tokens", "128")
+    assert code == 1
+    assert text.startswith(f"{verdict}up to 1 token and of 10 tokens")
+    assert f"a prompt of 10 tokens: {outcome}" in text
+    assert "a prompt of 128 tokens: ok" in text

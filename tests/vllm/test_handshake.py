@@ -172,7 +172,7 @@ def test_the_shortest_prompt_that_decode_does_not_get_is_a_finding() -> None:
     handshake = meet(PLAIN, (128, 64), kernel=64)
     assert handshake.findings == ()
     (finding,) = handshake.read_findings
-    assert (finding.code, finding.message.partition(":")[0]) == ("KV622", "prompt of 1 token")
+    assert (finding.code, finding.message.partition(":")[0]) == ("KV629", "prompt of 1 token")
     assert finding.hint == "choose the same ranks and blocks for both sides"
     assert meet(PLAIN, (64, 64), kernel=64).read_findings == ()
     chunked = build_layers(
