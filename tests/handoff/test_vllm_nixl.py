@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -203,3 +204,32 @@ def test_prompts_that_go_wrong_after_both_are_accepted(
     assert text.startswith(f"{verdict}up to 1 token and of 10 tokens")
     assert f"a prompt of 10 tokens: {outcome}" in text
     assert "a prompt of 128 tokens: ok" in text
+
+
+PUSH = """--kv-transfer-config '{"kv_connector": "NixlPushConnector", "kv_role": "kv_both"}'"""
+CROSS_LAYERS = """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both", \
+"kv_connector_extra_config": {"enable_cross_layers_blocks": true}}'"""
+
+
+@pytest.mark.parametrize(
+    ("line", "version", "reason"),
+    [
+        ("-pp 2", "0.33", "pipeline stages"),
+        ("-tp 2 -dcp 2", "0.33", "context parallelism"),
+        (PUSH, "0.33", "NixlPushConnector"),
+        (CROSS_LAYERS, "0.24", "enable_cross_layers_blocks"),
+        ("--block-size 16", "0.30", "what else the compatibility hash of 0.30 has"),
+    ],
+)
+def test_what_is_not_known_of_vllm_is_no_success(run, line: str, version: str, reason: str) -> None:
+    code, text = compare(run, None, "--serve", line, "--vllm", version)
+    assert (code, text.count("cannot decide: whether")) == (1, 1)
+    assert re.search(f"error KV630: .*{reason}", text)
+
+
+def test_a_worker_of_which_it_is_not_known_whether_vllm_registers_it(run) -> None:
+    onnx.save(build_cache_model(["full"] * 2), "model.onnx")
+    outcome = run("check-consumer", "model.onnx", "--target", "vllm-nixl", "--serve", "-pp 2")
+    assert outcome.code == 1, outcome
+    assert "error KV630" in outcome.err, outcome
+    assert "not known whether vllm-nixl can use it" in outcome.out
