@@ -41,7 +41,8 @@ class Judgement(NamedTuple):
         facts: What was compared, and is right.
         conditions: What is not known and must be equal, to be continued after ``both sides``.
         reads: What decode posts for each prompt, if that is known.
-        read_findings: Why decode does not get a prompt although vLLM accepts both: KV629.
+        read_findings: Why decode does not get a prompt although vLLM accepts both: KV629, or KV630
+            if it is not known whether it does.
         faulty_prompts: What is known of the prompts that decode does not get.
     """
 

@@ -152,8 +152,33 @@ def test_windows_count_where_both_sizes_are_known(run) -> None:
     onnx.save(model, "model.onnx")
     pair = ("compare", "model.onnx", "model.onnx", "--target", "vllm-nixl")
     sizes = ("--dim", "prefill:sliding_window=128", "--dim", "decode:sliding_window=256")
-    assert run(*pair).code == 0
+    equal = run(*pair)
+    assert equal.code == 0
+    assert "for any ctx_len, if both sides have the same sliding_window" in equal.out
     assert "KV614" in run(*pair, *sizes).err
+
+
+@pytest.mark.parametrize("target", ["vllm-nixl", "vllm-qaic"])
+@pytest.mark.parametrize(
+    ("decode_block", "sizes", "code"),
+    [(32, (), "KV630"), (32, ("--dim", "sliding_window=128"), "KV629"), (16, (), None)],
+    ids=["unknown", "known", "alike"],
+)
+def test_windows_of_unknown_size_decide_between_blocks_of_several_sizes(
+    run, target: str, decode_block: int, sizes: tuple[str, ...], code: str | None
+) -> None:
+    token = "vllmKvCache"
+    onnx.save(build_cache_model(["full", "window"], tokens=(token, token)), "model.onnx")
+    lines = ("prefill:--block-size 16", f"decode:--block-size {decode_block}")
+    served = (option for line in lines for option in ("--serve", line))
+    pair = ("compare", "model.onnx", "model.onnx", "--target", target, "--tokens", "200")
+    outcome = run(*pair, *served, *sizes)
+    assert outcome.code == (0 if code is None else 1)
+    assert re.findall(r"error (KV\d+)", outcome.err) == ([] if code is None else [code])
+    if code == "KV630":
+        assert "cannot decide: whether decode gets every prompt" in outcome.out
+        assert "the size of sliding_window (--dim sliding_window=SIZE)" in outcome.out
+        assert "a prompt of 200 tokens: cannot decide (KV630)" in outcome.out
 
 
 def test_a_side_that_vllm_cannot_register_is_refused(run) -> None:
