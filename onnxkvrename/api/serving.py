@@ -6,14 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import configure_consumer
 from onnxkvrename.handoff.same_model import Basis
 from onnxkvrename.handoff.simulate import merge_ranges
+from onnxkvrename.handoff.slots import find_clipped_axes
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.verdict import PromptFaults
-from onnxkvrename.handoff.worker import build_loaded_side
+from onnxkvrename.handoff.worker import (
+    UNLIMITED_LENGTH,
+    build_loaded_side,
+    find_longest_prompt,
+)
 from onnxkvrename.layout.load import LoadedLayout, set_cache_dtype
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.vllm.backends import DEFAULT_BLOCK_SIZE
@@ -26,6 +32,8 @@ from onnxkvrename.vllm.specs import ProjectionRequest
 from onnxkvrename.vllm.workers import Judgement, judge_workers
 
 SIDES = ("prefill", "decode")
+_RANK = 4
+"""The axes of a cache of attention: batch, heads, context and head size."""
 
 
 class ServedHandoff(NamedTuple):
@@ -54,11 +62,17 @@ class ServedPair(NamedTuple):
         prefill, decode = (request.tensor_parallel_size for request in self.requests)
         return TensorParallelSizes(prefill, decode) if self.from_lines else None
 
-    @property
-    def full_transfer(self) -> bool:
-        """True if vllm-qaic's variable is set on both sides."""
-        lines = [request.serve for request in self.requests]
-        return all(serve is not None and serve.uses_full_transfer for serve in lines)
+    def decide_full_transfers(self, is_requested: bool) -> tuple[bool, bool]:
+        """Return whether vllm-qaic moves all of each buffer, in prefill and in decode.
+
+        Raises:
+            KvRenameError: It is requested, and a line turns it off.
+        """
+        prefill, decode = (
+            (request.serve or ServeSettings()).decide_full_transfer(is_requested)
+            for request in self.requests
+        )
+        return prefill, decode
 
 
 def read_served_pair(lines: Mapping[str, str], vllm_version: str) -> ServedPair | None:
@@ -84,9 +98,6 @@ def read_served_pair(lines: Mapping[str, str], vllm_version: str) -> ServedPair 
         for note in list_serve_notes(serve, vllm_version):
             notes.setdefault(note, []).append(side)
     prefill, decode = (build_request(serve, vllm_version) for serve in settings)
-    if settings[0].uses_full_transfer != settings[1].uses_full_transfer:
-        side = SIDES[settings[1].uses_full_transfer]
-        notes["VLLM_QAIC_USE_FULL_KV_TRANSFER is set on this side only"] = [side]
     named = (
         note if len(sides) == len(SIDES) else f"{sides[0]}: {note}" for note, sides in notes.items()
     )
@@ -132,7 +143,7 @@ def compare_served(
         KvRenameError: The consumer does not hand buffers from one model to another, or a manifest
             has another cache dtype than its line.
     """
-    judgement = Judgement()
+    judgement, transfers = Judgement(), (full_transfer, full_transfer)
     if served is None and consumer.is_paged:
         request = ProjectionRequest(DEFAULT_BLOCK_SIZE)
         served = ServedPair((request, request), from_lines=False)
@@ -145,8 +156,15 @@ def compare_served(
         judge = judge_workers if consumer.is_paged else _shake_hands
         judgement = judge(*_build_workers(sides, served, tokens))
         notes = (*notes, *served.notes)
-        full_transfer = full_transfer or served.full_transfer
+        transfers = served.decide_full_transfers(full_transfer)
     consumer = configure_consumer(consumer, sides[0].layout)
+    one_sided = tuple(_check_full_transfers(transfers, consumer))
+    faults = _list_faults(judgement)
+    if one_sided:
+        # Only a prompt that fills the context moves the same with and without it.
+        longest = min(find_longest_prompt(side.layout) for side in sides)
+        last = longest if longest == UNLIMITED_LENGTH else max(longest - 1, 1)
+        faults = faults._replace(corrupt_ranges=merge_ranges(faults.corrupt_ranges, ((1, last),)))
     writer, reader = (
         build_loaded_side(label, path, loaded, consumer, rules)
         for label, path, loaded in zip(SIDES, paths, sides, strict=True)
@@ -156,12 +174,12 @@ def compare_served(
         reader,
         consumer,
         ranks=None if served is None else served.ranks,
-        full_transfer=full_transfer,
+        full_transfer=all(transfers),
         tokens=tokens,
-        more_findings=(*judgement.findings, *judgement.read_findings),
+        more_findings=(*one_sided, *judgement.findings, *judgement.read_findings),
         more_notes=(*notes, *judgement.notes),
         more_basis=Basis(judgement.facts, judgement.conditions),
-        faults=_list_faults(judgement),
+        faults=faults,
         strict=strict,
     )
     return ServedHandoff(handoff, judgement.reads)
@@ -180,6 +198,23 @@ def _build_workers(
         for side, request in zip(sides, served.requests, strict=True)
     )
     return prefill, decode
+
+
+def _check_full_transfers(transfers: tuple[bool, bool], consumer: Consumer) -> Iterator[Finding]:
+    """Yield KV618 if one side moves all of each buffer, and the other only the prompt.
+
+    Only for a consumer that moves less than all without vllm-qaic's variable.
+    """
+    if transfers[0] == transfers[1] or not find_clipped_axes(consumer, _RANK, full_transfer=False):
+        return
+    side = SIDES[transfers[1]]
+    yield build_finding(
+        "KV618",
+        "",
+        f"VLLM_QAIC_USE_FULL_KV_TRANSFER=1 is set on {side} only: each side computes its own "
+        "offsets, and decode cannot detect it",
+        "set it on both sides or on neither",
+    )
 
 
 def _list_faults(judgement: Judgement) -> PromptFaults:

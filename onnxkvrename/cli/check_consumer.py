@@ -109,7 +109,7 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     if arguments.serve is not None:
         serve = read_serve_option(arguments.serve, VLLM_VERSIONS[-1])
         print_notes(serve.notes, arguments.quiet)
-        full_transfer = arguments.full_transfer or serve.uses_full_transfer
+        full_transfer = serve.decide_full_transfer(arguments.full_transfer)
         arguments = arguments._replace(full_transfer=full_transfer)
         loaded = apply_serve(loaded, serve, VLLM_VERSIONS[-1])
     layout = loaded.layout

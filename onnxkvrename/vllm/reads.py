@@ -188,8 +188,8 @@ def predict_reads(
 def explain_unknown_reads(prefill: NixlWorker, decode: NixlWorker) -> str | None:
     """Return why it is not known whether decode gets every prompt; ``None`` if it is.
 
-    Workers that are alike read what is written, whatever the size of a window. Chunks are read
-    otherwise than they are written, so theirs counts.
+    Workers that are alike read what is written, whatever the size of a window. Of chunks, decode
+    reads only the last one, so their size counts.
     """
     groups = (*prefill.groups, *decode.groups)
     return None if _is_sure(prefill, decode) else explain_unknown_blocks(groups)

@@ -625,8 +625,41 @@ def test_a_variable_of_vllm_qaic_is_read_on_both_sides(run, named) -> None:
     full = run("compare", model, model, *sizes, "--full-transfer", "--format", "json").out
     both = run("compare", model, model, *sizes, "--serve", line, "--format", "json").out
     assert document(both)["full_transfer"] is document(full)["full_transfer"] is True
-    one = run("compare", model, model, *sizes, "--serve", f"prefill:{line}")
-    assert "prefill: VLLM_QAIC_USE_FULL_KV_TRANSFER is set on this side only" in one.out
+    off = line.replace("=1", "=0")
+    for command in (("compare", model, model), ("check-consumer", model)):
+        refused = run(*command, *sizes, "--full-transfer", "--serve", off)
+        assert (refused.code, refused.out) == (2, "")
+        assert "--full-transfer contradicts VLLM_QAIC_USE_FULL_KV_TRANSFER=0" in refused.err
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("target", "others", "is_wrong"),
+    [
+        ("vllm-qaic", (), True),
+        ("vllm-qaic", ("VLLM_QAIC_USE_FULL_KV_TRANSFER=0 vllm serve M",), True),
+        ("vllm-qaic", ("vllm serve M", "--full-transfer"), False),
+        ("vllm-nixl", (), False),
+    ],
+    ids=["no line", "off", "requested", "not its own"],
+)
+def test_a_variable_of_vllm_qaic_on_one_side_shifts_buffers(
+    run, named, side: str, target: str, others: tuple[str, ...], is_wrong: bool
+) -> None:
+    model = named("decoder.onnx")
+    other = "decode" if side == "prefill" else "prefill"
+    line = "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M"
+    lines = ["--serve", f"{side}:{line}"]
+    for each in others:
+        lines += [each] if each.startswith("--") else ["--serve", f"{other}:{each}"]
+    options = ("--target", target, "--dim", "ctx_len=64", "--tokens", "8")
+    outcome = run("compare", model, model, *options, *lines)
+    assert outcome.code == is_wrong
+    said = f"error KV618: VLLM_QAIC_USE_FULL_KV_TRANSFER=1 is set on {side} only"
+    assert (said in outcome.err) == is_wrong
+    if is_wrong:
+        assert "hand-off would corrupt prompts of up to 63 tokens" in outcome.out
+        assert "(KV618)" in outcome.out.partition("a prompt of 8 tokens: ")[2]
 
 
 @pytest.mark.parametrize(
