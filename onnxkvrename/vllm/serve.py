@@ -435,7 +435,7 @@ def _read_choice(choices: Mapping[str, Sequence[str]], value: _Value) -> str | N
 
 
 def _read_backend(value: _Value) -> str | None:
-    """Return a backend's name; vLLM does not accept the path of a class (``validate_backend_before``).
+    """Return a backend's name: ``validate_backend_before`` does not accept the path of a class.
 
     Names are not checked for versions whose names are not known here.
     """

@@ -241,6 +241,7 @@ CROSS_LAYERS = """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_ro
     [
         ("-pp 2", "0.33", "pipeline stages"),
         ("-tp 2 -dcp 2", "0.33", "context parallelism"),
+        (PUSH.replace("NixlPush", "NixlPul"), "0.33", "the connector NixlPulConnector"),
         (PUSH, "0.33", "NixlPushConnector"),
         (CROSS_LAYERS, "0.24", "enable_cross_layers_blocks"),
         ("--block-size 16", "0.30", "what else the compatibility hash of 0.30 has"),
@@ -250,6 +251,21 @@ def test_what_is_not_known_of_vllm_is_no_success(run, line: str, version: str, r
     code, text = compare(run, None, "--serve", line, "--vllm", version)
     assert (code, text.count("cannot decide: whether")) == (1, 1)
     assert re.search(f"error KV630: .*{reason}", text)
+
+
+@pytest.mark.parametrize("connectors", [("LMCacheConnectorV1", None), ("NixlConector", "X")])
+def test_two_different_connectors_are_the_cause(run, connectors: tuple[str, str | None]) -> None:
+    config = '{{"kv_connector": "{}", "kv_role": "kv_both"}}'
+    lines = [
+        "--block-size 16" if name is None else f"--kv-transfer-config '{config.format(name)}'"
+        for name in connectors
+    ]
+    code, text = compare(
+        run, None, "--serve", f"prefill:{lines[0]}", "--serve", f"decode:{lines[1]}"
+    )
+    assert (code, re.findall(r"error (KV\d+)", text)) == (1, ["KV630"])
+    first, second = connectors[0], connectors[1] or "NixlConnector"
+    assert f"two different connectors, {first} on prefill and {second} on decode" in text
 
 
 def test_a_worker_of_which_it_is_not_known_whether_vllm_registers_it(run) -> None:
