@@ -57,6 +57,12 @@ class ServedPair(NamedTuple):
     from_lines: bool = True
 
     @property
+    def context_limits(self) -> tuple[int | None, int | None]:
+        """The ``--max-model-len`` of prefill and of decode, where lines say it."""
+        prefill, decode = (request.serve or ServeSettings() for request in self.requests)
+        return prefill.max_model_len, decode.max_model_len
+
+    @property
     def ranks(self) -> TensorParallelSizes | None:
         """The tensor parallel sizes, if lines say them."""
         prefill, decode = (request.tensor_parallel_size for request in self.requests)
@@ -180,6 +186,7 @@ def compare_served(
         more_notes=(*notes, *judgement.notes),
         more_basis=Basis(judgement.facts, judgement.conditions),
         faults=faults,
+        context_limits=(None, None) if served is None else served.context_limits,
         strict=strict,
     )
     return ServedHandoff(handoff, judgement.reads)

@@ -632,6 +632,26 @@ def test_a_variable_of_vllm_qaic_is_read_on_both_sides(run, named) -> None:
         assert "--full-transfer contradicts VLLM_QAIC_USE_FULL_KV_TRANSFER=0" in refused.err
 
 
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "outcome"),
+    [
+        ((1024, 8192), "5000", "too long for --max-model-len 1,024 of prefill"),
+        ((8192, 1024), "1024", "too long for --max-model-len 1,024 of decode"),
+        ((512, 1024), "5000", "too long for --max-model-len 512 of prefill and 1,024 of decode"),
+        ((8192, 1024), "1023", "ok"),
+    ],
+)
+@pytest.mark.parametrize("target", ["vllm-nixl", "vllm-qaic"])
+def test_a_prompt_that_vllm_refuses_is_not_ok(
+    run, named, target: str, lengths: tuple[int, int], tokens: str, outcome: str
+) -> None:
+    model = named("decoder.onnx")
+    prefill, decode = (f"vllm serve M --max-model-len {length}" for length in lengths)
+    lines = ("--serve", f"prefill:{prefill}", "--serve", f"decode:{decode}")
+    said = run("compare", model, model, "--target", target, "--tokens", tokens, *lines).out
+    assert f"a prompt of {int(tokens):,} tokens: {outcome}" in said
+
+
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 @pytest.mark.parametrize(
     ("target", "others", "is_wrong"),
