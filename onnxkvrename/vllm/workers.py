@@ -30,6 +30,9 @@ from onnxkvrename.vllm.specs import (
     is_uniform_type,
 )
 
+_UNKNOWN_MEETING = "accept each other (not known: see the notes)"
+"""The condition of a success, continued after ``both sides``, if a note says what is not known."""
+
 
 class Judgement(NamedTuple):
     """What vLLM makes of one worker, or of two.
@@ -110,6 +113,7 @@ def judge_workers(
 
     Returns:
         The judgement. Workers of different versions never meet; then only that is compared.
+        Nothing is compared if another connector than NIXL's hands over on both sides.
 
     Raises:
         KvRenameError: `kernel_block_size` does not divide vLLM's block.
@@ -121,6 +125,9 @@ def judge_workers(
     notes = [*compatibility.list_notes()]
     if prefill.release != version:
         return Judgement(tuple(findings), tuple(notes))
+    if not any(worker.settings is None or worker.settings.uses_nixl for worker in workers):
+        unknown = (note for worker in workers for note in _list_unknown(worker))
+        return Judgement(notes=tuple(dict.fromkeys(unknown)), conditions=(_UNKNOWN_MEETING,))
     if version not in VLLM_VERSIONS:
         notes.append(f"vLLM: what else the compatibility hash of {version} has is not known")
     for name, worker in zip(("prefill", "decode"), workers, strict=True):
@@ -131,13 +138,17 @@ def judge_workers(
         notes += (f"{name}: {note}" for note in _list_unknown(worker))
     conditions = [compatibility.describe_unknown()]
     facts = [compatibility.describe_equal()]
+    is_known = False
     reads, read_findings = tuple[PromptReads, ...](), tuple[Finding, ...]()
     if not any(note for worker in workers for note in _list_unknown(worker)):
         handshake = judge_handshake(prefill, decode, kernel_block_size)
         findings += handshake.findings
         notes += handshake.notes
         facts = [*handshake.facts, *facts]
+        is_known = bool(handshake.facts)
         reads, read_findings = handshake.reads, handshake.read_findings
+    if not is_known:
+        conditions.insert(0, _UNKNOWN_MEETING)
     return Judgement(
         tuple(findings),
         tuple(notes),

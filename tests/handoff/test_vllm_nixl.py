@@ -183,3 +183,34 @@ def test_its_row_says_that_names_do_not_matter() -> None:
     consumer = load_consumer("vllm-nixl")
     assert consumer.is_paged
     assert not consumer.token
+
+
+OTHER = "--kv-transfer-config.kv_connector LMCacheConnectorV1 --kv-transfer-config.kv_role kv_both"
+DRAFT = "--spec-method draft_model --spec-model D --spec-tokens 2"
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "note"),
+    [
+        ("-pp 2", "-tp 1", "prefill: vLLM: not known for pipeline stages"),
+        ("-tp 1", DRAFT, "decode: parallelism: --speculative-config has layers of its own"),
+        (f"{OTHER} --dtype half", f"{OTHER} --dtype float", "vLLM: not known for LMCacheConnector"),
+    ],
+)
+def test_a_success_does_not_claim_what_is_not_known(
+    prefill: str, decode: str, note: str, run: Callable
+) -> None:
+    lines = ("--serve", f"prefill:{prefill}", "--serve", f"decode:{decode}")
+    code, printed = compare(run, None, *lines)
+    assert code == 0
+    assert "accept each other (not known: see the notes)" in printed
+    assert note in printed
+    assert "NIXL connector" not in printed
+
+
+def test_a_prompt_that_a_side_refuses_is_named(run: Callable) -> None:
+    line = "--max-model-len 100"
+    said = "note: prefill: vLLM refuses prompts of more than --max-model-len 100 tokens"
+    for tokens, is_said in (("100", False), ("101", True)):
+        lines = ("--serve", f"prefill:{line}", "--serve", "decode:-tp 1", "--tokens", tokens)
+        assert (said in compare(run, None, *lines)[1]) == is_said
