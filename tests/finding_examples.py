@@ -772,6 +772,26 @@ def make_kv628() -> None:
         onnx.save(model, f"{name}.onnx")
 
 
+# Blocks of which the attention backend makes several on one side.
+show(
+    "KV629",
+    "compare model.onnx model.onnx --target vllm-nixl "
+    "--serve 'prefill:--attention-backend FLASHMLA --block-size 128' "
+    "--serve 'decode:--attention-backend FLASHMLA --block-size 64'",
+    fix=(
+        "compare model.onnx model.onnx --target vllm-nixl "
+        "--serve '--attention-backend FLASHMLA --block-size 64'",
+    ),
+)(lambda: onnx.save(build_cache_model(["full"] * 2), "model.onnx"))
+
+# Pipeline stages, which the handshake here does not follow.
+show(
+    "KV630",
+    "compare model.onnx model.onnx --target vllm-nixl --serve '-pp 2'",
+    fix=("compare model.onnx model.onnx --target vllm-nixl --serve '-pp 1'",),
+)(lambda: onnx.save(build_cache_model(["full"] * 2), "model.onnx"))
+
+
 if __name__ == "__main__":
     for code in sys.argv[1:]:
         print(*(text for text, _ in run_example(code)), sep="")

@@ -15,7 +15,7 @@ from onnxkvrename.findings import CODES
 from onnxkvrename.vllm.messages import VllmMessage, load_messages, match_message
 
 ROWS = load_messages()
-PLACEHOLDERS = {"P:D": "2:2", "N": "2", "MODEL": "m.onnx", "PREFILL": "p.onnx", "DECODE": "d.onnx"}
+PLACEHOLDERS = {"MODEL": "m.onnx", "PREFILL": "p.onnx", "DECODE": "d.onnx"}
 
 
 def get_wheel(version: str) -> Path:

@@ -10,7 +10,9 @@ from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import configure_consumer
 from onnxkvrename.handoff.same_model import Basis
+from onnxkvrename.handoff.simulate import merge_ranges
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
+from onnxkvrename.handoff.verdict import PromptFaults
 from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.load import LoadedLayout, set_cache_dtype
 from onnxkvrename.rules.profile import Rules
@@ -159,6 +161,7 @@ def compare_served(
         more_findings=(*judgement.findings, *judgement.read_findings),
         more_notes=(*notes, *judgement.notes),
         more_basis=Basis(judgement.facts, judgement.conditions),
+        faults=_list_faults(judgement),
         strict=strict,
     )
     return ServedHandoff(handoff, judgement.reads)
@@ -187,6 +190,16 @@ def _build_workers(
     return prefill, decode
 
 
+def _list_faults(judgement: Judgement) -> PromptFaults:
+    """Return the prompts that go wrong after vLLM has accepted both sides."""
+    prompts = judgement.faulty_prompts
+    refused, corrupt = (
+        merge_ranges((each.tokens, each.tokens) for each in prompts if each.stops is stops)
+        for stops in (True, False)
+    )
+    return PromptFaults(refused, corrupt)
+
+
 def _shake_hands(prefill: Worker, decode: Worker) -> Judgement:
     """Return what vLLM says when the sides meet; nothing for connectors that are not known here."""
     unknown = dict.fromkeys(_list_unknown_connectors((prefill, decode)))
@@ -195,9 +208,15 @@ def _shake_hands(prefill: Worker, decode: Worker) -> Judgement:
         return Judgement(notes=(note,))
     handshake = check_handshake((prefill.layout, decode.layout), (prefill.request, decode.request))
     fact = f"the code of vLLM {decode.release}'s NIXL connector"
-    facts = () if handshake.notes else (fact,)  # a note says what is not known of it
+    notes = (f"vLLM: not known for {reason}" for reason in handshake.unknown)
     return Judgement(
-        handshake.findings, handshake.notes, facts, (), handshake.reads, handshake.read_findings
+        handshake.findings,
+        (*handshake.notes, *notes),
+        () if handshake.unknown else (fact,),
+        (),
+        handshake.reads,
+        handshake.read_findings,
+        handshake.faulty_prompts,
     )
 
 

@@ -42,9 +42,11 @@ from onnxkvrename.handoff.tensor_parallel import (
     list_sharding_notes,
 )
 from onnxkvrename.handoff.verdict import (
+    NO_FAULTS,
     Evidence,
     HandoffVerdict,
     PairResult,
+    PromptFaults,
     RootCause,
     build_verdict,
     check_order,
@@ -131,13 +133,15 @@ def compare_sides(
     more_findings: Sequence[Finding] = (),
     more_notes: Sequence[str] = (),
     more_basis: Basis = NO_BASIS,
+    faults: PromptFaults = NO_FAULTS,
     strict: bool = False,
 ) -> Handoff:
     """Compare two sides, and simulate the hand-off between them for every prompt length.
 
     Without `ranks`, heads and states are not checked. Prompts of the lengths in `tokens` are
     simulated, in addition to those at which something changes, unless they are beyond the context
-    of a side. Further findings, notes and what a success rests on are about both sides together.
+    of a side. Further findings, notes and what a success rests on are about both sides together;
+    further findings explain the `faults` of prompts.
     With `strict`, scales that are not known are a finding, not a note.
 
     Raises:
@@ -165,7 +169,8 @@ def compare_sides(
     basis = find_basis(identity, (prefill.layout, decode.layout), consumer, comparison.pairs)
     model_finding = prefill.model_finding or decode.model_finding
     model_cause = RootCause(model_finding) if model_finding and comparison.pairs else None
-    evidence = Evidence(comparison, root_causes, tuple(findings), model_cause)
+    evidence = Evidence(comparison, root_causes, tuple(findings), model_cause, faults)
+    verdict = build_verdict(evidence)
     return Handoff(
         consumer=consumer,
         full_transfer=full_transfer,
@@ -173,10 +178,10 @@ def compare_sides(
         prefill=prefill,
         decode=decode,
         pair_results=judge_pairs(evidence),
-        simulated_prompts=_simulate_prompts(prefill, decode, comparison, tokens),
+        simulated_prompts=_simulate_prompts(prefill, decode, comparison, verdict, tokens),
         findings=evidence.findings,
         notes=tuple(notes),
-        verdict=build_verdict(evidence),
+        verdict=verdict,
         comparison=comparison,
         requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
@@ -231,7 +236,11 @@ def _collect_findings(
 
 
 def _simulate_prompts(
-    prefill: HandoffSide, decode: HandoffSide, comparison: Comparison, tokens: Sequence[int]
+    prefill: HandoffSide,
+    decode: HandoffSide,
+    comparison: Comparison,
+    verdict: HandoffVerdict,
+    tokens: Sequence[int],
 ) -> tuple[SimulatedPrompt, ...]:
     """Simulate prompts of all lengths of interest; none if offsets depend on unknown windows.
 
@@ -248,7 +257,7 @@ def _simulate_prompts(
             () if is_paged else setup.build_prefill_slots(length),
             () if is_paged else setup.build_decode_slots(length),
             tuple(i for i, each in simulation.wrong_ranges.items() if is_in_ranges(length, each)),
-            is_in_ranges(length, simulation.refused_ranges),
+            is_in_ranges(length, verdict.refused_ranges),
         )
         for length in lengths
     )

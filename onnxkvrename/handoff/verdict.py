@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import (
     CODES,
+    UNKNOWN_WORKERS,
     Finding,
     begin_message,
     build_finding,
@@ -61,15 +62,18 @@ ALWAYS_CORRUPTING = (DIFFERENT_MODELS, "KV626")
 """Findings that make every prompt wrong, whatever sizes are not known."""
 _CORRUPTING_CODES = ("KV609", "KV615", "KV617", DIFFERENT_MODELS)
 """Findings after which decode reads wrong values, even if a simulated prompt does not show it."""
-_UNDECIDED_CODES = ("KV602", "KV627")
+_UNDECIDED_CODES = ("KV602", "KV627", UNKNOWN_WORKERS)
 """Findings after which the hand-off may work."""
 _TOKEN_CODE = "KV616"
 """The finding of names without the token; the verdict assumes that they are renamed."""
+PROMPT_FAULT = "KV629"
+"""The finding of prompts that go wrong after both workers have accepted each other."""
 _FALLBACK_RANKS = {
     DIFFERENT_MODELS: 0,
     **dict.fromkeys(("KV608", "KV609", "KV617"), 1),  # positions on the two sides differ
     _TOKEN_CODE: 2,
     "KV618": 3,
+    PROMPT_FAULT: 4,
 }
 """Findings that explain a prompt which no root cause explains, the likeliest first."""
 
@@ -120,9 +124,10 @@ class RootCause(NamedTuple):
     def summary(self) -> str:
         """The finding in a few words: in general, the meaning of its code.
 
-        KV001 says which side has no cache, KV624 which names the consumer does not select.
+        KV001 says which side has no cache, KV624 which names the consumer does not select, KV630
+        what is not known.
         """
-        if self.finding.code == "KV001":
+        if self.finding.code in ("KV001", UNKNOWN_WORKERS):
             return self.finding.message
         if self.finding.code == "KV624" and self.finding.name:
             return f"{self.finding.subject} {self.finding.message.partition(';')[0]}".lstrip()
@@ -132,6 +137,21 @@ class RootCause(NamedTuple):
     def is_undecided(self) -> bool:
         """True if it is a difference only for some sizes that are not known."""
         return self.difference is not None and self.difference.is_undecided
+
+
+class PromptFaults(NamedTuple):
+    """Prompts that go wrong for reasons beside their buffers.
+
+    Attributes:
+        refused_ranges: The prompt lengths at which decode stops.
+        corrupt_ranges: The prompt lengths at which decode reads wrong bytes.
+    """
+
+    refused_ranges: PromptRanges = ()
+    corrupt_ranges: PromptRanges = ()
+
+
+NO_FAULTS = PromptFaults()
 
 
 class Evidence(NamedTuple):
@@ -144,6 +164,7 @@ class Evidence(NamedTuple):
     root_causes: tuple[RootCause, ...]
     findings: tuple[Finding, ...]
     model_cause: RootCause | None
+    faults: PromptFaults = NO_FAULTS
 
     @property
     def codes(self) -> frozenset[str]:
@@ -531,8 +552,10 @@ def _find_wrong_ranges(evidence: Evidence) -> tuple[PromptRanges, PromptRanges]:
         return (), ()
     is_all_wrong = not evidence.codes.isdisjoint(("KV609", DIFFERENT_MODELS))
     all_lengths = ((1, evidence.comparison.setup.longest_prompt),) if is_all_wrong else ()
-    wrong = merge_ranges(*simulation.wrong_ranges.values(), all_lengths)
-    return simulation.refused_ranges, subtract_ranges(wrong, simulation.refused_ranges)
+    faults = evidence.faults
+    wrong = merge_ranges(*simulation.wrong_ranges.values(), all_lengths, faults.corrupt_ranges)
+    refused = merge_ranges(simulation.refused_ranges, faults.refused_ranges)
+    return refused, subtract_ranges(wrong, refused)
 
 
 def _decide_outcome(evidence: Evidence, refused: PromptRanges, corrupt: PromptRanges) -> Outcome:

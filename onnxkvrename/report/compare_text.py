@@ -17,6 +17,7 @@ from onnxkvrename.handoff.simulate import (
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.verdict import (
     ALWAYS_CORRUPTING,
+    PROMPT_FAULT,
     STARTUP_FAILURE_CODES,
     AffectedRange,
     HandoffVerdict,
@@ -86,10 +87,18 @@ def _format_outcome(handoff: Handoff) -> str:
         return f"would fail at start-up{cause}"
     if len(verdict.affected_ranges) > 1:
         ranges = _format_each_range(verdict.affected_ranges, verdict)
-        return f"would fail because {_REFUSALS[handoff.consumer.memory]}, for {ranges}"
+        return f"would fail because {_explain_refusal(handoff)}, for {ranges}"
     prompts = format_prompt_ranges(verdict.refused_ranges, verdict)
     causes = _format_causes(verdict.affected_ranges[0])
-    return f"would fail for {prompts} because {_REFUSALS[handoff.consumer.memory]}{causes}"
+    return f"would fail for {prompts} because {_explain_refusal(handoff)}{causes}"
+
+
+def _explain_refusal(handoff: Handoff) -> str:
+    """Return why decode refuses prompts."""
+    causes = [c for each in handoff.verdict.affected_ranges if each.is_refused for c in each.causes]
+    if any(cause.finding.code == PROMPT_FAULT for cause in causes):
+        return "decode stops"
+    return _REFUSALS[handoff.consumer.memory]
 
 
 def _is_always_wrong(handoff: Handoff) -> bool:
@@ -365,7 +374,7 @@ def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
     affected = [each for each in verdict.affected_ranges if is_in_ranges(tokens, each.ranges)]
     codes = f" ({', '.join(_list_codes(affected[0]))})" if affected and affected[0].causes else ""
     if prompt.is_refused:
-        return f"refused: {_REFUSALS[handoff.consumer.memory]}{codes}"
+        return f"refused: {_explain_refusal(handoff)}{codes}"
     count = format_count(len(handoff.pair_results), "buffer")
     if affected:
         wrong_ids = prompt.wrong_buffer_ids

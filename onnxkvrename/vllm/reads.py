@@ -101,6 +101,11 @@ class PromptReads(NamedTuple):
         return self.incomplete if self.refused is None else self.refused
 
     @property
+    def stops(self) -> bool:
+        """Whether decode fails before it reads."""
+        return self.refused is not None
+
+    @property
     def transfers(self) -> int:
         """The number of transfers of all ranks."""
         return sum(len(rank.sources) for rank in self.ranks)

@@ -6,10 +6,10 @@ hash. This module adds what a ``vllm serve`` line says about a worker, and joins
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.compatibility import (
     Worker,
@@ -30,20 +30,19 @@ from onnxkvrename.vllm.specs import (
     is_uniform_type,
 )
 
-_UNKNOWN_MEETING = "accept each other (not known: see the notes)"
-"""The condition of a success, continued after ``both sides``, if a note says what is not known."""
-
 
 class Judgement(NamedTuple):
     """What vLLM makes of one worker, or of two.
 
     Attributes:
-        findings: Why vLLM refuses: KV619, KV622 and KV628; it accepts without any.
-        notes: What it requires in addition, and what is not known.
+        findings: Why vLLM refuses: KV619, KV622 and KV628, or KV630 if it is not known whether it
+            does; it accepts without any.
+        notes: What it requires in addition.
         facts: What was compared, and is right.
         conditions: What is not known and must be equal, to be continued after ``both sides``.
         reads: What decode posts for each prompt, if that is known.
-        read_findings: Why decode does not get a prompt although vLLM accepts both: KV622.
+        read_findings: Why decode does not get a prompt although vLLM accepts both: KV629.
+        faulty_prompts: What is known of the prompts that decode does not get.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -52,20 +51,21 @@ class Judgement(NamedTuple):
     conditions: tuple[str, ...] = ()
     reads: tuple[PromptReads, ...] = ()
     read_findings: tuple[Finding, ...] = ()
+    faulty_prompts: tuple[PromptReads, ...] = ()
 
 
 def judge_worker(worker: Worker) -> Judgement:
     """Return whether vLLM's NIXL connector registers a worker, and could connect it to its like."""
-    refusals, unknown = [*_check_settings(worker)], [*_list_unknown(worker)]
+    refusals, unknown = tuple(_check_settings(worker)), tuple(_list_unknown(worker))
     worker = _unify_layers(worker)
     projection = project_layout(worker.layout, worker.request)
-    findings = [
+    findings = (
         *check_projection(projection),
         *(() if unknown else check_nixl(projection)),
         *refusals,
-    ]
+    )
     fact = f"the code of vLLM {worker.release}'s NIXL connector"
-    return Judgement(tuple(findings), tuple(unknown), () if unknown else (fact,))
+    return Judgement(findings or _report_unknown(unknown), (), () if unknown else (fact,))
 
 
 def judge_handshake(
@@ -89,14 +89,14 @@ def judge_handshake(
         has_hybrid_manager=has_hybrid_manager(decode) is not False,
     )
     fact = f"the code of vLLM {decode.release}'s NIXL connector"
-    is_known = not any("not known" in note for note in handshake.notes)
     return Judgement(
-        handshake.findings,
+        handshake.findings or _report_unknown(handshake.unknown),
         handshake.notes,
-        (fact,) if is_known else (),
+        () if handshake.unknown else (fact,),
         (),
         handshake.reads,
         handshake.read_findings,
+        handshake.faulty_prompts,
     )
 
 
@@ -126,37 +126,44 @@ def judge_workers(
     if prefill.release != version:
         return Judgement(tuple(findings), tuple(notes))
     if not any(worker.settings is None or worker.settings.uses_nixl for worker in workers):
-        unknown = (note for worker in workers for note in _list_unknown(worker))
-        return Judgement(notes=tuple(dict.fromkeys(unknown)), conditions=(_UNKNOWN_MEETING,))
-    if version not in VLLM_VERSIONS:
-        notes.append(f"vLLM: what else the compatibility hash of {version} has is not known")
+        reasons = dict.fromkeys(reason for worker in workers for reason in _list_unknown(worker))
+        return Judgement(_report_unknown(tuple(reasons)))
     for name, worker in zip(("prefill", "decode"), workers, strict=True):
         findings += (
             finding._replace(message=f"{name}: {finding.message}")
             for finding in _check_settings(worker)
         )
-        notes += (f"{name}: {note}" for note in _list_unknown(worker))
+    unknown = [*dict.fromkeys(reason for worker in workers for reason in _list_unknown(worker))]
+    if version not in VLLM_VERSIONS:
+        unknown.append(f"what else the compatibility hash of {version} has")
     conditions = [compatibility.describe_unknown()]
     facts = [compatibility.describe_equal()]
-    is_known = False
-    reads, read_findings = tuple[PromptReads, ...](), tuple[Finding, ...]()
-    if not any(note for worker in workers for note in _list_unknown(worker)):
+    handshake = Judgement()
+    if unknown:
+        findings += () if findings else _report_unknown(unknown)
+    else:
         handshake = judge_handshake(prefill, decode, kernel_block_size)
         findings += handshake.findings
         notes += handshake.notes
         facts = [*handshake.facts, *facts]
-        is_known = bool(handshake.facts)
-        reads, read_findings = handshake.reads, handshake.read_findings
-    if not is_known:
-        conditions.insert(0, _UNKNOWN_MEETING)
     return Judgement(
         tuple(findings),
         tuple(notes),
         tuple(filter(None, facts)),
         tuple(filter(None, conditions)),
-        reads,
-        read_findings,
+        handshake.reads,
+        handshake.read_findings,
+        handshake.faulty_prompts,
     )
+
+
+def _report_unknown(reasons: Sequence[str]) -> tuple[Finding, ...]:
+    """Return KV630 if there are reasons why it is not known whether vLLM accepts."""
+    if not reasons:
+        return ()
+    message = f"whether vLLM accepts them is not known: {'; '.join(reasons)}"
+    hint = "start both with vLLM and hand one prompt over, or leave out what is not known"
+    return (build_finding(UNKNOWN_WORKERS, "", message, hint),)
 
 
 def _has_states(layout: Layout) -> bool:
@@ -204,15 +211,15 @@ def _list_unknown(worker: Worker) -> Iterator[str]:
     if settings is None:
         return
     if not settings.pulls_by_nixl:
-        yield f"vLLM: not known for {settings.connector}"
+        yield f"the connector {settings.connector}"
     if settings.context_parallel_size > 1:
-        yield "vLLM: not known for context parallelism"
+        yield "context parallelism"
     if worker.request.pipeline_parallel_size > 1:
-        yield "vLLM: not known for pipeline stages"
+        yield "pipeline stages"
     if may_have_cross_layers(worker):
         yield (
-            "vLLM 0.24: not known for enable_cross_layers_blocks: whether it has an effect depends "
-            "on the attention backend and the model runner"
+            "enable_cross_layers_blocks in vLLM 0.24, whose effect depends on the attention "
+            "backend and the model runner"
         )
     is_unified = _unify_layers(worker).layout != worker.layout
     value_sizes = {
@@ -221,9 +228,9 @@ def _list_unknown(worker: Worker) -> Iterator[str]:
         if buffer.part == "value" and buffer.shape is not None
     }
     if is_unified and worker.version == "0.24" and len({each[-1] for each in value_sizes}) > 1:
-        yield "vLLM 0.24: not known for values of several sizes without the hybrid KV cache manager"
+        yield "values of several sizes in vLLM 0.24 without the hybrid KV cache manager"
     if has_hybrid_manager(worker) is False and kinds & MLA_KINDS and len(kinds) > 1:
-        yield "vLLM: not known for several kinds of MLA without the hybrid KV cache manager"
+        yield "several kinds of MLA without the hybrid KV cache manager"
 
 
 def _unify_layers(worker: Worker) -> Worker:

@@ -593,7 +593,7 @@ NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
         (
             "--block-size 128 --attention-backend FLASHMLA",
             "--block-size 64",
-            ["KV622"],
+            ["KV629"],
             "prompt of 1 token",
         ),
         (f"{NIXL}LMCacheConnectorV1", "", [], "the handshake of LMCacheConnectorV1 is not known"),

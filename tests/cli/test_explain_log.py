@@ -45,10 +45,10 @@ def read(run: Run, tmp_path: Path, log: bytes) -> tuple[int, Any]:
     [
         ([], 0, []),
         (["INFO Uvicorn running", "", "INFO nixl: block size 16, local and remote"], 0, []),
-        ([f"{CORE} {HASH}"], 1, [("KV622", 1, 1)]),
+        ([f"{CORE} {HASH}"], 1, [("KV628", 1, 1)]),
         (["a", f"{CORE} {BLOCKS}", "b", f"(Worker_TP1 pid=9) {BLOCKS}"], 1, [("KV622", 2, 2)]),
         ([BLOCKS, FEWER_BLOCKS, BLOCKS], 1, [("KV622", 1, 3)]),
-        ([RANKS, HASH, COUNT, RANKS], 1, [("KV619", 1, 2), ("KV622", 2, 1), ("KV624", 3, 1)]),
+        ([RANKS, HASH, COUNT, RANKS], 1, [("KV619", 1, 2), ("KV628", 2, 1), ("KV624", 3, 1)]),
         ([MANAGER], 0, [("KV607", 1, 1)]),
         (["NIXL compatibility hash mismatch. Local: 3fa0"], 0, []),
         (["Remote: 77bc. NIXL compatibility hash mismatch. Local: 3fa0"], 0, []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -185,32 +186,67 @@ def test_its_row_says_that_names_do_not_matter() -> None:
     assert not consumer.token
 
 
-OTHER = "--kv-transfer-config.kv_connector LMCacheConnectorV1 --kv-transfer-config.kv_role kv_both"
-DRAFT = "--spec-method draft_model --spec-model D --spec-tokens 2"
+@pytest.mark.parametrize(
+    ("blocks", "verdict", "outcome"),
+    [
+        ((128, 64), "hand-off would corrupt prompts of ", "all of 6 buffers wrong (KV629)"),
+        ((64, 128), "hand-off would fail for prompts of ", "refused: decode stops (KV629)"),
+    ],
+    ids=["misplaced", "assertion"],
+)
+def test_prompts_that_go_wrong_after_both_are_accepted(
+    run, blocks: tuple[int, int], verdict: str, outcome: str
+) -> None:
+    prefill, decode = (f"--attention-backend FLASHMLA --block-size {size}" for size in blocks)
+    lines = ("--serve", f"prefill:{prefill}", "--serve", f"decode:{decode}")
+    code, text = compare(run, None, *lines, "--tokens", "10", "--tokens", "128")
+    assert code == 1
+    assert text.startswith(f"{verdict}up to 1 token and of 10 tokens")
+    assert f"a prompt of 10 tokens: {outcome}" in text
+    assert "a prompt of 128 tokens: ok" in text
+
+
+PUSH = """--kv-transfer-config '{"kv_connector": "NixlPushConnector", "kv_role": "kv_both"}'"""
+CROSS_LAYERS = """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both", \
+"kv_connector_extra_config": {"enable_cross_layers_blocks": true}}'"""
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "note"),
+    ("line", "version", "reason"),
     [
-        ("-pp 2", "-tp 1", "prefill: vLLM: not known for pipeline stages"),
-        ("-tp 1", DRAFT, "decode: parallelism: --speculative-config has layers of its own"),
-        (f"{OTHER} --dtype half", f"{OTHER} --dtype float", "vLLM: not known for LMCacheConnector"),
+        ("-pp 2", "0.33", "pipeline stages"),
+        ("-tp 2 -dcp 2", "0.33", "context parallelism"),
+        (PUSH, "0.33", "NixlPushConnector"),
+        (CROSS_LAYERS, "0.24", "enable_cross_layers_blocks"),
+        ("--block-size 16", "0.30", "what else the compatibility hash of 0.30 has"),
     ],
 )
-def test_a_success_does_not_claim_what_is_not_known(
-    prefill: str, decode: str, note: str, run: Callable
-) -> None:
-    lines = ("--serve", f"prefill:{prefill}", "--serve", f"decode:{decode}")
+def test_what_is_not_known_of_vllm_is_no_success(run, line: str, version: str, reason: str) -> None:
+    code, text = compare(run, None, "--serve", line, "--vllm", version)
+    assert (code, text.count("cannot decide: whether")) == (1, 1)
+    assert re.search(f"error KV630: .*{reason}", text)
+
+
+def test_a_worker_of_which_it_is_not_known_whether_vllm_registers_it(run) -> None:
+    onnx.save(build_cache_model(["full"] * 2), "model.onnx")
+    outcome = run("check-consumer", "model.onnx", "--target", "vllm-nixl", "--serve", "-pp 2")
+    assert outcome.code == 1, outcome
+    assert "error KV630" in outcome.err, outcome
+    assert "not known whether vllm-nixl can use it" in outcome.out
+
+
+def test_the_hash_is_not_compared_by_other_connectors(run: Callable) -> None:
+    other = "--kv-transfer-config.kv_connector X --kv-transfer-config.kv_role kv_both"
+    lines = ("--serve", f"prefill:{other} --dtype half", "--serve", f"decode:{other} --dtype float")
     code, printed = compare(run, None, *lines)
-    assert code == 0
-    assert "accept each other (not known: see the notes)" in printed
-    assert note in printed
-    assert "NIXL connector" not in printed
+    assert code == 1
+    assert "error KV630: whether vLLM accepts them is not known: the connector X" in printed
+    assert "KV628" not in printed
 
 
 def test_a_prompt_that_a_side_refuses_is_named(run: Callable) -> None:
-    line = "--max-model-len 100"
     said = "note: prefill: vLLM refuses prompts of more than --max-model-len 100 tokens"
     for tokens, is_said in (("100", False), ("101", True)):
-        lines = ("--serve", f"prefill:{line}", "--serve", "decode:-tp 1", "--tokens", tokens)
-        assert (said in compare(run, None, *lines)[1]) == is_said
+        line = "prefill:--max-model-len 100"
+        options = ("--serve", line, "--serve", "decode:-tp 1", "--tokens", tokens)
+        assert (said in compare(run, None, *options)[1]) == is_said
