@@ -175,6 +175,8 @@ def test_bad_line(line: str, version: str, message: str) -> None:
         ("vllm serve M $MORE", ("$MORE",)),
         ("vllm serve $MODEL --enforce-eager", ("$MODEL",)),
         ("vllm serve M `cat flags`", ("`cat",)),
+        ("vllm serve M N -tp 2 O", ("N", "O")),
+        ("vllm serve -tp 2 M", ()),
         ("vllm serve M -t 4", ("-t",)),
         ("vllm serve M -tp4", ("-tp4",)),
         ("vllm serve M --tp 4 --revision R", ("--tp", "--revision")),
