@@ -678,7 +678,8 @@ def _build_settings(
     _apply_objects(reading.fields, objects, version, label)
     if first:  # vLLM refuses a second model
         stray = (word for flag in flags if flag.name in _FLAGS for word in flag.values[1:])
-        reading.doubtful.extend((*first[1:], *stray))
+        surplus = (*first[1:], *stray)
+        reading.doubtful.extend(word for word in surplus if word not in reading.unexpanded)
     reading.doubtful.extend(_list_unread_keys(objects.get("--kv-transfer-config") or {}))
     notes = _list_notes(variables, reading.doubtful, reading.unexpanded)
     return ServeSettings(**reading.fields, notes=tuple(notes))
