@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import mmap
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -765,14 +766,18 @@ def _make_request(prompt_length: int) -> SimpleNamespace:
 
 
 class _LazyTorch:
-    """torch, but zeros take no memory before they are written."""
+    """torch, but zeros take no memory before they are written, and none when they are released.
+
+    Each has a mapping of its own: in the C library's heap, what is released of a few megabytes
+    stays in the process, which then grows by gigabytes in a thousand pairs.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
     @staticmethod
     def zeros(size: int, dtype: Any, device: Any) -> Any:
-        return torch.from_numpy(np.zeros(size, np.int8))
+        return torch.frombuffer(mmap.mmap(-1, max(1, size)), dtype=torch.int8)[:size]
 
 
 class _Agent:

@@ -207,11 +207,11 @@ def _shake_hands(prefill: Worker, decode: Worker) -> Judgement:
         return Judgement(notes=(note,))
     handshake = check_handshake((prefill.layout, decode.layout), (prefill.request, decode.request))
     fact = f"the code of vLLM {decode.release}'s NIXL connector"
-    facts = () if handshake.notes else (fact,)  # a note says what is not known of it
+    notes = (f"vLLM: not known for {reason}" for reason in handshake.unknown)
     return Judgement(
         handshake.findings,
-        handshake.notes,
-        facts,
+        (*handshake.notes, *notes),
+        () if handshake.unknown else (fact,),
         (),
         handshake.reads,
         handshake.read_findings,

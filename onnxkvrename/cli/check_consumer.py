@@ -53,7 +53,7 @@ from onnxkvrename.vllm.compatibility import Worker
 from onnxkvrename.vllm.projection import build_request
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
 from onnxkvrename.vllm.specs import VLLM_VERSIONS
-from onnxkvrename.vllm.workers import Judgement, judge_worker
+from onnxkvrename.vllm.workers import judge_worker
 
 
 class CheckConsumerArguments(NamedTuple):
@@ -120,21 +120,17 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
-    judgement = Judgement()
     if consumer.is_paged and layout.buffers:
         request = build_request(serve, version)._replace(
             kv_cache_dtype=layout.kv_cache_dtype, serve=None if arguments.serve is None else serve
         )
-        judgement = judge_worker(Worker(layout, request))
-    findings += judgement.findings
+        findings += judge_worker(Worker(layout, request)).findings
     if arguments.strict:
         findings = promote_to_errors(findings)
     is_sound = not any(report.failed for report in reports)  # else no consumer can use it
     alternative = _find_alternative(consumer, layout, arguments) if findings and is_sound else None
     reports = tuple(_add_findings(report, loaded, findings) for report in reports)
-    return ConsumerCheck(
-        consumer, layout, reports, rules.profile_choice, alternative, judgement.notes
-    )
+    return ConsumerCheck(consumer, layout, reports, rules.profile_choice, alternative)
 
 
 def _find_alternative(

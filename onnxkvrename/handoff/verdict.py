@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import (
     CODES,
+    UNKNOWN_WORKERS,
     Finding,
     begin_message,
     build_finding,
@@ -61,7 +62,7 @@ ALWAYS_CORRUPTING = (DIFFERENT_MODELS, "KV626")
 """Findings that make every prompt wrong, whatever sizes are not known."""
 _CORRUPTING_CODES = ("KV609", "KV615", "KV617", DIFFERENT_MODELS)
 """Findings after which decode reads wrong values, even if a simulated prompt does not show it."""
-_UNDECIDED_CODES = ("KV602", "KV627")
+_UNDECIDED_CODES = ("KV602", "KV627", UNKNOWN_WORKERS)
 """Findings after which the hand-off may work."""
 _TOKEN_CODE = "KV616"
 """The finding of names without the token; the verdict assumes that they are renamed."""
@@ -129,9 +130,10 @@ class RootCause(NamedTuple):
     def summary(self) -> str:
         """The finding in a few words: in general, the meaning of its code.
 
-        KV001 says which side has no cache, KV624 which names the consumer does not select.
+        KV001 says which side has no cache, KV624 which names the consumer does not select, KV630
+        what is not known.
         """
-        if self.finding.code == "KV001":
+        if self.finding.code in ("KV001", UNKNOWN_WORKERS):
             return self.finding.message
         if self.finding.code == "KV624" and self.finding.name:
             return f"{self.finding.subject} {self.finding.message.partition(';')[0]}".lstrip()

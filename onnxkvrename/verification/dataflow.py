@@ -206,7 +206,7 @@ def decide_flow(
     those sources that the output depends on at all, as bits.
     """
     depends_on_own = bool(dependencies >> own_number & 1)
-    if not origin.outcomes:
+    if not origin:
         update = _decide_update_without_input(_compare_sides(pair), is_read=depends_on_own)
         if depends_on_own:
             reason = "it is reached only through operators that mix values"
@@ -214,7 +214,7 @@ def decide_flow(
         return BufferFlow(pair, "not from its input", update=update)
     flows = [
         _decide_outcome(pair, paths, own_number, sources, depends_on_own=depends_on_own)
-        for paths in origin.outcomes
+        for paths in origin
     ]
     worst = min(flows, key=lambda flow: _VERDICTS_WORST_FIRST.index(flow.verdict))
     return worst._replace(update=choose_worst_update([flow.update for flow in flows]))
@@ -246,7 +246,7 @@ def _is_summand(origin: Origin, number: int) -> bool:
     return all(
         (number, True) in paths
         and paths[number, True].cost[0] == min(path.cost[0] for path in paths.values())
-        for paths in origin.outcomes
+        for paths in origin
     )
 
 

@@ -396,7 +396,7 @@ def _read_constant(source: ByteSource, record: Record, limit: int) -> tuple[str,
 
 def _list_outputs(node: bytes) -> list[str]:
     """Return the names of a node's outputs; of all nodes, so by itself rather than as fields."""
-    outputs = list[str]()
+    outputs: list[str] = []
     position, size = 0, len(node)
     try:
         while position < size:
@@ -417,7 +417,10 @@ def _list_outputs(node: bytes) -> list[str]:
 
 def _read_operation(number: int, node: bytes) -> Operation:
     """Read a node that `_list_outputs` accepts: it has plain fields, all of them with a length."""
-    inputs, outputs, attributes = list[str](), list[str](), list[bytes]()
+    # `list[str]()` takes ten times as long as `[]`.
+    inputs: list[str] = []
+    outputs: list[str] = []
+    attributes: list[bytes] = []
     name = op_type = domain = overload = ""
     position, size = 0, len(node)
     while position < size:

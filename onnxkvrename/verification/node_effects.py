@@ -28,14 +28,15 @@ def find_lost_operands(operation: Operation, constants: SmallConstants) -> Colle
     Those are what a constant condition does not choose, what is multiplied by a constant 0, and
     what is subtracted from itself.
     """
-    if operation.op_type not in _LOSING_OPS or operation.domain:
+    domain, op_type, _ = operation.function_key
+    if op_type not in _LOSING_OPS or domain:
         return ()
     inputs = operation.inputs
-    if operation.op_type == "Where":
+    if op_type == "Where":
         truth = constants.find_truth(inputs[0]) if len(inputs) == 3 else None
         return {True: (2,), False: (1,), None: ()}[truth]
     everything = range(len(inputs))
-    if operation.op_type in ("Mul", "And"):
+    if op_type in ("Mul", "And"):
         return everything if any(constants.find_truth(name) is False for name in inputs) else ()
     return everything if len(inputs) == 2 and inputs[0] == inputs[1] else ()
 

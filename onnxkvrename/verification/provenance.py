@@ -173,22 +173,18 @@ FlowPaths = Mapping[tuple[int, bool], FlowPath]
 """The cheapest path for each source, certain (`True`) and uncertain ones apart."""
 
 
-class Origin(NamedTuple):
-    """The paths on which sources reach a value, for each outcome that branches may have.
+Origin = tuple[FlowPaths, ...]
+"""The paths on which sources reach a value, for each outcome that branches may have.
 
-    Without an outcome the value carries no source.
-    """
-
-    outcomes: tuple[FlowPaths, ...] = ()
-
-
-NO_ORIGIN = Origin()
+Without an outcome the value carries no source.
+"""
+NO_ORIGIN: Origin = ()
 """The origin of a constant, and of every input that is not a source."""
 
 
 def build_source_origin(number: int) -> Origin:
     """Return the origin of a source itself."""
-    return Origin(({(number, True): FlowPath((0, 0))},))
+    return ({(number, True): FlowPath((0, 0))},)
 
 
 def select_cheapest_paths(paths: FlowPaths) -> FlowPaths:
@@ -218,40 +214,31 @@ def carry_origin(
     """
     if resizing is SAME_SIZE and not (flow.makes_new_state or flow.overwrites or flow.is_computed):
         return origin
-    return Origin(
-        tuple(_extend_paths(paths, flow, location, resizing) for paths in origin.outcomes)
-    )
-
-
-def _extend_paths(
-    paths: FlowPaths, flow: OperandFlow, location: NodeLocation, resizing: frozenset[Resizing]
-) -> FlowPaths:
-    overwritten, computed = int(flow.overwrites), int(flow.is_computed)
     updated_by = location if flow.makes_new_state else None
-    return {
-        key: FlowPath(
-            (path.cost[0] + overwritten, path.cost[1] + computed),
-            updated_by or path.updated_by,
-            path.uncertainty,
-            path.resizings if resizing is SAME_SIZE else _chain_resizings(path.resizings, resizing),
-            path.is_copy and not flow.is_new,
-            path.is_written_again or (flow.makes_new_state and path.updated_by is not None),
-        )
-        for key, path in paths.items()
-    }
+    return tuple(
+        {
+            key: FlowPath(
+                (path.cost[0] + flow.overwrites, path.cost[1] + flow.is_computed),
+                updated_by or path.updated_by,
+                path.uncertainty,
+                path.resizings
+                if resizing is SAME_SIZE
+                else _chain_resizings(path.resizings, resizing),
+                path.is_copy and not flow.is_new,
+                path.is_written_again or (flow.makes_new_state and path.updated_by is not None),
+            )
+            for key, path in paths.items()
+        }
+        for paths in origin
+    )
 
 
 def join_origins(origins: Sequence[Origin]) -> Origin:
     """Return the origin of a value that holds something of each of these."""
-    carrying = [origin.outcomes for origin in origins if origin.outcomes]
-    if len(origins) == 1:
-        return origins[0]
-    outcomes: tuple[FlowPaths, ...] = carrying[0] if carrying else ()
-    for more_outcomes in carrying[1:]:
-        outcomes = _limit_outcomes(
-            [_merge_cheapest_paths(pair) for pair in product(outcomes, more_outcomes)]
-        )
-    return Origin(outcomes)
+    joined, *others = [*filter(None, origins)] or [NO_ORIGIN]
+    for origin in others:
+        joined = _limit_outcomes([*map(_merge_cheapest_paths, product(joined, origin))])
+    return joined
 
 
 def combine_alternatives(origins: Sequence[Origin]) -> Origin:
@@ -259,13 +246,13 @@ def combine_alternatives(origins: Sequence[Origin]) -> Origin:
 
     An alternative that carries nothing adds no outcome.
     """
-    return Origin(_limit_outcomes([paths for origin in origins for paths in origin.outcomes]))
+    return _limit_outcomes([paths for origin in origins for paths in origin])
 
 
 def merge_origins(origins: Sequence[Origin]) -> Origin:
     """Return the origin of a value that is one of these, with all alternatives in one outcome."""
-    merged = _merge_cheapest_paths(paths for origin in origins for paths in origin.outcomes)
-    return Origin((merged,) if merged else ())
+    merged = _merge_cheapest_paths(paths for origin in origins for paths in origin)
+    return (merged,) if merged else NO_ORIGIN
 
 
 def build_uncertain_origin(
@@ -275,16 +262,14 @@ def build_uncertain_origin(
 
     The location is the node that makes the value, if there is one.
     """
-    return Origin(
-        tuple(
-            {
-                (number, False): FlowPath(
-                    path.cost, location or path.updated_by, reason, path.resizings
-                )
-                for (number, _), path in paths.items()
-            }
-            for paths in merge_origins(origins).outcomes
-        )
+    return tuple(
+        {
+            (number, False): FlowPath(
+                path.cost, location or path.updated_by, reason, path.resizings
+            )
+            for (number, _), path in paths.items()
+        }
+        for paths in merge_origins(origins)
     )
 
 
@@ -301,7 +286,7 @@ def apply_summary(summary: Origin, arguments: Sequence[Origin], call: NodeLocati
                 for (position, is_certain), path in paths.items()
             ]
         )
-        for paths in summary.outcomes
+        for paths in summary
     ]
     return combine_alternatives(outcomes)
 
@@ -311,23 +296,21 @@ def _compose_origin(
 ) -> Origin:
     """Return the origin of an argument that a body carries on by an inner path."""
     updated_by = inner.updated_by and _qualify_location(inner.updated_by, call)
-    return Origin(
-        tuple(
-            {
-                (number, inner_is_certain and is_certain): FlowPath(
-                    (path.cost[0] + inner.cost[0], path.cost[1] + inner.cost[1]),
-                    updated_by or path.updated_by,
-                    inner.uncertainty or path.uncertainty,
-                    _chain_resizings(path.resizings, inner.resizings),
-                    path.is_copy and inner.is_copy,
-                    path.is_written_again
-                    or inner.is_written_again
-                    or (path.updated_by is not None and inner.updated_by is not None),
-                )
-                for (number, is_certain), path in paths.items()
-            }
-            for paths in argument.outcomes
-        )
+    return tuple(
+        {
+            (number, inner_is_certain and is_certain): FlowPath(
+                (path.cost[0] + inner.cost[0], path.cost[1] + inner.cost[1]),
+                updated_by or path.updated_by,
+                inner.uncertainty or path.uncertainty,
+                _chain_resizings(path.resizings, inner.resizings),
+                path.is_copy and inner.is_copy,
+                path.is_written_again
+                or inner.is_written_again
+                or (path.updated_by is not None and inner.updated_by is not None),
+            )
+            for (number, is_certain), path in paths.items()
+        }
+        for paths in argument
     )
 
 
@@ -366,7 +349,7 @@ def _merge_cheapest_paths(several_paths: Iterable[FlowPaths]) -> FlowPaths:
     return {(key[0], False): cheapest[key]._replace(uncertainty=reason) for key in nearest}
 
 
-def _limit_outcomes(outcomes: Sequence[FlowPaths]) -> tuple[FlowPaths, ...]:
+def _limit_outcomes(outcomes: Sequence[FlowPaths]) -> Origin:
     """Merge outcomes with the same nearest sources; if too many are left, make them uncertain."""
     if len(outcomes) < 2:
         return tuple(outcomes)
@@ -377,8 +360,8 @@ def _limit_outcomes(outcomes: Sequence[FlowPaths]) -> tuple[FlowPaths, ...]:
     if len(distinct) <= _KEPT_APART:
         return tuple(distinct.values())
     return build_uncertain_origin(
-        [Origin(tuple(distinct.values()))], "branches have too many different results"
-    ).outcomes
+        [tuple(distinct.values())], "branches have too many different results"
+    )
 
 
 def _merge_similar_outcomes(first: FlowPaths, second: FlowPaths) -> FlowPaths:

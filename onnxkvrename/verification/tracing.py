@@ -218,13 +218,15 @@ class _OriginTransfer(Transfer[Origin]):
         self, operation: Operation, operands: Sequence[Origin], constants: SmallConstants
     ) -> Sequence[Origin]:
         """Return the origins of a node's outputs by the properties of its operator."""
-        domain, op_type, _ = operation.function_key
         lost = find_lost_operands(operation, constants)
         if lost:
             operands = [NO_ORIGIN if i in lost else origin for i, origin in enumerate(operands)]
-        if is_shape_only(domain, op_type) or not any(each.outcomes for each in operands):
+        if not any(operands):
             return [NO_ORIGIN] * len(operation.outputs)
-        location, outputs = NodeLocation(op_type, operation.name), list[Origin]()
+        domain, op_type, _ = operation.function_key
+        is_scaled_by_state = op_type in ("Mul", "Div") and sum(map(bool, operands)) > 1
+        location = NodeLocation(op_type, operation.name)
+        outputs: list[Origin] = []
         resizings: dict[tuple[object, ...], frozenset[Resizing]] = {}
         for position in range(len(operation.outputs)):
             flows = find_operand_flows(domain, op_type, position, len(operation.inputs))
@@ -234,10 +236,10 @@ class _OriginTransfer(Transfer[Origin]):
                 continue
             carried = []
             for flow in flows:
-                if flow.operand >= len(operands) or not operands[flow.operand].outcomes:
+                if flow.operand >= len(operands) or not operands[flow.operand]:
                     continue
                 operand = operands[flow.operand]
-                if op_type in ("Mul", "Div") and _is_scaled_by_state(operands, flow.operand):
+                if is_scaled_by_state:
                     flow = flow._replace(is_new=True)
                 resizing = SAME_SIZE
                 if flow.size_change is not NO_CHANGE:
@@ -253,11 +255,6 @@ class _OriginTransfer(Transfer[Origin]):
         """Return the origin of what is as many as the iterations are."""
         resizing = build_resizing(SizeChange.RESIZES | SizeChange.MOVES_AXES, None)
         return carry_origin(value, OperandFlow(0, makes_new_state=False), location, resizing)
-
-
-def _is_scaled_by_state(operands: Sequence[Origin], position: int) -> bool:
-    """Return whether an operand is multiplied or divided by what carries a source itself."""
-    return any(operand.outcomes for other, operand in enumerate(operands) if other != position)
 
 
 class _Walker(Generic[_T]):
@@ -338,7 +335,8 @@ class _Walker(Generic[_T]):
         operands = [values.get(name, nothing) for name in operation.inputs]
         if operation.function_key in self._graph.functions:
             return self._call(operation, operands)
-        control_flow = _CONTROL_FLOW_OPS.get(operation.function_key[:2])
+        domain, op_type, _ = operation.function_key
+        control_flow = None if domain else _CONTROL_FLOW_OPS.get(op_type)
         subgraphs = body.get_subgraphs(operation.number) if operation.attribute_bytes else {}
         if control_flow is None and not subgraphs:
             return self.transfer.apply_operator(operation, operands, constants)
@@ -470,8 +468,8 @@ def _trace_iterations(
     return [node.transfer.doubt([value], reason, node.location) for value in alternatives]
 
 
-_CONTROL_FLOW_OPS: Mapping[tuple[str, str], Callable[[_SubgraphNode], list[Any] | None]] = {
-    ("", "If"): _trace_if,
-    ("", "Loop"): _trace_loop,
-    ("", "Scan"): _trace_scan,
+_CONTROL_FLOW_OPS: Mapping[str, Callable[[_SubgraphNode], list[Any] | None]] = {
+    "If": _trace_if,
+    "Loop": _trace_loop,
+    "Scan": _trace_scan,
 }

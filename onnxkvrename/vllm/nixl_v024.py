@@ -30,8 +30,8 @@ def register_block(
     incomplete = None
     if is_packed and _splits_keys_and_values(groups):
         incomplete = (
-            "half of these bytes are posted: where the backend's cache is (blocks, 2, ...), as "
-            "FLASH_ATTN's in 0.24.0, vLLM splits a block in two and posts the first half"
+            "decode posts half of these bytes: where the backend's cache is (blocks, 2, ...), as "
+            "FLASH_ATTN's in 0.24.0, vLLM splits a block in two, and decode posts the first half"
         )
     costs = (BlockCost(1, block_stride),) * len(groups)
     return NixlRegistration(1, costs, incomplete=incomplete)

@@ -111,7 +111,7 @@ def test_a_reader_that_is_quadratic_would_be_noticed():
         for end in range(0, len(data), 64):
             sum(data[:end:4])
 
-    assert grows_too_fast(read_all_again, bytes, 3 << 13)
+    assert grows_too_fast(read_all_again, bytes, 5 << 13)
 
 
 LARGE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -169,10 +170,10 @@ def test_a_side_that_vllm_cannot_register_is_refused(run) -> None:
 def test_a_side_is_judged_for_the_version_that_is_named(run) -> None:
     onnx.save(build_cache_model(["full"]), "model.onnx")
     side = ("check-consumer", "model.onnx", "--target", "vllm-nixl", "--serve", CROSS_LAYERS)
-    for version, is_known in (("0.24", False), ("0.33", True)):
+    for version, code in (("0.24", 1), ("0.33", 0)):
         outcome = run(*side, "--vllm", version)
-        assert outcome.code == 0
-        assert ("not known for enable_cross_layers_blocks" not in outcome.out) == is_known
+        assert outcome.code == code
+        assert ("error KV630" in outcome.err) == bool(code)
 
 
 def test_there_is_nothing_to_rename(run) -> None:
@@ -215,3 +216,32 @@ def test_prompts_that_go_wrong_after_both_are_accepted(
     assert text.startswith(f"{verdict}up to 1 token and of 10 tokens")
     assert f"a prompt of 10 tokens: {outcome}" in text
     assert "a prompt of 128 tokens: ok" in text
+
+
+PUSH = """--kv-transfer-config '{"kv_connector": "NixlPushConnector", "kv_role": "kv_both"}'"""
+CROSS_LAYERS = """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both", \
+"kv_connector_extra_config": {"enable_cross_layers_blocks": true}}'"""
+
+
+@pytest.mark.parametrize(
+    ("line", "version", "reason"),
+    [
+        ("-pp 2", "0.33", "pipeline stages"),
+        ("-tp 2 -dcp 2", "0.33", "context parallelism"),
+        (PUSH, "0.33", "NixlPushConnector"),
+        (CROSS_LAYERS, "0.24", "enable_cross_layers_blocks"),
+        ("--block-size 16", "0.30", "what else the compatibility hash of 0.30 has"),
+    ],
+)
+def test_what_is_not_known_of_vllm_is_no_success(run, line: str, version: str, reason: str) -> None:
+    code, text = compare(run, None, "--serve", line, "--vllm", version)
+    assert (code, text.count("cannot decide: whether")) == (1, 1)
+    assert re.search(f"error KV630: .*{reason}", text)
+
+
+def test_a_worker_of_which_it_is_not_known_whether_vllm_registers_it(run) -> None:
+    onnx.save(build_cache_model(["full"] * 2), "model.onnx")
+    outcome = run("check-consumer", "model.onnx", "--target", "vllm-nixl", "--serve", "-pp 2")
+    assert outcome.code == 1, outcome
+    assert "error KV630" in outcome.err, outcome
+    assert "not known whether vllm-nixl can use it" in outcome.out

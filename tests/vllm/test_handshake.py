@@ -15,7 +15,7 @@ from build_layouts import (
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.handshake import Handshake, check_handshake
-from onnxkvrename.vllm.specs import ProjectionRequest
+from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
 PLAIN = build_layers(build_attention(0), build_attention(1))
 MLA = build_layers(build_mla(0), build_mla(1))
@@ -68,8 +68,7 @@ def test_pages_with_padding_in_kernel_blocks_are_not_known() -> None:
     )
     assert list_codes(meet(padded, (32, 32))) == ["KV622", "KV622"]
     divided = meet(padded, (32, 32), kernel=16)
-    assert (divided.findings, len(divided.notes)) == ((), 1)
-    assert "not known" in divided.notes[0]
+    assert (divided.findings, len(divided.unknown)) == ((), 1)
 
 
 @pytest.mark.parametrize("version", ["0.24", "0.33"])
@@ -96,7 +95,9 @@ def test_blocks_of_windows_are_equal_in_0_24() -> None:
 
 
 def test_more_ranks_in_prefill_want_equal_blocks_unless_mla() -> None:
-    assert list_codes(meet(PLAIN, (16, 32), (4, 2))) == ["KV622"]
+    for version in VLLM_VERSIONS:
+        (finding,) = meet(PLAIN, (16, 32), (4, 2), version).findings
+        assert "requires equal blocks where prefill has more ranks" in finding.message
     assert not meet(PLAIN, (16, 16), (4, 2)).findings
     assert not meet(MLA, (16, 32), (4, 2)).findings
 
@@ -124,8 +125,28 @@ def test_different_ranks_need_the_heads_apart() -> None:
 
 def test_layers_that_differ_in_their_heads_are_not_known() -> None:
     uneven = build_layers(build_attention(0), build_attention(1, heads=2))
-    notes = meet(uneven, (16, 16), (1, 2)).notes
-    assert any("not known for layers that differ in their KV heads" in note for note in notes)
+    assert meet(uneven, (16, 16), (1, 2)).unknown == ("layers that differ in their KV heads",)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [
+        ((1, 1), "decode fails when it has read them"),
+        ((2, 1), "requires equal blocks where prefill has more ranks"),
+        ((1, 2), None),
+    ],
+)
+def test_other_blocks_without_the_hybrid_manager_in_0_24(
+    ranks: tuple[int, int], reason: str | None
+) -> None:
+    uneven = build_layers(build_attention(0, size=64), build_attention(1, heads=4, size=128))
+    requests = (ProjectionRequest(16, ranks[0], "0.24"), ProjectionRequest(32, ranks[1], "0.24"))
+    handshake = check_handshake((uneven, uneven), requests, has_hybrid_manager=False)
+    if reason is None:
+        assert handshake.findings == ()
+        assert handshake.unknown
+    else:
+        assert [reason in finding.message for finding in handshake.findings] == [True]
 
 
 def test_a_side_that_vllm_refuses_is_named() -> None:

@@ -50,7 +50,7 @@ def test_one_slot_that_is_packed_is_registered_as_if_it_were_not() -> None:
 def test_packed_blocks_of_keys_and_values_lose_their_second_half() -> None:
     transfer = move(build_gpt_oss(), "packed")
     assert transfer.incomplete is not None
-    assert "vLLM splits a block in two and posts the first half" in transfer.incomplete
+    assert "vLLM splits a block in two, and decode posts the first half" in transfer.incomplete
     assert move(build_gpt_oss(), "unpacked").incomplete is None
     windowed_mla = build_layers(build_mla(0), build_mla(1), build_mla(2, window=32))
     assert move(windowed_mla, "packed").incomplete is None

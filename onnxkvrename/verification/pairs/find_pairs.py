@@ -65,9 +65,7 @@ def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair
     matched = _select_only(pair for pair in matches if pair is not None)
     paired = {pair.input.name for pair in matched}
     free_inputs = [value for value in candidates if value.name not in paired]
-    free_outputs = [
-        output for output, origin in zip(outputs, origins, strict=True) if not origin.outcomes
-    ]
+    free_outputs = [output for output, origin in zip(outputs, origins, strict=True) if not origin]
     indirect = _find_indirect_pairs(graph, free_inputs, free_outputs)
     read = drop_unread_values(matched, graph, signature)
     pairs = drop_hidden_states([*read, *indirect], graph, signature)
@@ -120,7 +118,7 @@ def _trace_outputs(
 def _find_tied(origin: Origin) -> set[int]:
     """Return the sources of which an output has as much as of another one."""
     tied: set[int] = set()
-    for paths in map(select_cheapest_paths, origin.outcomes):
+    for paths in map(select_cheapest_paths, origin):
         if len(paths) > 1:
             tied |= {number for number, is_certain in paths if is_certain}
     return tied
@@ -130,7 +128,7 @@ def _match_output(
     output: Value, origin: Origin, candidates: Sequence[Value], names: Sequence[str]
 ) -> StatePair | None:
     """Return the one input that an output is a later state of, whatever branch is taken."""
-    nearest = [select_cheapest_paths(paths) for paths in origin.outcomes]
+    nearest = [select_cheapest_paths(paths) for paths in origin]
     numbers = {number for paths in nearest for number, is_certain in paths if is_certain}
     if len(numbers) != 1:
         return None
