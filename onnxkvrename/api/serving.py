@@ -15,6 +15,7 @@ from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.verdict import PromptFaults
 from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.load import LoadedLayout, set_cache_dtype
+from onnxkvrename.options import Option
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.vllm.backends import DEFAULT_BLOCK_SIZE
 from onnxkvrename.vllm.compatibility import Worker
@@ -22,10 +23,16 @@ from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import build_request, list_serve_notes
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
-from onnxkvrename.vllm.specs import ProjectionRequest
+from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
 from onnxkvrename.vllm.workers import Judgement, judge_workers
 
 SIDES = ("prefill", "decode")
+VLLM = Option(
+    "--vllm",
+    f"With --serve or --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
+    choices=tuple(VLLM_RELEASES),
+    needs=("serve", "block_size"),
+)
 
 
 class ServedHandoff(NamedTuple):

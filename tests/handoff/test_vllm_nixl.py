@@ -18,6 +18,8 @@ RANKS_AND_BLOCKS = (
     *("--serve", "decode:--tensor-parallel-size 4 --block-size 32"),
 )
 LINE = "vllm serve M --attention-backend FLASH_ATTN --block-size 16"
+CROSS_LAYERS = f"""{LINE} --kv-transfer-config '{{"kv_connector": "NixlConnector", \
+"kv_role": "kv_both", "kv_connector_extra_config": {{"enable_cross_layers_blocks": true}}}}'"""
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
 
@@ -119,6 +121,7 @@ def test_dtypes_that_vllm_has(run, dtype: int) -> None:
 def test_what_matters(run, decode, codes: list[str]) -> None:
     code, text = compare(run, decode)
     assert code == 1
+    assert not any(word in text for word in ("compile", "--custom-io", "enable_chunking"))
     found = {word.rstrip(":") for word in text.split() if word.startswith("KV6")}
     assert sorted(found) == codes
 
@@ -162,6 +165,15 @@ def test_a_side_that_vllm_cannot_register_is_refused(run) -> None:
     outcome = run("check-consumer", "model.onnx", "--target", "vllm-nixl")
     assert outcome.code == 1
     assert "KV622" in outcome.err
+
+
+def test_a_side_is_judged_for_the_version_that_is_named(run) -> None:
+    onnx.save(build_cache_model(["full"]), "model.onnx")
+    side = ("check-consumer", "model.onnx", "--target", "vllm-nixl", "--serve", CROSS_LAYERS)
+    for version, code in (("0.24", 1), ("0.33", 0)):
+        outcome = run(*side, "--vllm", version)
+        assert outcome.code == code
+        assert ("error KV630" in outcome.err) == bool(code)
 
 
 def test_there_is_nothing_to_rename(run) -> None:
