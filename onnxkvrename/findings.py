@@ -10,6 +10,8 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.limits import MAX_LISTED
 
 Severity = Literal["error", "warning"]
+UNKNOWN_WORKERS = "KV630"
+"""The finding of workers of vLLM of which it is not known whether they meet."""
 _BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -125,6 +127,7 @@ CODES: dict[str, tuple[Severity, str]] = {
         "error",
         "the shortest of the prompts that decode does not get, though vLLM accepts both workers",
     ),
+    UNKNOWN_WORKERS: ("error", "not known: whether vLLM accepts workers with these settings"),
 }
 """Severity and meaning of every code; `docs/findings.md` explains each."""
 

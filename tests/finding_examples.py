@@ -784,6 +784,13 @@ show(
     ),
 )(lambda: onnx.save(build_cache_model(["full"] * 2), "model.onnx"))
 
+# Pipeline stages, which the handshake here does not follow.
+show(
+    "KV630",
+    "compare model.onnx model.onnx --target vllm-nixl --serve '-pp 2'",
+    fix=("compare model.onnx model.onnx --target vllm-nixl --serve '-pp 1'",),
+)(lambda: onnx.save(build_cache_model(["full"] * 2), "model.onnx"))
+
 
 if __name__ == "__main__":
     for code in sys.argv[1:]:

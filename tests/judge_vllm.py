@@ -39,6 +39,7 @@ from witness import BLOCK_COUNT, REFUSALS, Witness  # noqa: E402
 
 from onnxkvrename.api.arguments import find_rules  # noqa: E402
 from onnxkvrename.errors import KvRenameError  # noqa: E402
+from onnxkvrename.findings import UNKNOWN_WORKERS  # noqa: E402
 from onnxkvrename.handoff.compare import compare_sides  # noqa: E402
 from onnxkvrename.handoff.find_consumers import load_consumer  # noqa: E402
 from onnxkvrename.handoff.same_model import Basis  # noqa: E402
@@ -383,7 +384,7 @@ def compare_pair(witness: Witness, seed: int) -> Iterator[Verdict]:
     except KvRenameError:
         return  # the kernel's block does not divide vLLM's
     findings = [*check_tensor_parallelism(layout, layout, ranks), *handshake.findings]
-    if not findings and any("not known" in note for note in handshake.notes):
+    if not findings and handshake.unknown:
         yield "pairs of workers, not known here", True, ""
         return
     met = witness.meet(prefill, decode, kernel_block)
@@ -494,7 +495,7 @@ def compare_deployments(witness: Witness, seed: int) -> Iterator[Verdict]:
     is_unknown = any("not known" in note for note in handoff.notes) or (
         unknown and refusal is not None and "hash mismatch" in refusal.reason
     )
-    if not codes and is_unknown:
+    if codes == [UNKNOWN_WORKERS] or (not codes and is_unknown):
         yield "workers with lines, not known here", True, ""
     elif refusal is None:
         detail = str([finding.message for finding in handoff.findings])

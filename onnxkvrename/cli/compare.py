@@ -13,7 +13,7 @@ import click
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.api.serving import ServedPair, compare_served, read_served_pair
+from onnxkvrename.api.serving import VLLM, ServedPair, compare_served, read_served_pair
 from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.options import SIDES, SideValues, declare_command, parse_dim_sizes
 from onnxkvrename.cli.output import print_answer, print_choice
@@ -66,7 +66,7 @@ from onnxkvrename.report.vllm_text import render_reads
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.vllm.reads import PromptReads
-from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
 
 class CompareArguments(NamedTuple):
@@ -94,15 +94,7 @@ class CompareArguments(NamedTuple):
             why="the line says it",
         ),
     ] = None
-    vllm_version: Annotated[
-        str | None,
-        Option(
-            "--vllm",
-            f"With --serve or --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
-            choices=tuple(VLLM_RELEASES),
-            needs=("serve", "block_size"),
-        ),
-    ] = None
+    vllm_version: Annotated[str | None, VLLM] = None
     tokens: Annotated[
         tuple[int, ...],
         Option("--tokens", "Also simulate a prompt of N tokens. May be repeated.", "N"),
@@ -267,7 +259,8 @@ def _write_page(
         )
     )
     check_page(path, "compare", files, force=arguments.force)
-    page = render_compare_page(build_content(), arguments.tokens)
+    is_paged = load_consumer(arguments.target).is_paged
+    page = render_compare_page(build_content(), arguments.tokens, is_paged=is_paged)
     write_page(path, page, files.list_inputs())
 
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import (
     CODES,
+    UNKNOWN_WORKERS,
     Finding,
     begin_message,
     build_finding,
@@ -61,7 +62,7 @@ ALWAYS_CORRUPTING = (DIFFERENT_MODELS, "KV626")
 """Findings that make every prompt wrong, whatever sizes are not known."""
 _CORRUPTING_CODES = ("KV609", "KV615", "KV617", DIFFERENT_MODELS)
 """Findings after which decode reads wrong values, even if a simulated prompt does not show it."""
-_UNDECIDED_CODES = ("KV602", "KV627")
+_UNDECIDED_CODES = ("KV602", "KV627", UNKNOWN_WORKERS)
 """Findings after which the hand-off may work."""
 _TOKEN_CODE = "KV616"
 """The finding of names without the token; the verdict assumes that they are renamed."""
@@ -93,6 +94,12 @@ _HINTS = {
     "KV618": "compile both for the same context",
     "KV626": "quantize both with the same calibration, so that their scales are equal",
 }
+_PAGED_HINTS = {
+    **_HINTS,
+    "KV612": "export both with the same precision, or start both with one --kv-cache-dtype",
+    "KV614": "export both from the same model, with the same windows",
+}
+"""What to do where the consumer has pages of its own, and nothing is compiled from a graph."""
 _MAX_DRAFT_LAYERS = 3
 """The most layers of a draft model."""
 _SHIFTING_CAUSES = {
@@ -123,9 +130,10 @@ class RootCause(NamedTuple):
     def summary(self) -> str:
         """The finding in a few words: in general, the meaning of its code.
 
-        KV001 says which side has no cache, KV624 which names the consumer does not select.
+        KV001 says which side has no cache, KV624 which names the consumer does not select, KV630
+        what is not known.
         """
-        if self.finding.code == "KV001":
+        if self.finding.code in ("KV001", UNKNOWN_WORKERS):
             return self.finding.message
         if self.finding.code == "KV624" and self.finding.name:
             return f"{self.finding.subject} {self.finding.message.partition(';')[0]}".lstrip()
@@ -313,17 +321,19 @@ def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
             known_last = None if last_equal == placeholder else last_equal
             groups.setdefault((difference, known_last), []).append(pair)
     for (difference, known_last), pairs in groups.items():
-        finding = _build_difference_finding(difference, pairs, known_last)
+        hint = (_PAGED_HINTS if comparison.setup.consumer.is_paged else _HINTS)[difference.code]
+        finding = _build_difference_finding(difference, pairs, known_last, hint)
         summary = _summarize_windows(difference) if finding.code == "KV614" else ""
         yield RootCause(finding, _list_ids(pairs), difference, summary)
 
 
 def _build_difference_finding(
-    difference: Difference, pairs: Sequence[BufferPair], last_equal: int | None
+    difference: Difference, pairs: Sequence[BufferPair], last_equal: int | None, hint: str
 ) -> Finding:
     """Return one finding for buffers with the same difference.
 
     The longest prompt that it does not affect has `last_equal` tokens, `None` if that is not known.
+    The hint is replaced where sizes decide.
     """
     message = f"{_begin_difference(pairs)} {difference.prefill} on prefill and "
     message += f"{difference.decode} on decode"
@@ -342,7 +352,6 @@ def _build_difference_finding(
     elif difference.is_undecided:
         symbols = " and ".join(difference.needed_symbols)
         message += f"; whether the sides differ depends on {symbols}"
-    hint = _HINTS[difference.code]
     if difference.needed_symbols and difference.is_certain:
         hint = f"pass {difference.size_arguments} to see from which prompt length on"
     elif difference.needed_symbols:

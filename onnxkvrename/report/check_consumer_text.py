@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from onnxkvrename.findings import format_count, format_layers
+from onnxkvrename.findings import UNKNOWN_WORKERS, format_count, format_layers
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
 from onnxkvrename.layout.layout import Layout
@@ -28,7 +28,6 @@ class ConsumerCheck(NamedTuple):
         profile: The profile that says which names are KV buffers.
         alternative: The same program with another setting, which can use the buffers that the
             consumer cannot; ``None`` if there is none.
-        notes: What is required in addition, and what is not known.
     """
 
     consumer: Consumer
@@ -36,7 +35,6 @@ class ConsumerCheck(NamedTuple):
     reports: tuple[ModelReport, ...]
     profile: ProfileChoice | None = None
     alternative: Consumer | None = None
-    notes: tuple[str, ...] = ()
 
     @property
     def selection(self) -> Selection:
@@ -87,8 +85,6 @@ def _render_text(
         style = RED if check.failed else GREEN
         where = format_model_paths(check.paths)
         yield from wrap_line(build_verdict_line(where, _format_verdict(check), style), width)
-        for note in check.notes:
-            yield from wrap_line(Line(f"note: {note}"), width)
         yield from map(Line, _format_slots(check) if verbose else ())
 
 
@@ -98,6 +94,9 @@ def _format_verdict(check: ConsumerCheck) -> str:
     if not layout.buffers:
         return "no KV buffer"
     it = "it" if len(check.paths) == 1 else "them"
+    errors = {f.code for report in check.reports for f in report.findings if f.severity == "error"}
+    if errors == {UNKNOWN_WORKERS}:
+        return f"not known whether {check.consumer.name} can use {it}"
     if check.failed:
         alternative = _format_alternative(check.alternative)
         return f"{check.consumer.name} cannot use {it}{alternative}"

@@ -52,8 +52,8 @@ _KERNEL_HINT = "or name the backends in --serve (--attention-backend), if they d
 class Handshake(NamedTuple):
     """The result of a handshake of two workers.
 
-    The findings, KV619 and KV622, are the reasons why vLLM refuses; it accepts without any. The
-    notes say what it requires in addition, and what is not known. The reads are what decode then
+    The findings, KV619 and KV622, are the reasons why vLLM refuses; it accepts without any, unless
+    something is unknown. The notes say what it requires in addition. The reads are what decode then
     posts for each prompt; none if vLLM refuses, or if it is not known whether it does. The fault is
     the shortest prompt that decode does not get as prefill wrote it, and `read_findings` has KV629
     for it. Workers are alike if they have the same ranks and blocks.
@@ -61,6 +61,7 @@ class Handshake(NamedTuple):
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     reads: tuple[PromptReads, ...] = ()
     fault: PromptReads | None = None
     is_alike: bool = False
@@ -109,12 +110,12 @@ def check_handshake(
     requests = plan_request(requests[0]), plan_request(requests[1])
     release = requests[0].release
     if not VLLM_RELEASES[release].has_same_handshake:
-        return Handshake((), (f"vLLM: the handshake of {release} is not known",))
+        return Handshake(unknown=(f"the handshake of {release}",))
     projections = [
         project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
     ]
     if not all(map(_has_known_registration, projections)):
-        return Handshake((), (f"vLLM: what NIXL registers in {release} is not known",))
+        return Handshake(unknown=(f"what NIXL registers in {release}",))
     kernel_blocks = [kernel_block_size or _find_kernel_block(each) for each in projections]
     sides = [*map(_build_side, projections, kernel_blocks)]
     is_known = all(map(_has_known_blocks, projections, kernel_blocks))
@@ -129,14 +130,14 @@ def check_handshake(
     differences = [tuple(_list_differences(each)) for each in projections]
     if differences[0] != differences[1] or (any(differences) and sides[0] != sides[1]):
         unknown = (
-            f"vLLM: not known for {name}: {difference}"
+            f"{name}: {difference}"
             for name, found in zip(("prefill", "decode"), differences, strict=True)
             for difference in found
         )
-        return Handshake(tuple(refusals), tuple(unknown))
+        return Handshake(tuple(refusals), unknown=tuple(unknown))
     if not is_known:
-        why = "kernel blocks of pages with padding, of several sizes or of packed groups"
-        return Handshake(tuple(refusals), (f"vLLM: not known for {why}",))
+        unknown_blocks = "kernel blocks of pages with padding, of several sizes or of packed groups"
+        return Handshake(tuple(refusals), unknown=(unknown_blocks,))
     if sides[0] == sides[1] and not refusals and any(differences):
         return Handshake(is_alike=True)
     if sides[0] == sides[1] and not refusals:
@@ -145,7 +146,7 @@ def check_handshake(
     if refusals or None in sides or max(_list_ranks(requests)) % min(_list_ranks(requests)):
         return Handshake(tuple(refusals), ())
     if any(map(_has_mixed_attention, projections)):
-        return Handshake((), ("vLLM: not known where only some layers are MLA",))
+        return Handshake(unknown=("models of which only some layers are MLA",))
     prefill, decode = (side for side in sides if side is not None)
     decode = decode._replace(is_hybrid=decode.is_hybrid and has_hybrid_manager)
     version = requests[0].vllm_version
@@ -155,7 +156,7 @@ def check_handshake(
         return Handshake(findings)
     notes = tuple(_list_notes(prefill, decode, heads, version))
     if heads is None and prefill.ranks != decode.ranks and not prefill.uses_mla:
-        return Handshake((), notes)
+        return Handshake((), notes, ("layers that differ in their KV heads",))
     return _add_reads(Handshake((), notes), projections, sides, layouts[0])
 
 
@@ -449,7 +450,7 @@ def _can_split_blocks(prefill: NixlSide, decode: NixlSide, version: str) -> bool
 def _list_notes(
     prefill: NixlSide, decode: NixlSide, heads: int | None, version: str
 ) -> Iterator[str]:
-    """Yield what vLLM requires if it does not refuse, and what is not known."""
+    """Yield what vLLM requires if it does not refuse."""
     start = f"vLLM {version}, NIXL"
     if decode.block_size % prefill.block_size:
         yield f"{start}: blocks are paired in pieces, if prefill's pages have no padding"
@@ -466,8 +467,6 @@ def _list_notes(
         yield f"{start}: prefix caching must be off: blocks have different numbers of kernel blocks"
     if prefill.ranks == decode.ranks or prefill.uses_mla:
         return
-    if heads is None:
-        yield f"{start}: not known for layers that differ in their KV heads"
-    elif prefill.ranks <= heads:
+    if heads is not None and prefill.ranks <= heads:
         layouts = " or ".join(VERSION_TRAITS[version].head_layouts)
         yield f"{start}: both sides need a layout with the heads apart: {layouts}"

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from onnxkvrename.findings import format_count
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.specs import (
@@ -173,7 +174,7 @@ def _refuse_empty_stage(layers: Sequence[int], stage_count: int) -> RefusalError
     return RefusalError(
         layers,
         f"{stage_count} pipeline stages: one has no layer with a KV cache",
-        f"choose at most {len(layers)} stages",
+        f"choose at most {format_count(len(layers), 'stage')}",
     )
 
 

@@ -6,10 +6,10 @@ hash. This module adds what a ``vllm serve`` line says about a worker, and joins
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.compatibility import (
     Worker,
@@ -35,8 +35,9 @@ class Judgement(NamedTuple):
     """What vLLM makes of one worker, or of two.
 
     Attributes:
-        findings: Why vLLM refuses: KV619, KV622 and KV628; it accepts without any.
-        notes: What it requires in addition, and what is not known.
+        findings: Why vLLM refuses: KV619, KV622 and KV628, or KV630 if it is not known whether it
+            does; it accepts without any.
+        notes: What it requires in addition.
         facts: What was compared, and is right.
         conditions: What is not known and must be equal, to be continued after ``both sides``.
         reads: What decode posts for each prompt, if that is known.
@@ -55,16 +56,16 @@ class Judgement(NamedTuple):
 
 def judge_worker(worker: Worker) -> Judgement:
     """Return whether vLLM's NIXL connector registers a worker, and could connect it to its like."""
-    refusals, unknown = [*_check_settings(worker)], [*_list_unknown(worker)]
+    refusals, unknown = tuple(_check_settings(worker)), tuple(_list_unknown(worker))
     worker = _unify_layers(worker)
     projection = project_layout(worker.layout, worker.request)
-    findings = [
+    findings = (
         *check_projection(projection),
         *(() if unknown else check_nixl(projection)),
         *refusals,
-    ]
+    )
     fact = f"the code of vLLM {worker.release}'s NIXL connector"
-    return Judgement(tuple(findings), tuple(unknown), () if unknown else (fact,))
+    return Judgement(findings or _report_unknown(unknown), (), () if unknown else (fact,))
 
 
 def judge_handshake(
@@ -88,11 +89,10 @@ def judge_handshake(
         has_hybrid_manager=has_hybrid_manager(decode) is not False,
     )
     fact = f"the code of vLLM {decode.release}'s NIXL connector"
-    is_known = not any("not known" in note for note in handshake.notes)
     return Judgement(
-        handshake.findings,
+        handshake.findings or _report_unknown(handshake.unknown),
         handshake.notes,
-        (fact,) if is_known else (),
+        () if handshake.unknown else (fact,),
         (),
         handshake.reads,
         handshake.read_findings,
@@ -113,6 +113,7 @@ def judge_workers(
 
     Returns:
         The judgement. Workers of different versions never meet; then only that is compared.
+        Nothing is compared if another connector than NIXL's hands over on both sides.
 
     Raises:
         KvRenameError: `kernel_block_size` does not divide vLLM's block.
@@ -124,18 +125,23 @@ def judge_workers(
     notes = [*compatibility.list_notes()]
     if prefill.release != version:
         return Judgement(tuple(findings), tuple(notes))
-    if version not in VLLM_VERSIONS:
-        notes.append(f"vLLM: what else the compatibility hash of {version} has is not known")
+    if not any(worker.settings is None or worker.settings.uses_nixl for worker in workers):
+        reasons = dict.fromkeys(reason for worker in workers for reason in _list_unknown(worker))
+        return Judgement(_report_unknown(tuple(reasons)))
     for name, worker in zip(("prefill", "decode"), workers, strict=True):
         findings += (
             finding._replace(message=f"{name}: {finding.message}")
             for finding in _check_settings(worker)
         )
-        notes += (f"{name}: {note}" for note in _list_unknown(worker))
+    unknown = [*dict.fromkeys(reason for worker in workers for reason in _list_unknown(worker))]
+    if version not in VLLM_VERSIONS:
+        unknown.append(f"what else the compatibility hash of {version} has")
     conditions = [compatibility.describe_unknown()]
     facts = [compatibility.describe_equal()]
     handshake = Judgement()
-    if not any(note for worker in workers for note in _list_unknown(worker)):
+    if unknown:
+        findings += () if findings else _report_unknown(unknown)
+    else:
         handshake = judge_handshake(prefill, decode, kernel_block_size)
         findings += handshake.findings
         notes += handshake.notes
@@ -149,6 +155,15 @@ def judge_workers(
         handshake.read_findings,
         handshake.faulty_prompts,
     )
+
+
+def _report_unknown(reasons: Sequence[str]) -> tuple[Finding, ...]:
+    """Return KV630 if there are reasons why it is not known whether vLLM accepts."""
+    if not reasons:
+        return ()
+    message = f"whether vLLM accepts them is not known: {'; '.join(reasons)}"
+    hint = "start both with vLLM and hand one prompt over, or leave out what is not known"
+    return (build_finding(UNKNOWN_WORKERS, "", message, hint),)
 
 
 def _has_states(layout: Layout) -> bool:
@@ -196,15 +211,15 @@ def _list_unknown(worker: Worker) -> Iterator[str]:
     if settings is None:
         return
     if not settings.pulls_by_nixl:
-        yield f"vLLM: not known for {settings.connector}"
+        yield f"the connector {settings.connector}"
     if settings.context_parallel_size > 1:
-        yield "vLLM: not known for context parallelism"
+        yield "context parallelism"
     if worker.request.pipeline_parallel_size > 1:
-        yield "vLLM: not known for pipeline stages"
+        yield "pipeline stages"
     if may_have_cross_layers(worker):
         yield (
-            "vLLM 0.24: not known for enable_cross_layers_blocks: whether it has an effect depends "
-            "on the attention backend and the model runner"
+            "enable_cross_layers_blocks in vLLM 0.24, whose effect depends on the attention "
+            "backend and the model runner"
         )
     is_unified = _unify_layers(worker).layout != worker.layout
     value_sizes = {
@@ -213,9 +228,9 @@ def _list_unknown(worker: Worker) -> Iterator[str]:
         if buffer.part == "value" and buffer.shape is not None
     }
     if is_unified and worker.version == "0.24" and len({each[-1] for each in value_sizes}) > 1:
-        yield "vLLM 0.24: not known for values of several sizes without the hybrid KV cache manager"
+        yield "values of several sizes in vLLM 0.24 without the hybrid KV cache manager"
     if has_hybrid_manager(worker) is False and kinds & MLA_KINDS and len(kinds) > 1:
-        yield "vLLM: not known for several kinds of MLA without the hybrid KV cache manager"
+        yield "several kinds of MLA without the hybrid KV cache manager"
 
 
 def _unify_layers(worker: Worker) -> Worker:

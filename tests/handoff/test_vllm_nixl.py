@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ RANKS_AND_BLOCKS = (
     *("--serve", "decode:--tensor-parallel-size 4 --block-size 32"),
 )
 LINE = "vllm serve M --attention-backend FLASH_ATTN --block-size 16"
+CROSS_LAYERS = f"""{LINE} --kv-transfer-config '{{"kv_connector": "NixlConnector", \
+"kv_role": "kv_both", "kv_connector_extra_config": {{"enable_cross_layers_blocks": true}}}}'"""
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
 
@@ -118,6 +121,7 @@ def test_dtypes_that_vllm_has(run, dtype: int) -> None:
 def test_what_matters(run, decode, codes: list[str]) -> None:
     code, text = compare(run, decode)
     assert code == 1
+    assert not any(word in text for word in ("compile", "--custom-io", "enable_chunking"))
     found = {word.rstrip(":") for word in text.split() if word.startswith("KV6")}
     assert sorted(found) == codes
 
@@ -163,6 +167,15 @@ def test_a_side_that_vllm_cannot_register_is_refused(run) -> None:
     assert "KV622" in outcome.err
 
 
+def test_a_side_is_judged_for_the_version_that_is_named(run) -> None:
+    onnx.save(build_cache_model(["full"]), "model.onnx")
+    side = ("check-consumer", "model.onnx", "--target", "vllm-nixl", "--serve", CROSS_LAYERS)
+    for version, code in (("0.24", 1), ("0.33", 0)):
+        outcome = run(*side, "--vllm", version)
+        assert outcome.code == code
+        assert ("error KV630" in outcome.err) == bool(code)
+
+
 def test_there_is_nothing_to_rename(run) -> None:
     decoder = str(FIXTURES / "plain" / "decoder.onnx")
     for options in ((), ("--prefix", "X"), ("--strip",)):
@@ -203,3 +216,49 @@ def test_prompts_that_go_wrong_after_both_are_accepted(
     assert text.startswith(f"{verdict}up to 1 token and of 10 tokens")
     assert f"a prompt of 10 tokens: {outcome}" in text
     assert "a prompt of 128 tokens: ok" in text
+
+
+PUSH = """--kv-transfer-config '{"kv_connector": "NixlPushConnector", "kv_role": "kv_both"}'"""
+CROSS_LAYERS = """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both", \
+"kv_connector_extra_config": {"enable_cross_layers_blocks": true}}'"""
+
+
+@pytest.mark.parametrize(
+    ("line", "version", "reason"),
+    [
+        ("-pp 2", "0.33", "pipeline stages"),
+        ("-tp 2 -dcp 2", "0.33", "context parallelism"),
+        (PUSH, "0.33", "NixlPushConnector"),
+        (CROSS_LAYERS, "0.24", "enable_cross_layers_blocks"),
+        ("--block-size 16", "0.30", "what else the compatibility hash of 0.30 has"),
+    ],
+)
+def test_what_is_not_known_of_vllm_is_no_success(run, line: str, version: str, reason: str) -> None:
+    code, text = compare(run, None, "--serve", line, "--vllm", version)
+    assert (code, text.count("cannot decide: whether")) == (1, 1)
+    assert re.search(f"error KV630: .*{reason}", text)
+
+
+def test_a_worker_of_which_it_is_not_known_whether_vllm_registers_it(run) -> None:
+    onnx.save(build_cache_model(["full"] * 2), "model.onnx")
+    outcome = run("check-consumer", "model.onnx", "--target", "vllm-nixl", "--serve", "-pp 2")
+    assert outcome.code == 1, outcome
+    assert "error KV630" in outcome.err, outcome
+    assert "not known whether vllm-nixl can use it" in outcome.out
+
+
+def test_the_hash_is_not_compared_by_other_connectors(run: Callable) -> None:
+    other = "--kv-transfer-config.kv_connector X --kv-transfer-config.kv_role kv_both"
+    lines = ("--serve", f"prefill:{other} --dtype half", "--serve", f"decode:{other} --dtype float")
+    code, printed = compare(run, None, *lines)
+    assert code == 1
+    assert "error KV630: whether vLLM accepts them is not known: the connector X" in printed
+    assert "KV628" not in printed
+
+
+def test_a_prompt_that_a_side_refuses_is_named(run: Callable) -> None:
+    said = "note: prefill: vLLM refuses prompts of more than --max-model-len 100 tokens"
+    for tokens, is_said in (("100", False), ("101", True)):
+        line = "prefill:--max-model-len 100"
+        options = ("--serve", line, "--serve", "decode:-tp 1", "--tokens", tokens)
+        assert (said in compare(run, None, *options)[1]) == is_said
