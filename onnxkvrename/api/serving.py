@@ -163,7 +163,8 @@ def compare_served(
         judge = judge_workers if consumer.is_paged else _shake_hands
         workers = _build_workers(sides, served, tokens)
         judgement = judge(*workers)
-        notes = (*notes, *served.notes, *list_figures(workers, judgement.reads))
+        figures = list_figures(workers, judgement.reads)
+        notes = (*notes, *served.notes, *_list_long_prompts(served, tokens), *figures)
         full_transfer = full_transfer or served.full_transfer
     consumer = configure_consumer(consumer, sides[0].layout)
     writer, reader = (
@@ -184,6 +185,14 @@ def compare_served(
         strict=strict,
     )
     return ServedHandoff(handoff, judgement.reads)
+
+
+def _list_long_prompts(served: ServedPair, tokens: Sequence[int]) -> Iterator[str]:
+    """Yield which prompts a side does not take, by its ``--max-model-len``."""
+    for side, request in zip(SIDES, served.requests, strict=True):
+        longest = request.max_model_len
+        if longest is not None and max(tokens, default=0) > longest:
+            yield f"{side}: vLLM refuses prompts of more than --max-model-len {longest:,} tokens"
 
 
 def _build_workers(

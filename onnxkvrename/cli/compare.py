@@ -270,7 +270,8 @@ def _write_page(
         )
     )
     check_page(path, "compare", files, force=arguments.force)
-    page = render_compare_page(build_content(), arguments.tokens)
+    is_paged = load_consumer(arguments.target).is_paged
+    page = render_compare_page(build_content(), arguments.tokens, is_paged=is_paged)
     write_page(path, page, files.list_inputs())
 
 

@@ -119,6 +119,7 @@ def judge_workers(
 
     Returns:
         The judgement. Workers of different versions never meet; then only that is compared.
+        Nothing is compared if another connector than NIXL's hands over on both sides.
 
     Raises:
         KvRenameError: `kernel_block_size` does not divide vLLM's block.
@@ -130,6 +131,9 @@ def judge_workers(
     notes = [*compatibility.list_notes()]
     if prefill.release != version:
         return Judgement(tuple(findings), tuple(notes))
+    if not any(worker.settings is None or worker.settings.uses_nixl for worker in workers):
+        reasons = dict.fromkeys(reason for worker in workers for reason in _list_unknown(worker))
+        return Judgement(_report_unknown(tuple(reasons)))
     for name, worker in zip(("prefill", "decode"), workers, strict=True):
         findings += (
             finding._replace(message=f"{name}: {finding.message}")

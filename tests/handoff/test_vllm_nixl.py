@@ -259,3 +259,20 @@ def test_what_fits_on_each_side_and_how_long_a_hand_off_takes(run) -> None:
     seconds = 63 * 16 * 3072 / 25e9
     assert f"a hand-off takes {seconds * 1000:.3g} ms at least" in text
     assert compare(run, None, "--tokens", "9", "--bandwidth", "25GB/s")[0] == 2
+
+
+def test_the_hash_is_not_compared_by_other_connectors(run: Callable) -> None:
+    other = "--kv-transfer-config.kv_connector X --kv-transfer-config.kv_role kv_both"
+    lines = ("--serve", f"prefill:{other} --dtype half", "--serve", f"decode:{other} --dtype float")
+    code, printed = compare(run, None, *lines)
+    assert code == 1
+    assert "error KV630: whether vLLM accepts them is not known: the connector X" in printed
+    assert "KV628" not in printed
+
+
+def test_a_prompt_that_a_side_refuses_is_named(run: Callable) -> None:
+    said = "note: prefill: vLLM refuses prompts of more than --max-model-len 100 tokens"
+    for tokens, is_said in (("100", False), ("101", True)):
+        line = "prefill:--max-model-len 100"
+        options = ("--serve", line, "--serve", "decode:-tp 1", "--tokens", tokens)
+        assert (said in compare(run, None, *options)[1]) == is_said
