@@ -13,9 +13,15 @@ import click
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.api.serving import VLLM, ServedPair, compare_served, read_served_pair
+from onnxkvrename.api.serving import BANDWIDTH, VLLM, ServedPair, compare_served, read_served_pair
 from onnxkvrename.cli.files import check_page, collect_inputs, write_page
-from onnxkvrename.cli.options import SIDES, SideValues, declare_command, parse_dim_sizes
+from onnxkvrename.cli.options import (
+    SIDES,
+    SideValues,
+    declare_command,
+    parse_bandwidth,
+    parse_dim_sizes,
+)
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff
@@ -99,6 +105,7 @@ class CompareArguments(NamedTuple):
         tuple[int, ...],
         Option("--tokens", "Also simulate a prompt of N tokens. May be repeated.", "N"),
     ] = ()
+    bandwidth: Annotated[str | None, BANDWIDTH] = None
     group_windows: GroupWindows = True
     strict: Strict = False
     profile: Profile = None
@@ -135,6 +142,10 @@ def command(arguments: CompareArguments) -> int:
     rules = find_rules(arguments.profile, arguments.rules, sides, arguments.pairs, consumer.token)
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     served = _read_served_pair(arguments)
+    if arguments.bandwidth is not None:
+        if served is None:
+            raise click.UsageError("--bandwidth requires --serve LINE or --block-size P:D")
+        served = served.set_bandwidth(parse_bandwidth("--bandwidth", arguments.bandwidth))
     prefill, decode, notes = _load_sides(arguments, rules)
     handoff, reads = compare_served(
         sides,

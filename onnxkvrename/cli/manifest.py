@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.api.serving import VLLM
+from onnxkvrename.api.serving import BANDWIDTH, VLLM
 from onnxkvrename.cli.files import collect_inputs
 from onnxkvrename.cli.options import declare_command, parse_bandwidth
 from onnxkvrename.cli.output import print_answer, print_choice, print_lines, print_notes
@@ -112,15 +112,7 @@ class ManifestArguments(NamedTuple):
             needs=("serve", "block_size"),
         ),
     ] = ()
-    bandwidth: Annotated[
-        str | None,
-        Option(
-            "--bandwidth",
-            "With --tokens: what each rank transfers, e.g. 25GB/s; says how long a hand-off takes.",
-            "RATE",
-            needs=("tokens",),
-        ),
-    ] = None
+    bandwidth: Annotated[str | None, BANDWIDTH] = None
     output: Annotated[
         Path | None,
         Option(

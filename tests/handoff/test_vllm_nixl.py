@@ -247,6 +247,20 @@ def test_a_worker_of_which_it_is_not_known_whether_vllm_registers_it(run) -> Non
     assert "not known whether vllm-nixl can use it" in outcome.out
 
 
+def test_what_fits_on_each_side_and_how_long_a_hand_off_takes(run) -> None:
+    size = "--kv-cache-memory-bytes 3G --max-model-len 4096"
+    lines = ("--serve", f"prefill:{LINE} {size}", "--serve", f"decode:{LINE} -tp 2 {size}")
+    code, text = compare(run, None, *lines, "--tokens", "1000", "--bandwidth", "25GB/s")
+    assert code == 0
+    # A token has 3 layers of 8 heads of 64 keys and values of 2 bytes: 6,144 bytes on one rank.
+    requests = 3 * 2**30 // (6144 * 16) / 256
+    assert f"note: prefill: {requests:,.2f} requests of 4,096 tokens fit" in text
+    assert f"note: decode: {2 * requests:,.2f} requests of 4,096" in text
+    seconds = 63 * 16 * 3072 / 25e9
+    assert f"a hand-off takes {seconds * 1000:.3g} ms at least" in text
+    assert compare(run, None, "--tokens", "9", "--bandwidth", "25GB/s")[0] == 2
+
+
 def test_the_hash_is_not_compared_by_other_connectors(run: Callable) -> None:
     other = "--kv-transfer-config.kv_connector X --kv-transfer-config.kv_role kv_both"
     lines = ("--serve", f"prefill:{other} --dtype half", "--serve", f"decode:{other} --dtype float")
