@@ -21,6 +21,7 @@ from onnxkvrename.handoff.worker import (
     find_longest_prompt,
 )
 from onnxkvrename.layout.load import LoadedLayout, set_cache_dtype
+from onnxkvrename.options import Option
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.vllm.backends import DEFAULT_BLOCK_SIZE
 from onnxkvrename.vllm.compatibility import Worker
@@ -28,12 +29,24 @@ from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import build_request, list_serve_notes
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
-from onnxkvrename.vllm.specs import ProjectionRequest
-from onnxkvrename.vllm.workers import Judgement, judge_workers
+from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.workers import Judgement, judge_workers, list_figures
 
 SIDES = ("prefill", "decode")
 _RANK = 4
 """The axes of a cache of attention: batch, heads, context and head size."""
+VLLM = Option(
+    "--vllm",
+    f"With --serve or --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
+    choices=tuple(VLLM_RELEASES),
+    needs=("serve", "block_size"),
+)
+BANDWIDTH = Option(
+    "--bandwidth",
+    "With --tokens: what each rank transfers, e.g. 25GB/s; says how long a hand-off takes.",
+    "RATE",
+    needs=("tokens",),
+)
 
 
 class ServedHandoff(NamedTuple):
@@ -55,6 +68,11 @@ class ServedPair(NamedTuple):
     requests: tuple[ProjectionRequest, ProjectionRequest]
     notes: tuple[str, ...] = ()
     from_lines: bool = True
+
+    def set_bandwidth(self, bandwidth: int) -> ServedPair:
+        """Return the pair where each rank transfers so many bytes in a second."""
+        prefill, decode = (request._replace(bandwidth=bandwidth) for request in self.requests)
+        return self._replace(requests=(prefill, decode))
 
     @property
     def context_limits(self) -> tuple[int | None, int | None]:
@@ -160,8 +178,10 @@ def compare_served(
         )
         sides = (prefill, decode)
         judge = judge_workers if consumer.is_paged else _shake_hands
-        judgement = judge(*_build_workers(sides, served, tokens))
-        notes = (*notes, *served.notes)
+        workers = _build_workers(sides, served, tokens)
+        judgement = judge(*workers)
+        figures = list_figures(workers, judgement.reads)
+        notes = (*notes, *served.notes, *figures)
         transfers = served.decide_full_transfers(full_transfer)
     consumer = configure_consumer(consumer, sides[0].layout)
     one_sided = tuple(_check_full_transfers(transfers, consumer))
