@@ -14,7 +14,11 @@ from onnxkvrename.handoff.simulate import merge_ranges
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.verdict import PromptFaults
 from onnxkvrename.handoff.worker import build_loaded_side
-from onnxkvrename.layout.load import LoadedLayout, set_cache_dtype
+from onnxkvrename.layout.load import (
+    LoadedLayout,
+    list_cache_dtype_notes,
+    set_cache_dtype,
+)
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.vllm.backends import DEFAULT_BLOCK_SIZE
 from onnxkvrename.vllm.compatibility import Worker
@@ -137,14 +141,16 @@ def compare_served(
         request = ProjectionRequest(DEFAULT_BLOCK_SIZE)
         served = ServedPair((request, request), from_lines=False)
     if served is not None:
+        notes = (*notes, *served.notes, *_list_cache_dtype_notes(sides, served))
         prefill, decode = (
             loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
             for loaded, request in zip(sides, served.requests, strict=True)
         )
-        sides = (prefill, decode)
         judge = judge_workers if consumer.is_paged else _shake_hands
-        judgement = judge(*_build_workers(sides, served, tokens))
-        notes = (*notes, *served.notes)
+        judgement = judge(*_build_workers((prefill, decode), served, tokens))
+        # What a compiled model hands over has the bytes of its compile, whatever the line says.
+        if consumer.is_paged or not any(side.layout.has_compiled_dtypes for side in sides):
+            sides = (prefill, decode)
         full_transfer = full_transfer or served.full_transfer
     consumer = configure_consumer(consumer, sides[0].layout)
     writer, reader = (
@@ -165,6 +171,16 @@ def compare_served(
         strict=strict,
     )
     return ServedHandoff(handoff, judgement.reads)
+
+
+def _list_cache_dtype_notes(
+    sides: tuple[LoadedLayout, LoadedLayout], served: ServedPair
+) -> Iterator[str]:
+    if not served.from_lines:
+        return
+    for label, side, request in zip(SIDES, sides, served.requests, strict=True):
+        for note in list_cache_dtype_notes(side.layout, request.kv_cache_dtype):
+            yield f"{label}: {note}"
 
 
 def _build_workers(
