@@ -19,6 +19,7 @@ from onnxkvrename.layout.load import (
     list_cache_dtype_notes,
     set_cache_dtype,
 )
+from onnxkvrename.options import Option
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.vllm.backends import DEFAULT_BLOCK_SIZE
 from onnxkvrename.vllm.compatibility import Worker
@@ -26,10 +27,22 @@ from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import build_request, list_serve_notes
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
-from onnxkvrename.vllm.specs import ProjectionRequest
-from onnxkvrename.vllm.workers import Judgement, judge_workers
+from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.workers import Judgement, judge_workers, list_figures
 
 SIDES = ("prefill", "decode")
+VLLM = Option(
+    "--vllm",
+    f"With --serve or --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
+    choices=tuple(VLLM_RELEASES),
+    needs=("serve", "block_size"),
+)
+BANDWIDTH = Option(
+    "--bandwidth",
+    "With --tokens: what each rank transfers, e.g. 25GB/s; says how long a hand-off takes.",
+    "RATE",
+    needs=("tokens",),
+)
 
 
 class ServedHandoff(NamedTuple):
@@ -51,6 +64,11 @@ class ServedPair(NamedTuple):
     requests: tuple[ProjectionRequest, ProjectionRequest]
     notes: tuple[str, ...] = ()
     from_lines: bool = True
+
+    def set_bandwidth(self, bandwidth: int) -> ServedPair:
+        """Return the pair where each rank transfers so many bytes in a second."""
+        prefill, decode = (request._replace(bandwidth=bandwidth) for request in self.requests)
+        return self._replace(requests=(prefill, decode))
 
     @property
     def ranks(self) -> TensorParallelSizes | None:
@@ -141,13 +159,17 @@ def compare_served(
         request = ProjectionRequest(DEFAULT_BLOCK_SIZE)
         served = ServedPair((request, request), from_lines=False)
     if served is not None:
-        notes = (*notes, *served.notes, *_list_cache_dtype_notes(sides, served))
         prefill, decode = (
             loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
             for loaded, request in zip(sides, served.requests, strict=True)
         )
         judge = judge_workers if consumer.is_paged else _shake_hands
-        judgement = judge(*_build_workers((prefill, decode), served, tokens))
+        workers = _build_workers((prefill, decode), served, tokens)
+        judgement = judge(*workers)
+        figures = list_figures(workers, judgement.reads)
+        dtype_notes = _list_cache_dtype_notes(sides, served)
+        long_prompts = _list_long_prompts(served, tokens)
+        notes = (*notes, *served.notes, *dtype_notes, *long_prompts, *figures)
         # What a compiled model hands over has the bytes of its compile, whatever the line says.
         if consumer.is_paged or not any(side.layout.has_compiled_dtypes for side in sides):
             sides = (prefill, decode)
@@ -181,6 +203,14 @@ def _list_cache_dtype_notes(
     for label, side, request in zip(SIDES, sides, served.requests, strict=True):
         for note in list_cache_dtype_notes(side.layout, request.kv_cache_dtype):
             yield f"{label}: {note}"
+
+
+def _list_long_prompts(served: ServedPair, tokens: Sequence[int]) -> Iterator[str]:
+    """Yield which prompts a side does not take, by its ``--max-model-len``."""
+    for side, request in zip(SIDES, served.requests, strict=True):
+        longest = request.max_model_len
+        if longest is not None and max(tokens, default=0) > longest:
+            yield f"{side}: vLLM refuses prompts of more than --max-model-len {longest:,} tokens"
 
 
 def _build_workers(

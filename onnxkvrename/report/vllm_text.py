@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from onnxkvrename.findings import format_bytes, format_count, format_layer_numbers, format_layers
+from onnxkvrename.findings import (
+    format_bytes,
+    format_count,
+    format_layer_numbers,
+    format_layers,
+    format_seconds,
+)
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import render_facts, render_table, wrap_line
 from onnxkvrename.vllm.groups import Grouping
@@ -31,7 +37,6 @@ _VIEW_COLUMNS = ("CanonicalKVCaches", "TENSORS (int8)", "GROUP", "GROUP_DATA_REF
 _READ_COLUMNS = ("PROMPT", "DECODE", "TRANSFERS", "DESCRIPTORS POSTED", "BYTES")
 _POINT_COLUMNS = ("ALLOCATION", "STATE", "WHY")
 _INDENT = "  "
-_UNITS = ((1, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns"))
 _STATE_TEXTS = {"met": "yes", "not met": "no", "requires": "depends"}
 
 
@@ -228,16 +233,9 @@ def _list_transfer_rows(allocation: Allocation, bandwidth: int | None) -> Iterat
             _format_count(transfer.descriptors),
             format_bytes(transfer.bytes),
         )
-        yield cells if bandwidth is None else (*cells, _format_seconds(transfer.seconds))
-
-
-def _format_seconds(seconds: float | None) -> str:
-    """Return a time with three digits, in the largest unit of which it is 1 or more."""
-    if seconds is None:
-        return "unknown"
-    factor, unit = next((each for each in _UNITS if seconds * each[0] >= 1), _UNITS[-1])
-    number = seconds * factor
-    return f"{number:,.3g} {unit}" if number < 1000 else f"{number:,.0f} {unit}"
+        seconds = transfer.seconds
+        time = "unknown" if seconds is None else format_seconds(seconds)
+        yield cells if bandwidth is None else (*cells, time)
 
 
 def _list_capacity_rows(

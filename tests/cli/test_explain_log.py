@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -145,6 +146,25 @@ def test_nothing_known_is_said_with_the_number_of_lines(run: Run, tmp_path: Path
     path = tmp_path / "vllm.log"
     path.write_text("INFO\nINFO\n")
     assert run("explain", "--log", path) == (0, "", f"{path}: nothing known in 2 lines\n")
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (BLOCKS.encode("utf-16"), "is UTF-16, not plain text"),
+        (gzip.compress(BLOCKS.encode()), "is compressed by gzip, not plain text"),
+    ],
+)
+def test_a_log_in_another_form_is_an_error(
+    log: bytes, message: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_bytes(log)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(log)))
+    for source in (path, "-"):
+        outcome = run("explain", "--log", source)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.err.startswith(f"error: {source}: {message} (")
 
 
 def test_a_log_comes_from_stdin(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
