@@ -233,6 +233,14 @@ def report_names(
         yield build_finding(code, names[0], f"{begin_message(names, *verbs, noun)} {text}", hint)
 
 
+def format_seconds(seconds: float) -> str:
+    """Return a time with three digits, in the largest unit of which it is 1 or more: ``82 µs``."""
+    units = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns"))
+    factor, unit = next((each for each in units if seconds * each[0] >= 1), units[-1])
+    number = seconds * factor
+    return f"{number:,.3g} {unit}" if number < 1000 else f"{number:,.0f} {unit}"
+
+
 def format_count(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun: ``1 buffer``, ``8 buffers``, ``1 axis``, ``2 axes``."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

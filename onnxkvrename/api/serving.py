@@ -20,7 +20,11 @@ from onnxkvrename.handoff.worker import (
     build_loaded_side,
     find_longest_prompt,
 )
-from onnxkvrename.layout.load import LoadedLayout, set_cache_dtype
+from onnxkvrename.layout.load import (
+    LoadedLayout,
+    list_cache_dtype_notes,
+    set_cache_dtype,
+)
 from onnxkvrename.options import Option
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.vllm.backends import DEFAULT_BLOCK_SIZE
@@ -176,12 +180,14 @@ def compare_served(
             loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
             for loaded, request in zip(sides, served.requests, strict=True)
         )
-        sides = (prefill, decode)
         judge = judge_workers if consumer.is_paged else _shake_hands
-        workers = _build_workers(sides, served, tokens)
+        workers = _build_workers((prefill, decode), served, tokens)
         judgement = judge(*workers)
         figures = list_figures(workers, judgement.reads)
-        notes = (*notes, *served.notes, *figures)
+        notes = (*notes, *served.notes, *_list_cache_dtype_notes(sides, served), *figures)
+        # What a compiled model hands over has the bytes of its compile, whatever the line says.
+        if consumer.is_paged or not any(side.layout.has_compiled_dtypes for side in sides):
+            sides = (prefill, decode)
         transfers = served.decide_full_transfers(full_transfer)
     consumer = configure_consumer(consumer, sides[0].layout)
     one_sided = tuple(_check_full_transfers(transfers, consumer))
@@ -210,6 +216,16 @@ def compare_served(
         strict=strict,
     )
     return ServedHandoff(handoff, judgement.reads)
+
+
+def _list_cache_dtype_notes(
+    sides: tuple[LoadedLayout, LoadedLayout], served: ServedPair
+) -> Iterator[str]:
+    if not served.from_lines:
+        return
+    for label, side, request in zip(SIDES, sides, served.requests, strict=True):
+        for note in list_cache_dtype_notes(side.layout, request.kv_cache_dtype):
+            yield f"{label}: {note}"
 
 
 def _build_workers(

@@ -22,6 +22,7 @@ from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
     apply_compile_info,
+    list_cache_dtype_notes,
     load_layout,
     set_cache_dtype,
 )
@@ -191,6 +192,8 @@ def command(arguments: ManifestArguments) -> int:
     stamped = loaded if arguments.stamp and not loaded.failed else None
     request, notes = _build_request(arguments)
     if request is not None:
+        if arguments.serve is not None:
+            notes = (*notes, *list_cache_dtype_notes(loaded.layout, request.kv_cache_dtype))
         loaded = loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
     projection = _build_projection(loaded.layout, request, arguments, rules)
     if projection is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -211,6 +211,27 @@ def set_cache_dtype(layout: Layout, dtype: str | None) -> Layout:
             hint="leave it out, or write the manifest again",
         )
     return layout._replace(kv_cache_dtype=dtype or recorded)
+
+
+def list_cache_dtype_notes(layout: Layout, dtype: str | None) -> Iterator[str]:
+    """Yield where the cache dtype of a line is not the one that is used, or not the only one.
+
+    Args:
+        layout: The layout before `set_cache_dtype`.
+        dtype: The ``--kv-cache-dtype`` of the line; ``None`` for ``auto`` and for none.
+    """
+    if dtype is None and layout.kv_cache_dtype is not None:
+        yield f"the manifest's --kv-cache-dtype {layout.kv_cache_dtype} is used, and not auto"
+    if dtype is None or not layout.has_compiled_dtypes:
+        return
+    name = "FLOAT8" if dtype.startswith("fp8") else dtype.upper()
+    compiled = {buffer.dtype for buffer in layout.buffers if not buffer.is_state}
+    others = sorted(each for each in compiled if each.partition("E")[0] != name)
+    if others:
+        yield (
+            f"--kv-cache-dtype {dtype} in the line and {format_list(others)} of the compile "
+            "contradict each other"
+        )
 
 
 def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:

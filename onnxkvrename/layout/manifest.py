@@ -126,6 +126,7 @@ class ManifestContent(NamedTuple):
         compiled_dtypes: Whether the dtypes of all buffers are those of a compile, from its
             custom_io.yaml; otherwise they are the graph's.
         kv_cache_dtype: The --kv-cache-dtype that vLLM is started with; `None` if none is given.
+            Dtypes and bytes are those without it; what vLLM makes of it has its own.
         missing: Symbols in the shapes of buffers whose sizes are not known, the batch's aside.
         inputs: All inputs of the graph.
         outputs: All outputs of the graph.

@@ -126,7 +126,11 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
         known_sizes = (f"{symbol}={size}" for symbol, size in layout.sizes.items())
         yield "sizes", ", ".join(known_sizes)
     if layout.kv_cache_dtype is not None:
-        yield "kv_cache_dtype", layout.kv_cache_dtype
+        dtypes = "the compile" if layout.has_compiled_dtypes else "the graph"
+        yield (
+            "kv_cache_dtype",
+            f"{layout.kv_cache_dtype}; dtypes and bytes above are those of {dtypes}",
+        )
     yield "kv_layout_sha256", compute_kv_layout_sha256(layout) or ""
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from onnxkvrename.findings import format_bytes, format_count, format_layer_numbers, format_layers
+from onnxkvrename.findings import (
+    format_bytes,
+    format_count,
+    format_layer_numbers,
+    format_layers,
+    format_seconds,
+)
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import render_facts, render_table, wrap_line
-from onnxkvrename.vllm.capacity import measure_token_bytes
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
 from onnxkvrename.vllm.projection import Projection, list_transfer_releases
@@ -62,9 +67,26 @@ def render_projection(projection: Projection | None, width: int | None) -> Itera
     if projection.groupings:
         facts.append(("holds for", _format_memory_releases(request)))
         if request.max_model_len is not None or request.bandwidth is not None:
-            token_bytes = format_bytes(measure_token_bytes(projection.specs))
-            facts.append(("per token", f"{token_bytes} on each rank, beside windows and states"))
+            facts.append(("per token", _format_token_bytes(projection)))
     yield from _render_facts(facts, width)
+
+
+def _format_token_bytes(projection: Projection) -> str:
+    """Return the bytes of a token: ``256 bytes on each rank with fp8, beside …``."""
+    stages: dict[int, list[int]] = {}
+    for number, size in enumerate(projection.token_bytes):
+        stages.setdefault(size, []).append(number)
+    dtype = projection.request.kv_cache_dtype
+    of_dtype = "" if dtype is None else f" with {dtype}"
+    texts = [
+        f"{format_bytes(size)} on each rank{_format_stages(numbers) if len(stages) > 1 else ''}"
+        for size, numbers in stages.items()
+    ]
+    return f"{', '.join(texts)}{of_dtype}, beside windows and states"
+
+
+def _format_stages(numbers: Sequence[int]) -> str:
+    return f" of stage{'s'[: len(numbers) > 1]} {format_layer_numbers(numbers)}"
 
 
 def _format_memory_releases(request: ProjectionRequest) -> str:
@@ -211,11 +233,9 @@ def _list_transfer_rows(allocation: Allocation, bandwidth: int | None) -> Iterat
             _format_count(transfer.descriptors),
             format_bytes(transfer.bytes),
         )
-        yield cells if bandwidth is None else (*cells, _format_seconds(transfer.seconds))
-
-
-def _format_seconds(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"{seconds * 1000:,.3g} ms"
+        seconds = transfer.seconds
+        time = "unknown" if seconds is None else format_seconds(seconds)
+        yield cells if bandwidth is None else (*cells, time)
 
 
 def _list_capacity_rows(

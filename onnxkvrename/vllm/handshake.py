@@ -121,7 +121,7 @@ def check_handshake(
     projections = [
         project_layout(layout, request) for layout, request in zip(layouts, requests, strict=True)
     ]
-    if not all(map(_has_known_registration, projections)):
+    if not all(map(has_known_registration, projections)):
         return Handshake(unknown=(f"what NIXL registers in {release}",))
     kernel_blocks = [kernel_block_size or _find_kernel_block(each) for each in projections]
     sides = [*map(_build_side, projections, kernel_blocks)]
@@ -287,7 +287,7 @@ def _list_region_layers(allocation: Allocation | None) -> tuple[int, ...]:
     return tuple(sorted(first_layers.values()))
 
 
-def _has_known_registration(projection: Projection) -> bool:
+def has_known_registration(projection: Projection) -> bool:
     """Return whether it is known what NIXL's connector registers, or that vLLM refuses it."""
     allocation = find_nixl_allocation(projection)
     if allocation is None or not allocation.is_possible or len(projection.stages) > 1:

@@ -14,7 +14,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, build_finding, format_layers
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.backends import choose_block_size, find_backend
-from onnxkvrename.vllm.capacity import estimate_seconds, measure_capacity
+from onnxkvrename.vllm.capacity import estimate_seconds, measure_capacity, measure_token_bytes
 from onnxkvrename.vllm.groups import Grouping, group_layers
 from onnxkvrename.vllm.layer_specs import align_blocks, build_specs, list_alignment_conditions
 from onnxkvrename.vllm.memory import Allocation
@@ -69,6 +69,16 @@ class Projection(NamedTuple):
     groupings: tuple[Grouping, ...] = ()
     allocations: tuple[Allocation, ...] = ()
     stages: tuple[PipelineStage, ...] = ()
+
+    @property
+    def token_bytes(self) -> tuple[int, ...]:
+        """The bytes that a token adds on one rank of each stage, beside windows and states."""
+        if not self.stages:
+            return (measure_token_bytes(self.specs),)
+        return tuple(
+            measure_token_bytes([spec for spec in self.specs if spec.layer in stage.layers])
+            for stage in self.stages
+        )
 
 
 def project_layout(
@@ -253,7 +263,11 @@ def _limit_transfers(
     unknown = f"NIXL in vLLM {request.release}: it may register other regions than "
     transfers = tuple(
         each._replace(
-            regions=None, descriptors=None, bytes=None, unknown=unknown + release.planned_as
+            regions=None,
+            descriptors=None,
+            bytes=None,
+            seconds=None,
+            unknown=unknown + release.planned_as,
         )
         for each in allocation.transfers
     )

@@ -25,6 +25,7 @@ from onnxkvrename.vllm.specs import (
     Condition,
     KvCacheSpec,
     ProjectionRequest,
+    build_requirement,
 )
 
 _LAYOUT_ALIASES = {"NHD": "LBNHC", "HND": "LBHNC"}
@@ -87,7 +88,9 @@ def _settle(condition: Condition, facts: _Facts) -> Condition:
     if condition.state != "requires" or decide is None:
         return condition
     decision = decide(facts)
-    return condition if decision is None else decision._replace(name=condition.name, by_line=True)
+    if decision is None:
+        return condition
+    return decision._replace(name=condition.name, by_line=decision.state != "requires")
 
 
 def _meet(why: str) -> Condition:
@@ -167,10 +170,16 @@ def _decide_layout(facts: _Facts) -> Condition | None:
         is_known = backend is not None and (not backend.layouts or asked in backend.layouts)
         why_met = why if is_known else f"{why}; vLLM stops if a backend does not take it"
         return _meet(why_met) if facts.allocation == asked else _miss(why)
-    if not asked or backend is None:
+    if not asked:
+        return None
+    if backend is None:
         # Only a backend that does not take the connector's layout leads to another one.
-        is_other = asked and facts.allocation not in (asked, "LBNHC")
-        return _miss(f"{facts.connector} asks for {asked}") if is_other else None
+        why = f"{facts.connector} asks for {asked}"
+        if facts.allocation != asked:
+            return _miss(why)
+        name = serve.attention_backend
+        taken = f"if {name} takes it" if name else "if the attention backend takes it"
+        return build_requirement("", f"{why}, which vLLM uses {taken}")
     if not backend.layouts or asked in backend.layouts:
         why = f"{facts.connector} asks for {asked}"
         return _meet(why) if facts.allocation == asked else _miss(why)

@@ -93,7 +93,9 @@ def apply_stages(
                 canonical=None,
                 registration=None,
                 transfers=tuple(
-                    each._replace(regions=None, descriptors=None, bytes=None, unknown=unknown)
+                    each._replace(
+                        regions=None, descriptors=None, bytes=None, seconds=None, unknown=unknown
+                    )
                     for each in allocation.transfers
                 ),
             )

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding, format_count
+from onnxkvrename.findings import (
+    UNKNOWN_WORKERS,
+    Finding,
+    build_finding,
+    format_count,
+    format_seconds,
+)
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.capacity import estimate_seconds
 from onnxkvrename.vllm.compatibility import (
@@ -18,7 +24,7 @@ from onnxkvrename.vllm.compatibility import (
     has_hybrid_manager,
     may_have_cross_layers,
 )
-from onnxkvrename.vllm.handshake import check_handshake
+from onnxkvrename.vllm.handshake import check_handshake, has_known_registration
 from onnxkvrename.vllm.projection import (
     check_nixl,
     check_projection,
@@ -66,6 +72,8 @@ def judge_worker(worker: Worker) -> Judgement:
     refusals, unknown = tuple(_check_settings(worker)), tuple(_list_unknown(worker))
     worker = _unify_layers(worker)
     projection = project_layout(worker.layout, worker.request)
+    if not has_known_registration(projection):
+        unknown = (*unknown, f"what NIXL registers in {worker.release}")
     findings = (
         *check_projection(projection),
         *(() if unknown else check_nixl(projection)),
@@ -208,7 +216,7 @@ def list_figures(workers: tuple[Worker, Worker], reads: Sequence[PromptReads]) -
         seconds = estimate_seconds(most_bytes, workers[1].request.bandwidth)
         if seconds is not None:
             prompt = format_count(each.tokens, "token")
-            yield f"prompt of {prompt}: a hand-off takes {seconds * 1000:,.3g} ms at least"
+            yield f"prompt of {prompt}: a hand-off takes {format_seconds(seconds)} at least"
 
 
 def _has_states(layout: Layout) -> bool:

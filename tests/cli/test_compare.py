@@ -223,9 +223,46 @@ def test_the_dtype_that_vllm_is_started_with_must_be_one(run, named, tmp_path: P
         assert outcome.code == 1
         assert "would corrupt every prompt: dtype differs" in outcome.out
         assert "error KV612" in outcome.err
+    kept = "the manifest's --kv-cache-dtype fp8 is used, and not auto"
+    for line in ("--kv-cache-dtype auto", "-tp 1"):
+        assert f"note: {kept}\n" in run("manifest", other, "--serve", line).err
+        told = run("compare", other, model, "--serve", line)
+        assert f"prefill: {kept}" in told.out
+        assert f"decode: {kept}" not in told.out
+    assert kept not in run("manifest", other, "--serve", "--kv-cache-dtype fp8").err
+    assert kept not in run("manifest", other, "--block-size", "16").err
     outcome = run("manifest", other, "--serve", "--kv-cache-dtype fp8_e5m2")
     assert outcome.code == 2
     assert "a manifest says fp8, and --kv-cache-dtype says fp8_e5m2" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("custom_io", "dtype", "contradicts"),
+    [
+        ("float16", "fp8", True),
+        ("float16", "bfloat16", True),
+        ("float16", "float16", False),
+        ("float16", "auto", False),
+        ("", "fp8", False),
+    ],
+)
+def test_a_compile_and_a_line_with_different_cache_dtypes_contradict_each_other(
+    custom_io: str, dtype: str, contradicts: bool, run, named, tmp_path: Path
+) -> None:
+    model, file = named("decoder.onnx"), tmp_path / "custom_io.yaml"
+    compiled: tuple[object, ...] = ()
+    if custom_io:
+        assert run("custom-io", model, "--precision", custom_io, "-o", file).code == 0
+        compiled = ("--custom-io", f"prefill:{file}")
+    line = ("--serve", f"vllm serve M --kv-cache-dtype {dtype}")
+    outcome = run("compare", model, model, *compiled, *line)
+    note = f"prefill: --kv-cache-dtype {dtype} in the line and FLOAT16 of the compile contradict"
+    assert (note in " ".join(outcome.out.split())) == contradicts
+    assert "KV618" not in outcome.err
+    if custom_io:  # decode is not compiled, and has the graph's FLOAT
+        assert "error KV612" in outcome.err
+        assert "FLOAT16 [" in outcome.out
+        assert "FLOAT [" in outcome.out
 
 
 def test_a_plain_model_is_told_and_compared_all_the_same(run, named) -> None:

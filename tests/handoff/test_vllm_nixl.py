@@ -298,7 +298,7 @@ def test_what_fits_on_each_side_and_how_long_a_hand_off_takes(run) -> None:
     assert f"note: prefill: {requests:,.2f} requests of 4,096 tokens fit" in text
     assert f"note: decode: {2 * requests:,.2f} requests of 4,096" in text
     seconds = 63 * 16 * 3072 / 25e9
-    assert f"a hand-off takes {seconds * 1000:.3g} ms at least" in text
+    assert f"a hand-off takes {seconds * 1e6:.3g} µs at least" in text
     assert compare(run, None, "--tokens", "9", "--bandwidth", "25GB/s")[0] == 2
 
 

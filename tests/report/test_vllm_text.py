@@ -12,7 +12,9 @@ from build_layouts import build_attention, build_layers, build_sliding
 from onnxkvrename import load_rules
 from onnxkvrename.layout.layout import KvBuffer
 from onnxkvrename.layout.load import CompileInfo, load_layout
+from onnxkvrename.report.documents.projection_json import projection_to_json
 from onnxkvrename.report.vllm_text import render_projection
+from onnxkvrename.vllm.capacity import measure_token_bytes
 from onnxkvrename.vllm.projection import Projection, project_layout
 from onnxkvrename.vllm.specs import ProjectionRequest
 
@@ -194,7 +196,7 @@ def test_capacity_and_time_are_shown_where_they_are_asked_for() -> None:
     assert (capacity[2], capacity[4]) == ("72 to 127", "0.25 to 0.44")
     # 7 blocks of both layers, 32 KiB each.
     transfer = next(row for row in rows if row[1:2] == ["100 tokens"])
-    assert transfer[-1] == "0.459 ms"
+    assert transfer[-1] == "459 µs"
     assert "per token  2 KiB (2,048 bytes) on each rank, beside windows and states" in [
         line.strip() for line in lines
     ]
@@ -207,3 +209,37 @@ def test_figures_say_for_which_releases_they_hold() -> None:
     assert lines[-1].endswith("vLLM 0.30 to 0.33: groups and memory")
     alike = show(project_layout(layout, ProjectionRequest(16, vllm_version="0.27")))
     assert alike[-1].endswith("vLLM 0.27: groups and memory, of the allocations above")
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "dtype", "shown", "token_bytes"),
+    [
+        (10**9, None, "197 µs", "4 KiB (4,096 bytes) on each rank"),
+        (10**12, None, "197 ns", "4 KiB"),
+        (10**8, None, "1.97 ms", "4 KiB"),
+        (5 * 10**4, "fp8", "1.97 s", "2 KiB (2,048 bytes) on each rank with fp8"),
+    ],
+)
+def test_times_have_a_unit_that_can_be_read(
+    bandwidth: int, dtype: str | None, shown: str, token_bytes: str
+) -> None:
+    request = ProjectionRequest(16, prompt_lengths=(33,), bandwidth=bandwidth, kv_cache_dtype=dtype)
+    # 3 blocks of both layers, 32 KiB each; half of it in fp8.
+    lines = show(project_layout(build_layers(build_attention(0), build_attention(1)), request))
+    assert {line.split("  ")[-1] for line in lines if "33 tokens" in line} == {shown}
+    assert any(f"per token  {token_bytes}" in line for line in lines)
+
+
+def test_of_pipeline_stages_no_time_is_known_and_each_stage_has_its_bytes() -> None:
+    request = ProjectionRequest(16, prompt_lengths=(33,), bandwidth=10**9, pipeline_parallel_size=2)
+    layers = [build_attention(number) for number in range(3)]
+    projection = project_layout(build_layers(*layers), request)
+    lines = [line.strip() for line in show(projection)]
+    (rows,) = {line.split("33 tokens")[1] for line in lines if "33 tokens" in line}
+    assert rows.split() == ["unknown"] * 4
+    one, two = (measure_token_bytes(projection.specs[:count]) for count in (1, 2))
+    assert projection.token_bytes == (two, one)
+    (said,) = [line for line in lines if line.startswith("per token")]
+    assert f"{two:,} bytes) on each rank of stage 0, " in said
+    assert f"{one:,} bytes) on each rank of stage 1, " in said
+    assert projection_to_json(projection)["token_bytes"] == two

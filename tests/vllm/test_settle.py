@@ -13,6 +13,7 @@ from build_layouts import (
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.vllm.memory_v033 import KV_CACHE_LAYOUTS
 from onnxkvrename.vllm.projection import (
     Projection,
     build_request,
@@ -162,6 +163,9 @@ def test_condition_of_a_projection(
             "cross_layers",
         ),
         ("0.33", "plain", "-tp 1", "LBHNC", "BLHNC"),
+        ("0.33", "plain", "-tp 1", "LBHNC", "LBNHC"),
+        ("0.33", "plain", NIXL, "LBHNC", "LBNHC"),
+        ("0.33", "plain", "--attention-backend NEW_ATTN", "LBHNC", "LBNHC"),
         ("0.33", "plain", FLASH, "LBHNC", "LBNHC"),
         ("0.33", "plain", "--attention-backend FLEX_ATTENTION", "LBNHC", "LBHNC"),
         ("0.33", "plain", "VLLM_KV_CACHE_LAYOUT=BLHNC vllm serve M", "BLHNC", "LBHNC"),
@@ -177,6 +181,29 @@ def test_allocation_that_a_line_selects(
     assert allocation is not None
     assert allocation.name == used
     assert {each.name: each.state for each in projection.allocations}[unused] == "not met"
+
+
+@pytest.mark.parametrize(
+    ("layout", "line", "possible"),
+    [
+        ("plain", "-tp 1", {"LBHNC": "requires"}),
+        ("plain", NIXL, {"LBHNC": "requires"}),
+        ("plain", "--attention-backend NEW_ATTN", {"LBHNC": "requires"}),
+        ("plain", FLASH, {"LBHNC": "met"}),
+        ("plain", OTHER.format("OffloadingConnector"), dict.fromkeys(KV_CACHE_LAYOUTS, "requires")),
+        ("mla", NIXL, dict.fromkeys(KV_CACHE_LAYOUTS, "requires")),
+    ],
+)
+def test_only_a_layout_that_a_connector_asks_for_has_transfers(
+    layout: str, line: str, possible: dict[str, str]
+) -> None:
+    allocations = _project(layout, line, "0.33").allocations
+    for allocation in allocations:
+        states = {each.name: each for each in allocation.conditions}
+        if allocation.name in KV_CACHE_LAYOUTS:
+            assert states["layout"].state == possible.get(allocation.name, "not met")
+            assert states["layout"].by_line == (states["layout"].state != "requires")
+    assert {each.name for each in allocations if each.is_possible} == {*possible}
 
 
 @pytest.mark.parametrize(

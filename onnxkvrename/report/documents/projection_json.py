@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.records import fill_record, serialize
 from onnxkvrename.rules.kinds import BufferKind
-from onnxkvrename.vllm.capacity import Capacity, measure_token_bytes
+from onnxkvrename.vllm.capacity import Capacity
 from onnxkvrename.vllm.groups import Grouping, GroupingMethod
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCaches, Placement
 from onnxkvrename.vllm.nixl import NixlTransfer
@@ -175,7 +175,8 @@ class ProjectionContent(NamedTuple):
         draft_start: The number of a draft model's first layer; `None` without one.
         max_model_len: Tokens of a prompt and its answer, vLLM's --max-model-len; `None` without it.
         bandwidth: Bytes in a second that one rank transfers (`--bandwidth`); `None` without it.
-        token_bytes: Bytes that a token adds on one rank, in the layers that keep all tokens.
+        token_bytes: Bytes that a token adds on one rank, in the layers that keep all tokens and in
+            the cache dtype; of several stages, on that with the most.
         layers: The cache of each layer, before vLLM makes the pages equal in size.
         conditions: What the whole projection depends on.
         refusals: Why vLLM refuses the layout. If there is a refusal, there are no groupings.
@@ -221,7 +222,7 @@ def projection_to_json(projection: Projection) -> dict[str, Any]:
         draft_start=request.draft_start,
         max_model_len=request.max_model_len,
         bandwidth=request.bandwidth,
-        token_bytes=measure_token_bytes(projection.specs),
+        token_bytes=max(projection.token_bytes),
         layers=tuple(map(_describe_spec, projection.specs)),
         conditions=projection.conditions,
         refusals=projection.refusals,
