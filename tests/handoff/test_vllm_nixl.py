@@ -265,7 +265,7 @@ def test_what_is_not_known_of_vllm_is_no_success(run, line: str, version: str, r
     assert re.search(f"error KV630: .*{reason}", text)
 
 
-@pytest.mark.parametrize("connectors", [("LMCacheConnectorV1", None), ("NixlConector", "X")])
+@pytest.mark.parametrize("connectors", [("LMCacheConnectorV1", None), ("X", "OffloadingConnector")])
 def test_two_different_connectors_are_the_cause(run, connectors: tuple[str, str | None]) -> None:
     config = '{{"kv_connector": "{}", "kv_role": "kv_both"}}'
     lines = [
