@@ -309,3 +309,10 @@ def test_the_hash_is_not_compared_by_other_connectors(run: Callable) -> None:
     assert code == 1
     assert "error KV630: whether vLLM accepts them is not known: the connector X" in printed
     assert "KV628" not in printed
+
+
+def test_an_attention_backend_that_vllm_does_not_have_is_refused(run) -> None:
+    code, text = compare(run, None, "--serve", "decode:--attention-backend FLASH_ATN")
+    assert code == 2
+    assert "--serve decode: --attention-backend 'FLASH_ATN': vLLM 0.33 has no" in text
+    assert "did you mean FLASH_ATTN?" in text
