@@ -111,6 +111,14 @@ def choose_block_size(serve: ServeSettings, vllm_version: str) -> int:
     return serve.block_size or (DEFAULT_BLOCK_SIZE if backend is None else backend.choose_block())
 
 
+def hands_over_alone(connector: str) -> bool:
+    """Return whether a connector is known, and hands over by itself, not by NIXL.
+
+    Those that are not known may be built on NIXL's, as Dynamo's ``PdConnector`` is.
+    """
+    return connector in (_HYBRID_CONNECTORS | _PLAIN_CONNECTORS) - set(NIXL_CONNECTORS)
+
+
 def supports_hybrid(connector: str, vllm_version: str) -> bool | None:
     """Return whether a connector allows groups of several kinds; ``None`` if not known."""
     if connector in _HYBRID_CONNECTORS or (connector, vllm_version) == ("MoRIIOConnector", "0.33"):

@@ -17,6 +17,7 @@ from onnxkvrename.findings import (
     format_seconds,
 )
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.vllm.backends import hands_over_alone
 from onnxkvrename.vllm.capacity import estimate_seconds
 from onnxkvrename.vllm.compatibility import (
     Worker,
@@ -175,14 +176,16 @@ def judge_workers(
 
 
 def _explain_different_connectors(workers: tuple[Worker, Worker]) -> str | None:
-    """Return that lines name two connectors, of which one is not NIXL's; ``None`` if not.
+    """Return that lines name two connectors, of which one hands over alone; ``None`` if not.
 
-    NIXL's connectors are known: whether these meet, the compatibility hash says.
+    Whether NIXL's connectors meet, and those that may be built on it, the compatibility hash says.
     """
-    settings = [worker.settings for worker in workers]
-    prefill, decode = (serve and (serve.connector or DEFAULT_CONNECTOR) for serve in settings)
-    uses_nixl = all(serve is None or serve.uses_nixl for serve in settings)
-    if uses_nixl or prefill is None or decode is None or prefill == decode:
+    if any(worker.settings is None for worker in workers):
+        return None
+    prefill, decode = (
+        (worker.settings and worker.settings.connector) or DEFAULT_CONNECTOR for worker in workers
+    )
+    if prefill == decode or not any(map(hands_over_alone, (prefill, decode))):
         return None
     return f"two different connectors, {prefill} on prefill and {decode} on decode"
 

@@ -265,7 +265,7 @@ def test_what_is_not_known_of_vllm_is_no_success(run, line: str, version: str, r
     assert re.search(f"error KV630: .*{reason}", text)
 
 
-@pytest.mark.parametrize("connectors", [("LMCacheConnectorV1", None), ("NixlConector", "X")])
+@pytest.mark.parametrize("connectors", [("LMCacheConnectorV1", None), ("X", "OffloadingConnector")])
 def test_two_different_connectors_are_the_cause(run, connectors: tuple[str, str | None]) -> None:
     config = '{{"kv_connector": "{}", "kv_role": "kv_both"}}'
     lines = [
@@ -309,3 +309,10 @@ def test_the_hash_is_not_compared_by_other_connectors(run: Callable) -> None:
     assert code == 1
     assert "error KV630: whether vLLM accepts them is not known: the connector X" in printed
     assert "KV628" not in printed
+
+
+def test_an_attention_backend_that_vllm_does_not_have_is_refused(run) -> None:
+    code, text = compare(run, None, "--serve", "decode:--attention-backend FLASH_ATN")
+    assert code == 2
+    assert "--serve decode: --attention-backend 'FLASH_ATN': vLLM 0.33 has no" in text
+    assert "did you mean FLASH_ATTN?" in text
