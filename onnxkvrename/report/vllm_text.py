@@ -14,6 +14,9 @@ from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
 from onnxkvrename.vllm.projection import Projection, list_transfer_releases
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.specs import (
+    CHUNKED_KINDS,
+    ENCODER_KINDS,
+    SLIDING_KINDS,
     KvCacheGroup,
     ProjectionRequest,
     Refusal,
@@ -63,8 +66,21 @@ def render_projection(projection: Projection | None, width: int | None) -> Itera
         facts.append(("holds for", _format_memory_releases(request)))
         if request.max_model_len is not None or request.bandwidth is not None:
             token_bytes = format_bytes(measure_token_bytes(projection.specs))
-            facts.append(("per token", f"{token_bytes} on each rank, beside windows and states"))
+            facts.append(("per token", f"{token_bytes} on each rank{_format_others(projection)}"))
     yield from _render_facts(facts, width)
+
+
+def _format_others(projection: Projection) -> str:
+    """Return what else the layers have than what every token adds; empty for nothing."""
+    specs = projection.specs
+    limited = SLIDING_KINDS | CHUNKED_KINDS | ENCODER_KINDS
+    others = {
+        "windows": any(spec.kind in limited - ENCODER_KINDS for spec in specs),
+        "states": any(spec.is_state for spec in specs),
+        "cross attention": any(spec.kind in ENCODER_KINDS for spec in specs),
+    }
+    names = [name for name, is_there in others.items() if is_there]
+    return f", beside {' and '.join(names)}" if names else ""
 
 
 def _format_memory_releases(request: ProjectionRequest) -> str:
@@ -306,9 +322,12 @@ def render_reads(reads: Iterable[PromptReads], width: int | None) -> Iterator[Li
         reads: What decode posts for each prompt; without any there are no lines.
         width: The columns of the terminal; `None` for a pipe.
     """
+    reads = tuple(reads)
     rows = [row for each in reads for row in _list_read_rows(each)]
     if rows:
         yield from render_table([_READ_COLUMNS, *rows], width)
+    reasons = dict.fromkeys(each.unknown for each in reads if each.unknown is not None)
+    yield from render_facts([("unknown", reason) for reason in reasons], width, indent="")
 
 
 def _list_read_rows(reads: PromptReads) -> Iterator[tuple[str, ...]]:

@@ -586,6 +586,13 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
         assert ("vLLM 0.33's NIXL connector" in verdict) == bool(options)
 
 
+def test_reads_that_depend_on_a_size_name_the_option_for_it(run) -> None:
+    model = FIXTURES / "plain" / "hybrid.onnx"
+    outcome = run("compare", model, model, "--block-size", "16:16", "--tokens", "9")
+    last = "unknown  the size of sliding_window (--dim sliding_window=SIZE)"
+    assert outcome.out.splitlines()[-1] == last
+
+
 SERVED = ("--serve", "prefill:--block-size 16", "--serve", "decode:-tp 2 --block-size 32")
 NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
 

@@ -82,7 +82,9 @@ class _MapGeometry(NamedTuple):
 def _choose_geometry(labels: Iterable[str], count: int, width: int) -> _MapGeometry:
     """Choose the widest cells with which all layers fit in one band, or bands of the narrowest."""
     longest = max(map(measure_text, labels), default=0)
-    label_width = min(max(longest, len(_RULER_LABEL)), width // 3) + 2 if longest else 0
+    if longest:
+        longest = min(max(longest, len(_RULER_LABEL)), width // 3)
+    label_width = longest + 2 if longest else 0
     room = max(width - label_width, 1)
     if count * 4 <= room:
         return _MapGeometry(label_width, 3, 4, 0, count, 1)
