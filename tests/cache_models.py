@@ -8,6 +8,8 @@ import onnx.helper
 from models import info, node
 from onnx import ModelProto, TensorProto
 
+from onnxkvrename.layout.layout import Layout
+
 _ATTENTION = ("batch_size", 8, "ctx_len", 64)
 _WINDOW = ("batch_size", 8, "sliding_window", 64)
 _CONV, _RECURRENT = ("batch_size", 512, 4), ("batch_size", 16, 128, 128)
@@ -68,3 +70,14 @@ def build_cache_model(
 
 HYBRID = ("linear", "linear", "full") * 8
 MIXED = ("full", "window", "mla", "linear", "qwen", "none", "full", "full")
+
+
+def build_layout_model(layout: Layout) -> ModelProto:
+    """Build a model with the buffers of a layout, and little else."""
+    inputs, outputs, nodes = [info("x", 1)], [info("logits", 1)], [node("Neg", ["x"], ["logits"])]
+    for buffer in layout.buffers:
+        names = buffer.names if buffer.is_state else [f"past_{name}" for name in buffer.names]
+        nodes.append(node("Neg", [names[0]], [names[1]]))
+        for values, name in zip((inputs, outputs), names, strict=True):
+            values.append(info(name, *(buffer.shape or ()), dtype=TensorProto.FLOAT16))
+    return onnx.helper.make_model(onnx.helper.make_graph(nodes, "main", inputs, outputs))

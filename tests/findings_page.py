@@ -2,7 +2,7 @@
 
 A passage has the heading, severity and meaning of a code, what follows from it, the finding as
 the example in `finding_examples.py` prints it, without the hint, a *Fix*, and the beginnings of
-vLLM's messages that mean it.
+vLLM's messages that mean it, collapsed where there are many.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from finding_examples import EXAMPLES, run_example
 
 from onnxkvrename.findings import CODES
+from onnxkvrename.report.finding_pages import MAX_QUOTES, QUOTE_SEPARATOR, QUOTES
 from onnxkvrename.vllm.messages import load_messages
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
@@ -26,7 +27,7 @@ _PASSAGE = re.compile(r"^### (KV\d{3})\n\n.*?(?=^##|\Z)", re.MULTILINE | re.DOTA
 _HEAD = re.compile(r"\*\*\w+: .+\*\*")
 _HINT = re.compile(r" \((?:[^()]|\([^()]*\))*\)$")
 _OUTPUT = re.compile(r"(?<=```text\n).*?(?=```)", re.DOTALL)
-_LOGGED = re.compile(r"\*In a log:\* .*\n\n?")
+_LOGGED = re.compile(r"<details.*?</details>\n\n?|\*In a log:\* .*?\n\n?", re.DOTALL)
 
 
 def find_passages(page: str) -> dict[str, str]:
@@ -55,14 +56,21 @@ def render_finding(code: str, printed: str) -> str:
 
 
 def render_messages(code: str) -> str:
-    """Return the paragraph with the beginnings of the messages that mean a finding; or nothing."""
+    """Return the beginnings of the messages that mean a finding, as Markdown; or nothing.
+
+    More than `explain` prints are collapsed. A browser that searches a page opens the block.
+    """
     texts = [message.text for message in load_messages() if message.code == code]
     quotes = [
         textwrap.shorten(text, _QUOTED_CHARS, placeholder=" …", break_on_hyphens=False)
         for text in texts
     ]
-    listed = " · ".join(f"`{re.sub(r'{[^}]*}?', '…', quote)}`" for quote in quotes)
-    return f"*In a log:* {listed}" if quotes else ""
+    listed = QUOTE_SEPARATOR.join(f"`{re.sub(r'{[^}]*}?', '…', quote)}`" for quote in quotes)
+    paragraph = f"{QUOTES}{listed}" if quotes else ""
+    if len(quotes) <= MAX_QUOTES:
+        return paragraph
+    summary = f"<summary>{len(quotes)} messages in a log</summary>"
+    return f'<details markdown="1">{summary}\n\n{paragraph}\n\n</details>'
 
 
 def _render_passage(code: str, passage: str) -> str:

@@ -79,7 +79,8 @@ def render(handoff: Handoff, *requested: int, findings: tuple[Finding, ...] = ()
     content = describe_handoff(handoff, ((), ()), load_rules().profile_choice)
     assert content.prefill is not None
     prefill = content.prefill._replace(findings=findings)
-    return render_compare_page(content._replace(prefill=prefill), requested)
+    content = content._replace(prefill=prefill)
+    return render_compare_page(content, requested, is_paged=handoff.consumer.is_paged)
 
 
 def compare_window(

@@ -23,22 +23,23 @@ CONSUMERS = (
     "vllm-qaic",
     "vllm-qaic-legacy",
     "qefficient",
+    "vllm-nixl",
     "openvino-npuw",
     "onnxruntime-genai",
     "transformers-js",
 )
 NONE = "0/0 KV601"
-PREFIXES = (NONE, "4/4", "4/4", NONE, NONE, NONE)
-GROWS = ("0/0 KV120 KV601", "4/0 KV120 KV601", "4/0 KV120 KV601")
+PREFIXES = (NONE, "4/4", "4/4", "4/4", NONE, NONE, NONE)
+GROWS = ("0/0 KV120 KV601", "4/0 KV120 KV601", "4/0 KV120 KV601", "4/4")
 QEFFICIENT = {
-    "deepseekv3_mla": (NONE, NONE, "4/4", NONE, NONE, NONE),
-    "gemma3text": ("0/0 KV120 KV601", "4/4 KV120", "4/4 KV120", NONE, NONE, NONE),
+    "deepseekv3_mla": (NONE, NONE, "4/4", "4/4", NONE, NONE, NONE),
+    "gemma3text": ("0/0 KV120 KV601", "4/4 KV120", "4/4 KV120", "4/4", NONE, NONE, NONE),
     "gemma3vlm_dual/*/Gemma3DecoderWrapper.onnx": PREFIXES,
-    "llama12l": (NONE, "24/24", "24/24", NONE, NONE, NONE),
+    "llama12l": (NONE, "24/24", "24/24", "24/24", NONE, NONE, NONE),
     "llama2l": PREFIXES,
     "llama2l_cb": PREFIXES,
     "llama2l_dynamo": PREFIXES,
-    "llama2l_sampler": ("0/0 KV601 KV604", "4/4 KV604", "6/6 KV610", NONE, NONE, NONE),
+    "llama2l_sampler": ("0/0 KV601 KV604", "4/4 KV604", "6/6 KV610", "4/4", NONE, NONE, NONE),
     "llama2l_subfn": PREFIXES,
     "lw_qwen3moe/*/merged_0-2.onnx": PREFIXES,
 }
@@ -48,28 +49,28 @@ OTHERS = {
     "optimum/gpt_bigcode": (*GROWS, "4/4", "4/4", "4/4"),
     "genai/llama-int4": (*GROWS, "4/4", "4/4", "4/4"),
     "genai/gemma2-fp32": (*GROWS, "4/4", "4/4", "4/4"),
-    "genai/lfm2-fp32-t5": (*GROWS, "4/6 KV601", "6/6", "4/4 KV601"),
+    "genai/lfm2-fp32-t5": (*GROWS[:3], "6/6", "4/6 KV601", "6/6", "4/4 KV601"),
     "genai/llama-cuda-paged-int8kv": (
         *("0/0 KV601 KV610", "8/0 KV601 KV610", "9/0 KV601 KV608 KV610"),
-        *("8/8 KV610", "8/8", "4/4 KV601"),
+        *("8/8", "8/8 KV610", "8/8", "4/4 KV601"),
     ),
     "genai/whisper-fp32-t5/decoder.onnx": (
         *("0/0 KV120 KV601", "8/0 KV120 KV601 KV603 KV605", "8/0 KV120 KV601 KV603"),
-        *("0/4 KV601", "8/4", "0/0 KV601"),
+        *("8/4", "0/4 KV601", "8/4", "0/0 KV601"),
     ),
     "optimum/t5/decoder_model_merged.onnx": (
         *("0/0 KV120 KV601", "8/0 KV120 KV601 KV605", "8/0 KV120 KV601"),
-        *("8/8", "8/8 KV603", "8/8"),
+        *("8/8", "8/8", "8/8 KV603", "8/8"),
     ),
     "optimum/t5/decoder_with_past_model.onnx": (
         *("0/0 KV120 KV601", "8/0 KV120 KV601 KV605", "8/0 KV120 KV601"),
-        *("8/4 KV609", "8/4 KV603 KV609", "8/4 KV609"),
+        *("8/4", "8/4 KV609", "8/4 KV603 KV609", "8/4 KV609"),
     ),
     "mobius/llama-ort-genai": (*GROWS, "4/4", "4/4", "4/4"),
-    "mobius/llama-static": (*("0/0 KV601 KV610",) * 2, *(NONE,) * 4),  # three axes
+    "mobius/llama-static": (*("0/0 KV601 KV610",) * 2, NONE, "4/4", *(NONE,) * 3),  # three axes
     "mobius/qwen3_5-ort-genai/decoder": (
         *("0/0 KV120 KV601", "8/0 KV120 KV601 KV605", "8/0 KV120 KV601"),
-        *("8/8 KV605 KV610", "8/8", "2/2 KV601"),
+        *("8/8", "8/8 KV605 KV610", "8/8", "2/2 KV601"),
     ),
 }
 

@@ -171,7 +171,7 @@ def test_a_passage_says_what_a_finding_means_and_how_to_fix_it(code: str) -> Non
     assert meaning.endswith(".")
     assert output.startswith("```text\n")
     assert fix.startswith("*Fix:* ")
-    assert logged == [*filter(None, [render_messages(code)])], HOW_TO_UPDATE
+    assert "\n\n".join(logged) == render_messages(code), HOW_TO_UPDATE
 
 
 @pytest.mark.parametrize("code", findings.CODES)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from build_layouts import build_gpt_oss
-from models import info, saved
-from onnx import ModelProto, TensorProto, helper
+from cache_models import build_layout_model
+from models import saved
 
 from onnxkvrename.vllm.memory_v033 import KV_CACHE_LAYOUTS
 
@@ -22,25 +22,12 @@ EXAMPLE = re.search(
 )
 
 
-def build_model() -> ModelProto:
-    """An export with the buffers of gpt-oss-20b, and little else."""
-    nodes, inputs, outputs = [], [info("x", 1)], [info("logits", 1)]
-    nodes.append(helper.make_node("Identity", ["x"], ["logits"]))
-    for buffer in build_gpt_oss().buffers:
-        input_name, output_name = (f"past_{name}" for name in buffer.names)
-        nodes.append(helper.make_node("Neg", [input_name], [output_name]))
-        shape = buffer.shape or ()
-        inputs.append(info(input_name, *shape, dtype=TensorProto.FLOAT16))
-        outputs.append(info(output_name, *shape, dtype=TensorProto.FLOAT16))
-    return helper.make_model(helper.make_graph(nodes, "gpt-oss-20b", inputs, outputs))
-
-
 def test_the_example_is_what_the_program_prints(
     tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert EXAMPLE is not None
     command, printed = EXAMPLE.groups()
-    saved(build_model(), tmp_path / "gpt-oss-20b.onnx")
+    saved(build_layout_model(build_gpt_oss()), tmp_path / "gpt-oss-20b.onnx")
     monkeypatch.chdir(tmp_path)
     outcome = run(*shlex.split(command))
     assert (outcome.code, outcome.out + outcome.err) == (0, printed)

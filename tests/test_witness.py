@@ -44,6 +44,19 @@ def test_the_documented_figures_leave_nothing_in_which_both_differ() -> None:
     for subjects in figures.values():
         assert {"regions", "descriptors", "bytes", "canonical view"} <= subjects.keys()
         assert all(agreed == compared for agreed, compared in subjects.values())
+        for pairs in ("pairs of workers", "workers with lines"):
+            decided = [subjects[f"{pairs} that vLLM {does}"][1] for does in ("accepts", "refuses")]
+            assert sum(int(count.replace(",", "")) for count in decided) >= 2000
+
+
+def test_as_many_architectures_are_documented_as_make_draws() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    count = re.search(r"^COUNT = (\d+)$", makefile, re.MULTILINE)
+    assert count is not None
+    assert FIGURES is not None
+    drawn = f"{int(count[1]):,} architectures"
+    assert FIGURES[1].count(drawn) == len(VERSIONS)
+    assert f"draws {drawn}" in FIGURES.string
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -15,6 +15,7 @@ from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.verdict import PromptFaults
 from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.load import LoadedLayout, set_cache_dtype
+from onnxkvrename.options import Option
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.vllm.backends import DEFAULT_BLOCK_SIZE
 from onnxkvrename.vllm.compatibility import Worker
@@ -22,10 +23,22 @@ from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import build_request, list_serve_notes
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
-from onnxkvrename.vllm.specs import ProjectionRequest
-from onnxkvrename.vllm.workers import Judgement, judge_workers
+from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.workers import Judgement, judge_workers, list_figures
 
 SIDES = ("prefill", "decode")
+VLLM = Option(
+    "--vllm",
+    f"With --serve or --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
+    choices=tuple(VLLM_RELEASES),
+    needs=("serve", "block_size"),
+)
+BANDWIDTH = Option(
+    "--bandwidth",
+    "With --tokens: what each rank transfers, e.g. 25GB/s; says how long a hand-off takes.",
+    "RATE",
+    needs=("tokens",),
+)
 
 
 class ServedHandoff(NamedTuple):
@@ -47,6 +60,11 @@ class ServedPair(NamedTuple):
     requests: tuple[ProjectionRequest, ProjectionRequest]
     notes: tuple[str, ...] = ()
     from_lines: bool = True
+
+    def set_bandwidth(self, bandwidth: int) -> ServedPair:
+        """Return the pair where each rank transfers so many bytes in a second."""
+        prefill, decode = (request._replace(bandwidth=bandwidth) for request in self.requests)
+        return self._replace(requests=(prefill, decode))
 
     @property
     def ranks(self) -> TensorParallelSizes | None:
@@ -143,8 +161,10 @@ def compare_served(
         )
         sides = (prefill, decode)
         judge = judge_workers if consumer.is_paged else _shake_hands
-        judgement = judge(*_build_workers(sides, served, tokens))
-        notes = (*notes, *served.notes)
+        workers = _build_workers(sides, served, tokens)
+        judgement = judge(*workers)
+        figures = list_figures(workers, judgement.reads)
+        notes = (*notes, *served.notes, *_list_long_prompts(served, tokens), *figures)
         full_transfer = full_transfer or served.full_transfer
     consumer = configure_consumer(consumer, sides[0].layout)
     writer, reader = (
@@ -165,6 +185,14 @@ def compare_served(
         strict=strict,
     )
     return ServedHandoff(handoff, judgement.reads)
+
+
+def _list_long_prompts(served: ServedPair, tokens: Sequence[int]) -> Iterator[str]:
+    """Yield which prompts a side does not take, by its ``--max-model-len``."""
+    for side, request in zip(SIDES, served.requests, strict=True):
+        longest = request.max_model_len
+        if longest is not None and max(tokens, default=0) > longest:
+            yield f"{side}: vLLM refuses prompts of more than --max-model-len {longest:,} tokens"
 
 
 def _build_workers(

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.api.serving import apply_serve
+from onnxkvrename.api.serving import VLLM, apply_serve
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, print_notes
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
@@ -63,6 +63,10 @@ class CheckConsumerArguments(NamedTuple):
     target: Annotated[str, TARGET] = DEFAULT_CONSUMER
     full_transfer: Annotated[bool, FULL_TRANSFER] = False
     serve: Annotated[ServeLine | None, SERVE] = None
+    vllm_version: Annotated[
+        str | None,
+        VLLM._replace(help=VLLM.help.replace(" or --block-size", ""), needs=("serve",)),
+    ] = None
     sizes: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     specializations: Annotated[Path | None, SPECIALIZATIONS] = None
     custom_io: Annotated[Path | None, CUSTOM_IO] = None
@@ -105,19 +109,19 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     compile_info = fill_record(CompileInfo, arguments)
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
-    serve = ServeSettings()
+    serve, version = ServeSettings(), arguments.vllm_version or VLLM_VERSIONS[-1]
     if arguments.serve is not None:
-        serve = read_serve_option(arguments.serve, VLLM_VERSIONS[-1])
+        serve = read_serve_option(arguments.serve, version)
         print_notes(serve.notes, arguments.quiet)
         full_transfer = arguments.full_transfer or serve.uses_full_transfer
         arguments = arguments._replace(full_transfer=full_transfer)
-        loaded = apply_serve(loaded, serve, VLLM_VERSIONS[-1])
+        loaded = apply_serve(loaded, serve, version)
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
     if consumer.is_paged and layout.buffers:
-        request = build_request(serve, VLLM_VERSIONS[-1])._replace(
+        request = build_request(serve, version)._replace(
             kv_cache_dtype=layout.kv_cache_dtype, serve=None if arguments.serve is None else serve
         )
         findings += judge_worker(Worker(layout, request)).findings

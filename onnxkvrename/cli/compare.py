@@ -13,9 +13,15 @@ import click
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.api.serving import ServedPair, compare_served, read_served_pair
+from onnxkvrename.api.serving import BANDWIDTH, VLLM, ServedPair, compare_served, read_served_pair
 from onnxkvrename.cli.files import check_page, collect_inputs, write_page
-from onnxkvrename.cli.options import SIDES, SideValues, declare_command, parse_dim_sizes
+from onnxkvrename.cli.options import (
+    SIDES,
+    SideValues,
+    declare_command,
+    parse_bandwidth,
+    parse_dim_sizes,
+)
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff
@@ -66,7 +72,7 @@ from onnxkvrename.report.vllm_text import render_reads
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.vllm.reads import PromptReads
-from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
 
 class CompareArguments(NamedTuple):
@@ -94,19 +100,12 @@ class CompareArguments(NamedTuple):
             why="the line says it",
         ),
     ] = None
-    vllm_version: Annotated[
-        str | None,
-        Option(
-            "--vllm",
-            f"With --serve or --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
-            choices=tuple(VLLM_RELEASES),
-            needs=("serve", "block_size"),
-        ),
-    ] = None
+    vllm_version: Annotated[str | None, VLLM] = None
     tokens: Annotated[
         tuple[int, ...],
         Option("--tokens", "Also simulate a prompt of N tokens. May be repeated.", "N"),
     ] = ()
+    bandwidth: Annotated[str | None, BANDWIDTH] = None
     group_windows: GroupWindows = True
     strict: Strict = False
     profile: Profile = None
@@ -143,6 +142,10 @@ def command(arguments: CompareArguments) -> int:
     rules = find_rules(arguments.profile, arguments.rules, sides, arguments.pairs, consumer.token)
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     served = _read_served_pair(arguments)
+    if arguments.bandwidth is not None:
+        if served is None:
+            raise click.UsageError("--bandwidth requires --serve LINE or --block-size P:D")
+        served = served.set_bandwidth(parse_bandwidth("--bandwidth", arguments.bandwidth))
     prefill, decode, notes = _load_sides(arguments, rules)
     handoff, reads = compare_served(
         sides,
@@ -267,7 +270,8 @@ def _write_page(
         )
     )
     check_page(path, "compare", files, force=arguments.force)
-    page = render_compare_page(build_content(), arguments.tokens)
+    is_paged = load_consumer(arguments.target).is_paged
+    page = render_compare_page(build_content(), arguments.tokens, is_paged=is_paged)
     write_page(path, page, files.list_inputs())
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import find_width, print_answer, print_lines
+from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import CODES, decide_exit_code
 from onnxkvrename.options import FORMAT, Option
@@ -76,9 +78,17 @@ def _read_log(path: Path) -> LogReading:
         if sys.stdin is None:
             raise KvRenameError("stdin is closed", hint="pass the path of a log to --log")
         with translate_read_errors(path):
-            return read_log(iter(lambda: sys.stdin.buffer.read(_CHUNK_BYTES), b""))
+            return _read_chunks(path, iter(lambda: sys.stdin.buffer.read(_CHUNK_BYTES), b""))
     try:
         with open_file(path) as file:
-            return read_log(read_chunks(file, 0, file.size))
+            return _read_chunks(path, read_chunks(file, 0, file.size))
     except ModelError as error:
         raise KvRenameError(error.message, path=error.path, hint="--log - reads stdin") from None
+
+
+def _read_chunks(path: Path, chunks: Iterable[bytes]) -> LogReading:
+    try:
+        return read_log(chunks)
+    except UnreadableTextError as error:
+        hint = "pass it through `iconv -f UTF-16` or `zcat`; --log - reads stdin"
+        raise KvRenameError(str(error), path=str(path), hint=hint) from None

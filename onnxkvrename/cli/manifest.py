@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.api.serving import BANDWIDTH, VLLM
 from onnxkvrename.cli.files import collect_inputs
 from onnxkvrename.cli.options import declare_command, parse_bandwidth
 from onnxkvrename.cli.output import print_answer, print_choice, print_lines, print_notes
@@ -67,7 +68,7 @@ from onnxkvrename.vllm.projection import (
     project_layout,
 )
 from onnxkvrename.vllm.serve import read_serve_option
-from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
 
 class ManifestArguments(NamedTuple):
@@ -100,16 +101,7 @@ class ManifestArguments(NamedTuple):
             needs=("serve", "block_size"),
         ),
     ] = None
-    vllm_version: Annotated[
-        str | None,
-        Option(
-            "--vllm",
-            "With --serve or --block-size: the vLLM that is meant, by default the newest known, "
-            f"{VLLM_VERSIONS[-1]}.",
-            choices=tuple(VLLM_RELEASES),
-            needs=("serve", "block_size"),
-        ),
-    ] = None
+    vllm_version: Annotated[str | None, VLLM] = None
     tokens: Annotated[
         tuple[int, ...],
         Option(
@@ -120,15 +112,7 @@ class ManifestArguments(NamedTuple):
             needs=("serve", "block_size"),
         ),
     ] = ()
-    bandwidth: Annotated[
-        str | None,
-        Option(
-            "--bandwidth",
-            "With --tokens: what each rank transfers, e.g. 25GB/s; says how long a hand-off takes.",
-            "RATE",
-            needs=("tokens",),
-        ),
-    ] = None
+    bandwidth: Annotated[str | None, BANDWIDTH] = None
     output: Annotated[
         Path | None,
         Option(

@@ -94,6 +94,12 @@ _HINTS = {
     "KV618": "compile both for the same context",
     "KV626": "quantize both with the same calibration, so that their scales are equal",
 }
+_PAGED_HINTS = {
+    **_HINTS,
+    "KV612": "export both with the same precision, or start both with one --kv-cache-dtype",
+    "KV614": "export both from the same model, with the same windows",
+}
+"""What to do where the consumer has pages of its own, and nothing is compiled from a graph."""
 _MAX_DRAFT_LAYERS = 3
 """The most layers of a draft model."""
 _SHIFTING_CAUSES = {
@@ -315,17 +321,19 @@ def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
             known_last = None if last_equal == placeholder else last_equal
             groups.setdefault((difference, known_last), []).append(pair)
     for (difference, known_last), pairs in groups.items():
-        finding = _build_difference_finding(difference, pairs, known_last)
+        hint = (_PAGED_HINTS if comparison.setup.consumer.is_paged else _HINTS)[difference.code]
+        finding = _build_difference_finding(difference, pairs, known_last, hint)
         summary = _summarize_windows(difference) if finding.code == "KV614" else ""
         yield RootCause(finding, _list_ids(pairs), difference, summary)
 
 
 def _build_difference_finding(
-    difference: Difference, pairs: Sequence[BufferPair], last_equal: int | None
+    difference: Difference, pairs: Sequence[BufferPair], last_equal: int | None, hint: str
 ) -> Finding:
     """Return one finding for buffers with the same difference.
 
     The longest prompt that it does not affect has `last_equal` tokens, `None` if that is not known.
+    The hint is replaced where sizes decide.
     """
     message = f"{_begin_difference(pairs)} {difference.prefill} on prefill and "
     message += f"{difference.decode} on decode"
@@ -344,7 +352,6 @@ def _build_difference_finding(
     elif difference.is_undecided:
         symbols = " and ".join(difference.needed_symbols)
         message += f"; whether the sides differ depends on {symbols}"
-    hint = _HINTS[difference.code]
     if difference.needed_symbols and difference.is_certain:
         hint = f"pass {difference.size_arguments} to see from which prompt length on"
     elif difference.needed_symbols:

@@ -12,6 +12,11 @@ from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import fold_text, render_table
 from onnxkvrename.storage.read import is_occupied, read_text_file
 
+QUOTES = "*In a log:* "
+"""How a paragraph with the beginnings of messages begins."""
+QUOTE_SEPARATOR = " · "
+MAX_QUOTES = 3
+"""Messages that `describe_finding` quotes; the page has all, collapsed if there are more."""
 _PAGE = "findings.md"
 _PLACES = (
     Path(__file__).parent / _PAGE,  # in a wheel
@@ -31,7 +36,7 @@ def render_finding_list(width: int | None) -> Iterator[Line]:
 
 
 def describe_finding(code: str, width: int = 80) -> list[str]:
-    """Return the passage about a code as lines.
+    """Return the passage about a code as lines, with the first of many messages in a log.
 
     Args:
         code: A code such as ``KV402``, in any case.
@@ -47,7 +52,8 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
         raise KvRenameError(f"no finding has the code {code}", hint=hint)
     lines = [name]
     for block in _read_passage(name):
-        lines += ["", *_render_block(block, width)]
+        if not block.startswith(("<details", "</details>")):
+            lines += ["", *_render_block(_shorten_quotes(block), width)]
     return lines
 
 
@@ -73,6 +79,16 @@ def _read_passage(code: str) -> list[str]:
 
 def _read_page() -> str:
     return read_text_file(next((path for path in _PLACES if is_occupied(path)), _PLACES[0]))
+
+
+def _shorten_quotes(block: str) -> str:
+    """Return a block as it is, or the first quotations of many with the number of the others."""
+    if not block.startswith(QUOTES):
+        return block
+    quotes = block.split(QUOTE_SEPARATOR)
+    more = len(quotes) - MAX_QUOTES
+    shown = QUOTE_SEPARATOR.join(quotes[:MAX_QUOTES])
+    return f"{shown}{QUOTE_SEPARATOR}and {more} more: docs/{_PAGE}" if more > 0 else block
 
 
 def _render_block(block: str, width: int) -> list[str]:

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.documents import parse_toml
+from onnxkvrename.documents import UnreadableTextError, parse_toml
 from onnxkvrename.limits import MAX_LINE_BYTES, MAX_REASON_CHARS, shorten_text
 from onnxkvrename.storage.read import read_text_file
 
 _TABLE = Path(__file__).with_name("messages.toml")
 _VALUE = re.compile(r"\{(\w+)\}")
 _STYLES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_OTHER_FORMATS: Mapping[bytes, str] = {
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"PK\x03\x04": "a ZIP archive",
+}
+"""How a file starts that may be a log in a form that is not read, in which nothing is found."""
 _END_OF_VALUE = re.compile(r"[\"\\\r\n]|$")
 """Where a value ends that ends its message: logs of containers are JSON strings."""
 
@@ -109,6 +118,9 @@ def read_log(chunks: Iterable[bytes]) -> LogReading:
 
     Args:
         chunks: The bytes of the log, cut anywhere.
+
+    Raises:
+        UnreadableTextError: It is not UTF-8 but UTF-16, or compressed.
     """
     marks = {message: max(message.literals, key=len).encode() for message in load_messages()}
     found: dict[VllmMessage, LoggedMessage] = {}
@@ -131,7 +143,12 @@ def read_log(chunks: Iterable[bytes]) -> LogReading:
 def _iterate_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield whole lines, many at once; what is far behind the start of a line may be missing."""
     rest = b""
-    for chunk in chunks:
+    chunks = iter(chunks)
+    first = next(chunks, b"")
+    for start, name in _OTHER_FORMATS.items():
+        if first.startswith(start):
+            raise UnreadableTextError(f"is {name}, not plain text")
+    for chunk in chain((first,), chunks):
         lines, end, rest = (rest + chunk).rpartition(b"\n")
         if end:
             yield lines + end

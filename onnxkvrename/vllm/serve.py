@@ -206,20 +206,33 @@ def parse_serve_line(
         has_model = bool(words) and not words[0].startswith("-")
         rest = words[:index] + words[index + (1 if separator else 2) :]
         words = [*rest[:has_model], *given, *rest[has_model:]]
-    return _build_settings(command.variables, words, vllm_version, label)
+    settings = _build_settings(command.variables, words, vllm_version, label)
+    if not command.sources:
+        return settings
+    note = f"the variables of {', '.join(dict.fromkeys(command.sources))} are not read"
+    return settings._replace(notes=(*settings.notes, note))
 
 
 # Words of a shell
 
 
 class _Command(NamedTuple):
-    """A command: the variables that it gets, and the words after ``vllm serve``."""
+    """A command: the variables that it gets, and the words after ``vllm serve``.
+
+    Files with further variables (``source``, docker's ``--env-file``) are its sources.
+    """
 
     variables: Mapping[str, str]
     words: Sequence[str]
+    sources: Sequence[str]
 
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_DOCKER_VARIABLE = re.compile(r"(?:--env=|-e)(?=[A-Za-z_][A-Za-z0-9_]*=)")
+_BEFORE_COMMENT = re.compile(
+    r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?<![\s;&|])(?<!^)\#|[^\#\\'"])*""", re.DOTALL
+)
+"""A text up to its comment: a ``#`` that begins a word; or up to a quote that is not closed."""
 _REDIRECTION = re.compile(r"[0-9]*(?:>>?|<)(.*)", re.DOTALL)
 _SEPARATORS = ";&|"
 _PLAIN_TEXT = re.compile(r"[\w./:@%+,=-]*", re.ASCII)
@@ -236,15 +249,25 @@ _SIDE_SIMILARITY = 0.8
 def _find_command(text: str, label: str) -> _Command:
     """Return the only command of a text that starts vLLM, with all variables that it gets."""
     exported: dict[str, str] = {}
+    assigned: dict[str, str] = {}
+    sources: list[str] = []
     commands = []
     for statement in _split_statements(text, label):
         start = _find_arguments(statement)
         before = statement if start is None else statement[:start]
-        assignments = {m[1]: m[2] for word in before if (m := _ASSIGNMENT.fullmatch(word))}
+        words = [_DOCKER_VARIABLE.sub("", word) for word in before]
+        assignments = {m[1]: m[2] for word in words if (m := _ASSIGNMENT.fullmatch(word))}
         if start is not None:
-            commands.append(_Command({**exported, **assignments}, statement[start:]))
-        elif statement[0] == "export":
+            given = [*sources, *_list_environment_files(before)]
+            commands.append(_Command({**exported, **assignments}, statement[start:], given))
+        elif statement[0] == "export" or statement[:2] in (["declare", "-x"], ["typeset", "-x"]):
+            exported |= {name: assigned[name] for name in words[1:] if name in assigned}
             exported |= assignments
+        elif statement[0] in ("source", "."):
+            sources += statement[1:2]
+        elif len(assignments) == len(statement):
+            assigned |= assignments
+            exported |= {name: assignments[name] for name in exported.keys() & assignments.keys()}
     if len(commands) == 1:
         return commands[0]
     found = "several vllm serve lines" if commands else "no vllm serve line"
@@ -253,6 +276,14 @@ def _find_command(text: str, label: str) -> _Command:
     if separator and find_similar(prefix, _SIDES, _SIDE_SIMILARITY):
         hint = f"leave out {prefix}: (only compare takes lines for one side)"
     raise KvRenameError(f"{label} {shorten_text(' '.join(text.split()))!r}: {found}", hint=hint)
+
+
+def _list_environment_files(words: Sequence[str]) -> Iterator[str]:
+    """Yield the files of docker's ``--env-file``."""
+    for index, word in enumerate(words):
+        name, separator, path = word.partition("=")
+        if name == "--env-file":
+            yield path if separator else "".join(words[index + 1 : index + 2])
 
 
 def _split_statements(text: str, label: str) -> Iterator[list[str]]:
@@ -289,10 +320,13 @@ def _split_statements(text: str, label: str) -> Iterator[list[str]]:
 
 
 def _split_words(line: str) -> list[str]:
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=_SEPARATORS)
-    lexer.whitespace_split = True
     # shlex takes every # for a comment, a shell only one that begins a word.
-    lexer.commenters = "#" if re.search(r"(?:^|\s)#", line) else ""
+    before = _BEFORE_COMMENT.match(line)
+    end = len(line) if before is None else before.end()
+    text = line[:end] if line[end : end + 1] == "#" else line
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=_SEPARATORS)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
     return list(lexer)
 
 
@@ -541,6 +575,8 @@ _SHORT_FLAGS = {
     "-sc": "--speculative-config",
     "-ac": "--attention-config",
 }
+_OTHER_SHORT_FLAGS = frozenset(["-q", "-n", "-r", "-ep", "-dc", "-cc", "-h", "-v"])
+"""vLLM's flags with one dash that do not matter, beside ``-dp`` and those that begin with it."""
 _CACHE_DTYPES = (
     "auto",
     "float16",
@@ -635,6 +671,7 @@ _NOT_READ = frozenset(
         "--model-class-overrides",
         "--num-gpu-blocks-override",
         "--replayssm-buffer-len",
+        "--revision",
         "--swa-bounded-replay",
         "--use-replayssm",
         "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE",
@@ -659,6 +696,12 @@ _CONFIG_KEYS = {
 }
 _OLD_CONFIG_KEYS = {"kv_buffer_size", "kv_rank", "kv_parallel_size", "kv_ip"}
 """The keys of ``--kv-transfer-config`` that 0.24 has and 0.33 refuses."""
+_DEFAULT_KEYS: Mapping[str, object] = {
+    "kv_connector_module_path": None,
+    "kv_buffer_device": "cuda",
+    "enable_permute_local_kv": False,
+}
+"""Keys of it that change what a connector does in ways that are not known here, with defaults."""
 _ROLES = ("kv_producer", "kv_consumer", "kv_both")
 
 
@@ -697,9 +740,15 @@ def _build_settings(
         _read_flag(reading, flag, value)
     model = first[0] if first else reading.fields.get("model", "")
     others = (*first[1:], *(word for flag in flags for word in (flag.typed, *flag.values[1:])))
-    reading.unexpanded.extend(word for word in (model, *others) if "$" in word)
-    reading.fields["model"] = "" if "$" in model else model
-    _apply_objects(reading.fields, {**reading.objects, **reading.nested}, version, label)
+    reading.unexpanded.extend(word for word in (model, *others) if "$" in word or "`" in word)
+    reading.fields["model"] = "" if model in reading.unexpanded else model
+    objects = {**reading.objects, **reading.nested}
+    _apply_objects(reading.fields, objects, version, label)
+    if first:  # vLLM refuses a second model
+        stray = (word for flag in flags if flag.name in _FLAGS for word in flag.values[1:])
+        surplus = (*first[1:], *stray)
+        reading.doubtful.extend(word for word in surplus if word not in reading.unexpanded)
+    reading.doubtful.extend(_list_unread_keys(objects.get("--kv-transfer-config") or {}))
     notes = _list_notes(variables, reading.doubtful, reading.unexpanded)
     return ServeSettings(**reading.fields, notes=tuple(notes))
 
@@ -789,11 +838,26 @@ def _apply_transfer_config(
     fields["extra_config"] = MappingProxyType(extra)
 
 
+def _list_unread_keys(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of ``--kv-transfer-config`` that matter and are not read."""
+    for key, default in _DEFAULT_KEYS.items():
+        if config.get(key, default) != default:
+            yield key
+    if (config.get("kv_connector_extra_config") or {}).get("backends", ["UCX"]) != ["UCX"]:
+        yield "backends"
+
+
 def _resembles_known(name: str) -> bool:
     """Return whether a flag may be an abbreviation or a slip for one that matters.
 
-    Python's argparse takes a flag that only one flag begins with.
+    Python's argparse takes a flag that only one flag begins with, also ``-t 2`` for ``-tp 2``;
+    vLLM refuses ``-tp2`` and ``--tp 2``.
     """
+    if not name.startswith("--"):
+        key = name.partition(".")[0]
+        return not (key in _OTHER_SHORT_FLAGS or key.startswith(("-dp", "-O")))
+    if name[1:] in _SHORT_FLAGS:
+        return True
     known = (*_FLAGS, *_OBJECTS, *_SWITCHES, *_LISTS)
     if any(each.startswith(name) for each in known if len(name) > len("--m")):
         return True

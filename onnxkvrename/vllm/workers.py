@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding
+from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding, format_count
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.vllm.capacity import estimate_seconds
 from onnxkvrename.vllm.compatibility import (
     Worker,
     compare_factors,
@@ -18,7 +19,12 @@ from onnxkvrename.vllm.compatibility import (
     may_have_cross_layers,
 )
 from onnxkvrename.vllm.handshake import check_handshake
-from onnxkvrename.vllm.projection import check_nixl, check_projection, project_layout
+from onnxkvrename.vllm.projection import (
+    check_nixl,
+    check_projection,
+    find_nixl_allocation,
+    project_layout,
+)
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import DEFAULT_CONNECTOR
 from onnxkvrename.vllm.specs import (
@@ -113,6 +119,7 @@ def judge_workers(
 
     Returns:
         The judgement. Workers of different versions never meet; then only that is compared.
+        Nothing is compared if another connector than NIXL's hands over on both sides.
 
     Raises:
         KvRenameError: `kernel_block_size` does not divide vLLM's block.
@@ -124,6 +131,9 @@ def judge_workers(
     notes = [*compatibility.list_notes()]
     if prefill.release != version:
         return Judgement(tuple(findings), tuple(notes))
+    if not any(worker.settings is None or worker.settings.uses_nixl for worker in workers):
+        reasons = dict.fromkeys(reason for worker in workers for reason in _list_unknown(worker))
+        return Judgement(_report_unknown(tuple(reasons)))
     for name, worker in zip(("prefill", "decode"), workers, strict=True):
         findings += (
             finding._replace(message=f"{name}: {finding.message}")
@@ -160,6 +170,29 @@ def _report_unknown(reasons: Sequence[str]) -> tuple[Finding, ...]:
     message = f"whether vLLM accepts them is not known: {'; '.join(reasons)}"
     hint = "start both with vLLM and hand one prompt over, or leave out what is not known"
     return (build_finding(UNKNOWN_WORKERS, "", message, hint),)
+
+
+def list_figures(workers: tuple[Worker, Worker], reads: Sequence[PromptReads]) -> Iterator[str]:
+    """Yield how many requests fit on each side, and how long a hand-off takes at least.
+
+    Args:
+        workers: Prefill and decode. Requests fit where both ``--max-model-len`` and the memory for
+            KV caches are known; a hand-off is timed where a bandwidth is.
+        reads: What decode posts for each prompt.
+    """
+    for name, worker in zip(("prefill", "decode"), workers, strict=True):
+        allocation = find_nixl_allocation(project_layout(worker.layout, worker.request))
+        capacity = None if allocation is None else allocation.capacity
+        if capacity is not None and capacity.requests is not None:
+            most, fewest = (f"{count:,.2f}" for count in capacity.requests)
+            count = most if most == fewest else f"{fewest} to {most}"
+            yield f"{name}: {count} requests of {worker.request.max_model_len:,} tokens fit"
+    for each in reads:
+        most_bytes = max((rank.bytes for rank in each.ranks), default=None)
+        seconds = estimate_seconds(most_bytes, workers[1].request.bandwidth)
+        if seconds is not None:
+            prompt = format_count(each.tokens, "token")
+            yield f"prompt of {prompt}: a hand-off takes {seconds * 1000:,.3g} ms at least"
 
 
 def _has_states(layout: Layout) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -152,9 +153,8 @@ def test_no_value_of_a_log_acts_on_a_terminal_or_a_ci_runner(
             "is not a text log: it has NUL bytes and no known message (--log takes what vLLM "
             "printed, in UTF-8)",
         ),
-        (f"{BLOCKS}\n".encode("utf-16"), 2, "is not a text log: "),
     ],
-    ids=["unknown", "empty", "binary", "utf-16"],
+    ids=["unknown", "empty", "binary"],
 )
 def test_a_log_without_known_messages_says_so(
     log: bytes, code: int, said: str, run: Run, tmp_path: Path
@@ -163,6 +163,25 @@ def test_a_log_without_known_messages_says_so(
     path.write_bytes(log)
     outcome = run("explain", "--log", path)
     assert (outcome.code, outcome.out, f"{path}: {said}" in outcome.err) == (code, "", True)
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (BLOCKS.encode("utf-16"), "is UTF-16, not plain text"),
+        (gzip.compress(BLOCKS.encode()), "is compressed by gzip, not plain text"),
+    ],
+)
+def test_a_log_in_another_form_is_an_error(
+    log: bytes, message: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_bytes(log)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(log)))
+    for source in (path, "-"):
+        outcome = run("explain", "--log", source)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.err.startswith(f"error: {source}: {message} (")
 
 
 def test_a_log_comes_from_stdin(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ RANKS_AND_BLOCKS = (
     *("--serve", "decode:--tensor-parallel-size 4 --block-size 32"),
 )
 LINE = "vllm serve M --attention-backend FLASH_ATTN --block-size 16"
+CROSS_LAYERS = f"""{LINE} --kv-transfer-config '{{"kv_connector": "NixlConnector", \
+"kv_role": "kv_both", "kv_connector_extra_config": {{"enable_cross_layers_blocks": true}}}}'"""
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
 
@@ -119,6 +121,7 @@ def test_dtypes_that_vllm_has(run, dtype: int) -> None:
 def test_what_matters(run, decode, codes: list[str]) -> None:
     code, text = compare(run, decode)
     assert code == 1
+    assert not any(word in text for word in ("compile", "--custom-io", "enable_chunking"))
     found = {word.rstrip(":") for word in text.split() if word.startswith("KV6")}
     assert sorted(found) == codes
 
@@ -162,6 +165,15 @@ def test_a_side_that_vllm_cannot_register_is_refused(run) -> None:
     outcome = run("check-consumer", "model.onnx", "--target", "vllm-nixl")
     assert outcome.code == 1
     assert "KV622" in outcome.err
+
+
+def test_a_side_is_judged_for_the_version_that_is_named(run) -> None:
+    onnx.save(build_cache_model(["full"]), "model.onnx")
+    side = ("check-consumer", "model.onnx", "--target", "vllm-nixl", "--serve", CROSS_LAYERS)
+    for version, code in (("0.24", 1), ("0.33", 0)):
+        outcome = run(*side, "--vllm", version)
+        assert outcome.code == code
+        assert ("error KV630" in outcome.err) == bool(code)
 
 
 def test_there_is_nothing_to_rename(run) -> None:
@@ -233,3 +245,34 @@ def test_a_worker_of_which_it_is_not_known_whether_vllm_registers_it(run) -> Non
     assert outcome.code == 1, outcome
     assert "error KV630" in outcome.err, outcome
     assert "not known whether vllm-nixl can use it" in outcome.out
+
+
+def test_what_fits_on_each_side_and_how_long_a_hand_off_takes(run) -> None:
+    size = "--kv-cache-memory-bytes 3G --max-model-len 4096"
+    lines = ("--serve", f"prefill:{LINE} {size}", "--serve", f"decode:{LINE} -tp 2 {size}")
+    code, text = compare(run, None, *lines, "--tokens", "1000", "--bandwidth", "25GB/s")
+    assert code == 0
+    # A token has 3 layers of 8 heads of 64 keys and values of 2 bytes: 6,144 bytes on one rank.
+    requests = 3 * 2**30 // (6144 * 16) / 256
+    assert f"note: prefill: {requests:,.2f} requests of 4,096 tokens fit" in text
+    assert f"note: decode: {2 * requests:,.2f} requests of 4,096" in text
+    seconds = 63 * 16 * 3072 / 25e9
+    assert f"a hand-off takes {seconds * 1000:.3g} ms at least" in text
+    assert compare(run, None, "--tokens", "9", "--bandwidth", "25GB/s")[0] == 2
+
+
+def test_the_hash_is_not_compared_by_other_connectors(run: Callable) -> None:
+    other = "--kv-transfer-config.kv_connector X --kv-transfer-config.kv_role kv_both"
+    lines = ("--serve", f"prefill:{other} --dtype half", "--serve", f"decode:{other} --dtype float")
+    code, printed = compare(run, None, *lines)
+    assert code == 1
+    assert "error KV630: whether vLLM accepts them is not known: the connector X" in printed
+    assert "KV628" not in printed
+
+
+def test_a_prompt_that_a_side_refuses_is_named(run: Callable) -> None:
+    said = "note: prefill: vLLM refuses prompts of more than --max-model-len 100 tokens"
+    for tokens, is_said in (("100", False), ("101", True)):
+        line = "prefill:--max-model-len 100"
+        options = ("--serve", line, "--serve", "decode:-tp 1", "--tokens", tokens)
+        assert (said in compare(run, None, *options)[1]) == is_said

@@ -12,6 +12,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.vllm.serve import ServeSettings, parse_serve_line, read_serve_option
 
 NIXL = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
+CONNECTOR = "--kv-transfer-config.kv_connector NixlConnector --kv-transfer-config.kv_role kv_both"
 SCRIPT = """\
 #!/bin/bash
 set -euo pipefail
@@ -49,6 +50,20 @@ LINES: dict[str, dict[str, Any]] = {
         "model": "M",
         "kv_cache_layout": "HND",
     },
+    "docker run -eVLLM_KV_CACHE_LAYOUT=HND --env=VLLM_USE_V2_MODEL_RUNNER=1 vllm-openai": {
+        "kv_cache_layout": "HND",
+        "uses_v2_model_runner": True,
+    },
+    "VLLM_KV_CACHE_LAYOUT=HND; export VLLM_KV_CACHE_LAYOUT; vllm serve M": {
+        "model": "M",
+        "kv_cache_layout": "HND",
+    },
+    "export VLLM_KV_CACHE_LAYOUT=HND; VLLM_KV_CACHE_LAYOUT=NHD; vllm serve M": {
+        "model": "M",
+        "kv_cache_layout": "NHD",
+    },
+    "VLLM_KV_CACHE_LAYOUT=HND; vllm serve M": {"model": "M"},
+    "vllm serve a#b -tp 2 # -tp 4": {"model": "a#b", "tensor_parallel_size": 2},
     "env VLLM_KV_CACHE_LAYOUT=NHD nohup vllm serve M": {"model": "M", "kv_cache_layout": "NHD"},
     "export VLLM_USE_V2_MODEL_RUNNER=0 && vllm serve M": {
         "model": "M",
@@ -179,6 +194,17 @@ def test_bad_line(line: str, version: str, message: str) -> None:
         ("VLLM_ATTENTION_BACKEND=FLASHMLA vllm serve M", ("--attention-backend",)),
         ("vllm serve M $MORE", ("$MORE",)),
         ("vllm serve $MODEL --enforce-eager", ("$MODEL",)),
+        ("vllm serve M `cat flags`", ("`cat",)),
+        ("vllm serve M N -tp 2 O", ("N", "O")),
+        ("vllm serve -tp 2 M", ()),
+        ("vllm serve M -t 4", ("-t",)),
+        ("vllm serve M -tp4", ("-tp4",)),
+        ("vllm serve M --tp 4 --revision R", ("--tp", "--revision")),
+        ("vllm serve M -q fp8 -dp 2 -dpl 1 -O3 -cc.mode 3 -ep -n 2", ()),
+        ("source env.sh; docker run --env-file=x vllm-openai --model M", ("env.sh", "x")),
+        (f"{CONNECTOR} --kv-transfer-config.kv_buffer_device cpu", ("kv_buffer_device",)),
+        (f"{CONNECTOR} --kv-transfer-config.kv_buffer_device cuda", ()),
+        (f"{CONNECTOR} --kv-transfer-config.kv_connector_extra_config.backends+ X", ("backends",)),
     ],
 )
 def test_flags_that_are_not_understood(line: str, named: tuple[str, ...]) -> None:
