@@ -127,7 +127,10 @@ CODES: dict[str, tuple[Severity, str]] = {
         "error",
         "the shortest of the prompts that decode does not get, though vLLM accepts both workers",
     ),
-    UNKNOWN_WORKERS: ("error", "not known: whether vLLM accepts workers with these settings"),
+    UNKNOWN_WORKERS: (
+        "error",
+        "not known: whether vLLM accepts workers with these settings, and decode gets every prompt",
+    ),
 }
 """Severity and meaning of every code; `docs/findings.md` explains each."""
 

@@ -170,7 +170,7 @@ def check_consumer(
     loaded = _load(arguments["layout"])
     if serve is not None:
         settings = read_serve_option(serve, VLLM_VERSIONS[-1])
-        full_transfer = full_transfer or settings.uses_full_transfer
+        full_transfer = settings.decide_full_transfer(full_transfer)
         loaded = apply_serve(loaded, settings, VLLM_VERSIONS[-1])
     buffers = loaded.layout
     configured = configure_consumer(load_consumer(target), buffers)

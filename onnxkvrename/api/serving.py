@@ -6,14 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import configure_consumer
 from onnxkvrename.handoff.same_model import Basis
 from onnxkvrename.handoff.simulate import merge_ranges
+from onnxkvrename.handoff.slots import find_clipped_axes
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.verdict import PromptFaults
-from onnxkvrename.handoff.worker import build_loaded_side
+from onnxkvrename.handoff.worker import (
+    UNLIMITED_LENGTH,
+    build_loaded_side,
+    find_longest_prompt,
+)
 from onnxkvrename.layout.load import LoadedLayout, set_cache_dtype
 from onnxkvrename.options import Option
 from onnxkvrename.rules.profile import Rules
@@ -27,6 +33,8 @@ from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequ
 from onnxkvrename.vllm.workers import Judgement, judge_workers, list_figures
 
 SIDES = ("prefill", "decode")
+_RANK = 4
+"""The axes of a cache of attention: batch, heads, context and head size."""
 VLLM = Option(
     "--vllm",
     f"With --serve or --block-size: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
@@ -67,16 +75,28 @@ class ServedPair(NamedTuple):
         return self._replace(requests=(prefill, decode))
 
     @property
+    def context_limits(self) -> tuple[int | None, int | None]:
+        """The ``--max-model-len`` of prefill and of decode, where lines say it."""
+        prefill, decode = (request.serve or ServeSettings() for request in self.requests)
+        return prefill.max_model_len, decode.max_model_len
+
+    @property
     def ranks(self) -> TensorParallelSizes | None:
         """The tensor parallel sizes, if lines say them."""
         prefill, decode = (request.tensor_parallel_size for request in self.requests)
         return TensorParallelSizes(prefill, decode) if self.from_lines else None
 
-    @property
-    def full_transfer(self) -> bool:
-        """True if vllm-qaic's variable is set on both sides."""
-        lines = [request.serve for request in self.requests]
-        return all(serve is not None and serve.uses_full_transfer for serve in lines)
+    def decide_full_transfers(self, is_requested: bool) -> tuple[bool, bool]:
+        """Return whether vllm-qaic moves all of each buffer, in prefill and in decode.
+
+        Raises:
+            KvRenameError: It is requested, and a line turns it off.
+        """
+        prefill, decode = (
+            (request.serve or ServeSettings()).decide_full_transfer(is_requested)
+            for request in self.requests
+        )
+        return prefill, decode
 
 
 def read_served_pair(lines: Mapping[str, str], vllm_version: str) -> ServedPair | None:
@@ -102,9 +122,6 @@ def read_served_pair(lines: Mapping[str, str], vllm_version: str) -> ServedPair 
         for note in list_serve_notes(serve, vllm_version):
             notes.setdefault(note, []).append(side)
     prefill, decode = (build_request(serve, vllm_version) for serve in settings)
-    if settings[0].uses_full_transfer != settings[1].uses_full_transfer:
-        side = SIDES[settings[1].uses_full_transfer]
-        notes["VLLM_QAIC_USE_FULL_KV_TRANSFER is set on this side only"] = [side]
     named = (
         note if len(sides) == len(SIDES) else f"{sides[0]}: {note}" for note, sides in notes.items()
     )
@@ -150,7 +167,7 @@ def compare_served(
         KvRenameError: The consumer does not hand buffers from one model to another, or a manifest
             has another cache dtype than its line.
     """
-    judgement = Judgement()
+    judgement, transfers = Judgement(), (full_transfer, full_transfer)
     if served is None and consumer.is_paged:
         request = ProjectionRequest(DEFAULT_BLOCK_SIZE)
         served = ServedPair((request, request), from_lines=False)
@@ -164,9 +181,16 @@ def compare_served(
         workers = _build_workers(sides, served, tokens)
         judgement = judge(*workers)
         figures = list_figures(workers, judgement.reads)
-        notes = (*notes, *served.notes, *_list_long_prompts(served, tokens), *figures)
-        full_transfer = full_transfer or served.full_transfer
+        notes = (*notes, *served.notes, *figures)
+        transfers = served.decide_full_transfers(full_transfer)
     consumer = configure_consumer(consumer, sides[0].layout)
+    one_sided = tuple(_check_full_transfers(transfers, consumer))
+    faults = _list_faults(judgement)
+    if one_sided:
+        # Only a prompt that fills the context moves the same with and without it.
+        longest = min(find_longest_prompt(side.layout) for side in sides)
+        last = longest if longest == UNLIMITED_LENGTH else max(longest - 1, 1)
+        faults = faults._replace(corrupt_ranges=merge_ranges(faults.corrupt_ranges, ((1, last),)))
     writer, reader = (
         build_loaded_side(label, path, loaded, consumer, rules)
         for label, path, loaded in zip(SIDES, paths, sides, strict=True)
@@ -176,23 +200,16 @@ def compare_served(
         reader,
         consumer,
         ranks=None if served is None else served.ranks,
-        full_transfer=full_transfer,
+        full_transfer=all(transfers),
         tokens=tokens,
-        more_findings=(*judgement.findings, *judgement.read_findings),
+        more_findings=(*one_sided, *judgement.findings, *judgement.read_findings),
         more_notes=(*notes, *judgement.notes),
         more_basis=Basis(judgement.facts, judgement.conditions),
-        faults=_list_faults(judgement),
+        faults=faults,
+        context_limits=(None, None) if served is None else served.context_limits,
         strict=strict,
     )
     return ServedHandoff(handoff, judgement.reads)
-
-
-def _list_long_prompts(served: ServedPair, tokens: Sequence[int]) -> Iterator[str]:
-    """Yield which prompts a side does not take, by its ``--max-model-len``."""
-    for side, request in zip(SIDES, served.requests, strict=True):
-        longest = request.max_model_len
-        if longest is not None and max(tokens, default=0) > longest:
-            yield f"{side}: vLLM refuses prompts of more than --max-model-len {longest:,} tokens"
 
 
 def _build_workers(
@@ -208,6 +225,23 @@ def _build_workers(
         for side, request in zip(sides, served.requests, strict=True)
     )
     return prefill, decode
+
+
+def _check_full_transfers(transfers: tuple[bool, bool], consumer: Consumer) -> Iterator[Finding]:
+    """Yield KV618 if one side moves all of each buffer, and the other only the prompt.
+
+    Only for a consumer that moves less than all without vllm-qaic's variable.
+    """
+    if transfers[0] == transfers[1] or not find_clipped_axes(consumer, _RANK, full_transfer=False):
+        return
+    side = SIDES[transfers[1]]
+    yield build_finding(
+        "KV618",
+        "",
+        f"VLLM_QAIC_USE_FULL_KV_TRANSFER=1 is set on {side} only: each side computes its own "
+        "offsets, and decode cannot detect it",
+        "set it on both sides or on neither",
+    )
 
 
 def _list_faults(judgement: Judgement) -> PromptFaults:

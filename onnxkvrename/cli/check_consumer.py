@@ -113,7 +113,7 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     if arguments.serve is not None:
         serve = read_serve_option(arguments.serve, version)
         print_notes(serve.notes, arguments.quiet)
-        full_transfer = arguments.full_transfer or serve.uses_full_transfer
+        full_transfer = serve.decide_full_transfer(arguments.full_transfer)
         arguments = arguments._replace(full_transfer=full_transfer)
         loaded = apply_serve(loaded, serve, version)
     layout = loaded.layout

@@ -98,6 +98,8 @@ class Handoff(NamedTuple):
         shared_symbols: The symbols without a size that must be equal on both sides.
         root_causes: The findings that are not consequences of others, with their buffers.
         basis: What a success rests on.
+        context_limits: The tokens that prefill and decode take of a prompt and its answer, as they
+            are started; ``None`` where that is not said.
     """
 
     consumer: Consumer
@@ -115,6 +117,7 @@ class Handoff(NamedTuple):
     shared_symbols: tuple[str, ...] = ()
     root_causes: tuple[RootCause, ...] = ()
     basis: Basis = Basis()
+    context_limits: tuple[int | None, int | None] = (None, None)
 
     @property
     def failed(self) -> bool:
@@ -134,6 +137,7 @@ def compare_sides(
     more_notes: Sequence[str] = (),
     more_basis: Basis = NO_BASIS,
     faults: PromptFaults = NO_FAULTS,
+    context_limits: tuple[int | None, int | None] = (None, None),
     strict: bool = False,
 ) -> Handoff:
     """Compare two sides, and simulate the hand-off between them for every prompt length.
@@ -141,7 +145,7 @@ def compare_sides(
     Without `ranks`, heads and states are not checked. Prompts of the lengths in `tokens` are
     simulated, in addition to those at which something changes, unless they are beyond the context
     of a side. Further findings, notes and what a success rests on are about both sides together;
-    further findings explain the `faults` of prompts.
+    further findings explain the `faults` of prompts. `context_limits` are as in `Handoff`.
     With `strict`, scales that are not known are a finding, not a note.
 
     Raises:
@@ -186,6 +190,7 @@ def compare_sides(
         requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
         root_causes=root_causes,
+        context_limits=context_limits,
         basis=Basis((*basis.facts, *more_basis.facts), (*basis.conditions, *more_basis.conditions)),
     )
 

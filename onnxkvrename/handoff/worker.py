@@ -158,8 +158,8 @@ def find_shared_symbols(
         for axis, dim in enumerate(shape[1:], 1):
             is_context = axis == buffer.prompt_axis and buffer.window is None
             is_free = axis in clipped and is_context
-            if consumer.is_paged:  # windows are compared where both sizes are known
-                is_free = axis == buffer.prompt_axis
+            if consumer.is_paged:
+                is_free = axis == buffer.prompt_axis and buffer.window is None
             if isinstance(dim, str) and not is_free:
                 shared.add(dim)
     return tuple(sorted(shared))

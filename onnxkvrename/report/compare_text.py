@@ -361,6 +361,8 @@ def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
         return "longer than any context"
     if verdict.longest_prompt is not None and tokens > verdict.longest_prompt:
         return f"longer than the context of {format_token_count(verdict.longest_prompt)}"
+    if too_long := _explain_context_limits(handoff, tokens):
+        return too_long
     undecided = _find_undecided(handoff)
     if undecided:
         return f"cannot decide; pass {_format_size_arguments(undecided)}"
@@ -386,6 +388,19 @@ def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
     if verdict.outcome == "unknown" and verdict.first_cause is not None:
         return f"cannot decide ({verdict.first_cause.finding.code})"
     return f"ok{_format_free_sizes(handoff)}{_join_conditions(_list_size_conditions(handoff))}"
+
+
+def _explain_context_limits(handoff: Handoff, tokens: int) -> str:
+    """Return which side does not accept a prompt of this length; empty if both do.
+
+    vLLM refuses one that leaves no room for a token of the answer
+    (``v1/engine/input_processor.py``).
+    """
+    sides = zip(("prefill", "decode"), handoff.context_limits, strict=True)
+    limits = [
+        f"{limit:,} of {side}" for side, limit in sides if limit is not None and tokens >= limit
+    ]
+    return f"too long for --max-model-len {' and '.join(limits)}" if limits else ""
 
 
 def build_handoff_result(handoff: Handoff) -> FileResult:

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, build_finding, format_count
+from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding, format_count
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.layer_specs import build_specs
 from onnxkvrename.vllm.memory import Allocation
@@ -31,6 +31,7 @@ from onnxkvrename.vllm.reads import (
     NixlSide,
     NixlWorker,
     PromptReads,
+    explain_unknown_reads,
     find_read_fault,
     predict_reads,
 )
@@ -56,7 +57,8 @@ class Handshake(NamedTuple):
     something is unknown. The notes say what it requires in addition. The reads are what decode then
     posts for each prompt; none if vLLM refuses, or if it is not known whether it does. The fault is
     the shortest prompt that decode does not get as prefill wrote it, and `read_findings` has KV629
-    for it. Workers are alike if they have the same ranks and blocks.
+    for it, or KV630 if it is unknown whether there is one. Workers are alike if they have the same
+    ranks and blocks.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -64,11 +66,16 @@ class Handshake(NamedTuple):
     unknown: tuple[str, ...] = ()
     reads: tuple[PromptReads, ...] = ()
     fault: PromptReads | None = None
+    unknown_fault: str | None = None
     is_alike: bool = False
 
     @property
     def read_findings(self) -> tuple[Finding, ...]:
-        """The finding for a fault, if there is one."""
+        """The finding for a fault, if there is one or if that is not known."""
+        if self.unknown_fault is not None:
+            message = f"whether decode gets every prompt is not known: {self.unknown_fault}"
+            hint = "pass the sizes that are not known, or choose the same ranks and blocks"
+            return (build_finding(UNKNOWN_WORKERS, "", message, hint),)
         if self.fault is None:
             return ()
         message = f"prompt of {format_count(self.fault.tokens, 'token')}: {self.fault.fault}"
@@ -182,6 +189,7 @@ def _add_reads(
             for tokens in request.prompt_lengths
         ),
         fault=find_read_fault(prefill, decode, heads, version),
+        unknown_fault=explain_unknown_reads(prefill, decode),
     )
 
 

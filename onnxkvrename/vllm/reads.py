@@ -185,17 +185,35 @@ def predict_reads(
     return PromptReads(tokens, ranks, incomplete=_explain_misplacement(spans))
 
 
+def explain_unknown_reads(prefill: NixlWorker, decode: NixlWorker) -> str | None:
+    """Return why it is not known whether decode gets every prompt; ``None`` if it is.
+
+    Workers that are alike read what is written, whatever the size of a window. Of chunks, decode
+    reads only the last one, so their size counts.
+    """
+    groups = (*prefill.groups, *decode.groups)
+    return None if _is_sure(prefill, decode) else explain_unknown_blocks(groups)
+
+
+def _is_sure(prefill: NixlWorker, decode: NixlWorker) -> bool:
+    """Return whether decode gets every prompt, whatever sizes are not known."""
+    has_chunks = any(
+        group.first_spec.kind in CHUNKED_KINDS for group in (*prefill.groups, *decode.groups)
+    )
+    return prefill == decode and not has_chunks
+
+
 def find_read_fault(
     prefill: NixlWorker, decode: NixlWorker, heads: int | None, version: str
 ) -> PromptReads | None:
     """Return the shortest prompt that decode does not get as prefill wrote it.
 
-    ``None`` if there is none, or if blocks are not known. The arguments are those of
-    `predict_reads`. Only lengths are tried at which the number of blocks of a group changes.
+    ``None`` if there is none, or if blocks are not known (`explain_unknown_reads`). The arguments
+    are those of `predict_reads`. Only lengths are tried at which the number of blocks of a group
+    changes.
     """
     groups = (*prefill.groups, *decode.groups)
-    has_chunks = any(group.first_spec.kind in CHUNKED_KINDS for group in groups)
-    if explain_unknown_blocks(groups) is not None or (prefill == decode and not has_chunks):
+    if _is_sure(prefill, decode) or explain_unknown_blocks(groups) is not None:
         return None
     for tokens in _list_critical_lengths(groups):
         try:

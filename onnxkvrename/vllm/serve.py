@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, parse_json, parse_yaml
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import find_similar
+from onnxkvrename.findings import find_similar, suggest_similar
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.storage.read import read_text_file
 
@@ -61,7 +61,7 @@ class ServeSettings(NamedTuple):
         ssm_conv_state_layout: ``VLLM_SSM_CONV_STATE_LAYOUT``.
         layer_partition: ``VLLM_PP_LAYER_PARTITION``: the layers of each pipeline stage.
         uses_v2_model_runner: ``VLLM_USE_V2_MODEL_RUNNER``.
-        uses_full_transfer: ``VLLM_QAIC_USE_FULL_KV_TRANSFER``, of vllm-qaic.
+        uses_full_transfer: ``VLLM_QAIC_USE_FULL_KV_TRANSFER``, of vllm-qaic; off by default.
         notes: A sentence for each flag or variable that could matter and is not understood.
     """
 
@@ -89,7 +89,7 @@ class ServeSettings(NamedTuple):
     ssm_conv_state_layout: str | None = None
     layer_partition: tuple[int, ...] | None = None
     uses_v2_model_runner: bool | None = None
-    uses_full_transfer: bool = False
+    uses_full_transfer: bool | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -106,6 +106,19 @@ class ServeSettings(NamedTuple):
     def enables_cross_layers(self) -> bool:
         """True if ``enable_cross_layers_blocks`` is set, as text or as a truth value."""
         return str(self.extra_config.get("enable_cross_layers_blocks", "")).lower() == "true"
+
+    def decide_full_transfer(self, is_requested: bool) -> bool:
+        """Return whether vllm-qaic moves all of each buffer, as requested or as the line says.
+
+        Raises:
+            KvRenameError: It is requested, and the line turns it off.
+        """
+        if is_requested and self.uses_full_transfer is False:
+            raise KvRenameError(
+                "--full-transfer contradicts VLLM_QAIC_USE_FULL_KV_TRANSFER=0 in --serve",
+                hint="leave out one of them",
+            )
+        return is_requested or bool(self.uses_full_transfer)
 
     @property
     def has_draft_layers(self) -> bool:
@@ -507,8 +520,18 @@ def _read_choice(choices: Mapping[str, Sequence[str]], value: _Value) -> str | N
 
 
 def _read_backend(value: _Value) -> str | None:
+    """Return a backend's name: ``validate_backend_before`` does not accept the path of a class.
+
+    Names are not checked for versions whose names are not known here.
+    """
     text = value.get_text()
-    return None if text in ("", "None") or text.lower() == "auto" else text.upper()
+    if text in ("", "None") or text.lower() == "auto":
+        return None
+    known = _BACKEND_CHOICES.get(value.version)
+    if known is not None and text.upper() not in known:
+        problem = f"vLLM {value.version} has no attention backend of this name"
+        raise value.build_error(problem, suggest_similar(text, known))
+    return text.upper()
 
 
 def _read_truth(value: _Value) -> bool:
@@ -608,6 +631,62 @@ _LAYOUT_CHOICES = {
     "0.24": ("NHD", "HND"),
     "": ("LBNHC", "LBHNC", "LHBNC", "NHD", "HND", "BLHNC", "BLNHC", "BHLNC"),
 }
+_BACKENDS_OF_ALL = (
+    "CPU_ATTN",
+    "CUSTOM",  # what a plugin registers
+    "CUTLASS_MLA",
+    "FLASHINFER",
+    "FLASHINFER_MLA",
+    "FLASHINFER_MLA_SPARSE",
+    "FLASHINFER_MLA_SPARSE_DSV4",
+    "FLASHINFER_MLA_SPARSE_SM120",
+    "FLASHMLA",
+    "FLASHMLA_SPARSE",
+    "FLASHMLA_SPARSE_DSV4",
+    "FLASH_ATTN",
+    "FLASH_ATTN_DIFFKV",
+    "FLASH_ATTN_MLA",
+    "FLEX_ATTENTION",
+    "MINIMAX_M3_SPARSE",
+    "NO_ATTENTION",
+    "ROCM_AITER_FA",
+    "ROCM_AITER_MLA",
+    "ROCM_AITER_MLA_SPARSE",
+    "ROCM_AITER_TRITON_MLA",
+    "ROCM_AITER_UNIFIED_ATTN",
+    "ROCM_ATTN",
+    "ROCM_FLASHMLA_SPARSE_DSV4",
+    "TOKENSPEED_MLA",
+    "TORCH_SDPA",
+    "TRITON_ATTN",
+    "TRITON_ATTN_DIFFKV",
+    "TRITON_MLA",
+    "TURBOQUANT",
+    "XPU_MLA_SPARSE",
+)
+_NEW_BACKENDS = (
+    "AMX_MLA",
+    "B12X",
+    "CPU_MLA",
+    "CUTLASS_MSA",
+    "FLASHINFER_MLA_SPARSE_DSV41",
+    "FLASHINFER_MLA_SPARSE_SM90",
+    "FLASHMLA_MEGA_ATTN_DSV41",
+    "FLASHMLA_SPARSE_DSV41",
+    "FLASH_ATTN_MLA_SPARSE",
+    "FLASH_ATTN_MLA_SPARSE_FA4",
+    "HPC_ATTN",
+    "ROCM_FLASHMLA_SPARSE_DSV41",
+    "ROCM_OCTAVE",
+    "ROCM_SEGMENTED_ATTN",
+    "STEP5_DSA",
+    "TRITON_FLASHINFER",
+    "TRITON_FLASH_ATTN",
+    "TRITON_MSA",
+    "ULTRAQUANT",
+)
+_BACKEND_CHOICES = {"0.24": _BACKENDS_OF_ALL, "0.33": (*_BACKENDS_OF_ALL, *_NEW_BACKENDS)}
+"""The members of ``AttentionBackendEnum`` in ``v1/attention/backends/registry.py``."""
 _DTYPE_CHOICES = {"": ("auto", "half", "float16", "bfloat16", "float", "float32")}
 _Reader = Callable[[_Value], object]
 _FLAGS: Mapping[str, tuple[str, _Reader]] = {

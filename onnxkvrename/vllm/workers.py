@@ -47,7 +47,8 @@ class Judgement(NamedTuple):
         facts: What was compared, and is right.
         conditions: What is not known and must be equal, to be continued after ``both sides``.
         reads: What decode posts for each prompt, if that is known.
-        read_findings: Why decode does not get a prompt although vLLM accepts both: KV629.
+        read_findings: Why decode does not get a prompt although vLLM accepts both: KV629, or KV630
+            if it is not known whether it does.
         faulty_prompts: What is known of the prompts that decode does not get.
     """
 
@@ -126,6 +127,8 @@ def judge_workers(
     """
     workers = (prefill, decode)
     version = decode.release
+    if different := _explain_different_connectors(workers):
+        return Judgement(_report_unknown([different]))  # the hash is of NIXL's connector only
     compatibility = compare_factors(prefill, decode)
     findings = [*compatibility.list_findings(version)]
     notes = [*compatibility.list_notes()]
@@ -161,6 +164,19 @@ def judge_workers(
         handshake.read_findings,
         handshake.faulty_prompts,
     )
+
+
+def _explain_different_connectors(workers: tuple[Worker, Worker]) -> str | None:
+    """Return that lines name two connectors, of which one is not NIXL's; ``None`` if not.
+
+    NIXL's connectors are known: whether these meet, the compatibility hash says.
+    """
+    settings = [worker.settings for worker in workers]
+    prefill, decode = (serve and (serve.connector or DEFAULT_CONNECTOR) for serve in settings)
+    uses_nixl = all(serve is None or serve.uses_nixl for serve in settings)
+    if uses_nixl or prefill is None or decode is None or prefill == decode:
+        return None
+    return f"two different connectors, {prefill} on prefill and {decode} on decode"
 
 
 def _report_unknown(reasons: Sequence[str]) -> tuple[Finding, ...]:

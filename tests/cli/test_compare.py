@@ -640,8 +640,61 @@ def test_a_variable_of_vllm_qaic_is_read_on_both_sides(run, named) -> None:
     full = run("compare", model, model, *sizes, "--full-transfer", "--format", "json").out
     both = run("compare", model, model, *sizes, "--serve", line, "--format", "json").out
     assert document(both)["full_transfer"] is document(full)["full_transfer"] is True
-    one = run("compare", model, model, *sizes, "--serve", f"prefill:{line}")
-    assert "prefill: VLLM_QAIC_USE_FULL_KV_TRANSFER is set on this side only" in one.out
+    off = line.replace("=1", "=0")
+    for command in (("compare", model, model), ("check-consumer", model)):
+        refused = run(*command, *sizes, "--full-transfer", "--serve", off)
+        assert (refused.code, refused.out) == (2, "")
+        assert "--full-transfer contradicts VLLM_QAIC_USE_FULL_KV_TRANSFER=0" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "outcome"),
+    [
+        ((1024, 8192), "5000", "too long for --max-model-len 1,024 of prefill"),
+        ((8192, 1024), "1024", "too long for --max-model-len 1,024 of decode"),
+        ((512, 1024), "5000", "too long for --max-model-len 512 of prefill and 1,024 of decode"),
+        ((8192, 1024), "1023", "ok"),
+    ],
+)
+@pytest.mark.parametrize("target", ["vllm-nixl", "vllm-qaic"])
+def test_a_prompt_that_vllm_refuses_is_not_ok(
+    run, named, target: str, lengths: tuple[int, int], tokens: str, outcome: str
+) -> None:
+    model = named("decoder.onnx")
+    prefill, decode = (f"vllm serve M --max-model-len {length}" for length in lengths)
+    lines = ("--serve", f"prefill:{prefill}", "--serve", f"decode:{decode}")
+    said = run("compare", model, model, "--target", target, "--tokens", tokens, *lines).out
+    assert f"a prompt of {int(tokens):,} tokens: {outcome}" in said
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("target", "others", "is_wrong"),
+    [
+        ("vllm-qaic", (), True),
+        ("vllm-qaic", ("VLLM_QAIC_USE_FULL_KV_TRANSFER=0 vllm serve M",), True),
+        ("vllm-qaic", ("vllm serve M", "--full-transfer"), False),
+        ("vllm-nixl", (), False),
+    ],
+    ids=["no line", "off", "requested", "not its own"],
+)
+def test_a_variable_of_vllm_qaic_on_one_side_shifts_buffers(
+    run, named, side: str, target: str, others: tuple[str, ...], is_wrong: bool
+) -> None:
+    model = named("decoder.onnx")
+    other = "decode" if side == "prefill" else "prefill"
+    line = "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M"
+    lines = ["--serve", f"{side}:{line}"]
+    for each in others:
+        lines += [each] if each.startswith("--") else ["--serve", f"{other}:{each}"]
+    options = ("--target", target, "--dim", "ctx_len=64", "--tokens", "8")
+    outcome = run("compare", model, model, *options, *lines)
+    assert outcome.code == is_wrong
+    said = f"error KV618: VLLM_QAIC_USE_FULL_KV_TRANSFER=1 is set on {side} only"
+    assert (said in outcome.err) == is_wrong
+    if is_wrong:
+        assert "hand-off would corrupt prompts of up to 63 tokens" in outcome.out
+        assert "(KV618)" in outcome.out.partition("a prompt of 8 tokens: ")[2]
 
 
 @pytest.mark.parametrize(

@@ -155,8 +155,33 @@ def test_windows_count_where_both_sizes_are_known(run) -> None:
     onnx.save(model, "model.onnx")
     pair = ("compare", "model.onnx", "model.onnx", "--target", "vllm-nixl")
     sizes = ("--dim", "prefill:sliding_window=128", "--dim", "decode:sliding_window=256")
-    assert run(*pair).code == 0
+    equal = run(*pair)
+    assert equal.code == 0
+    assert "for any ctx_len, if both sides have the same sliding_window" in equal.out
     assert "KV614" in run(*pair, *sizes).err
+
+
+@pytest.mark.parametrize("target", ["vllm-nixl", "vllm-qaic"])
+@pytest.mark.parametrize(
+    ("decode_block", "sizes", "code"),
+    [(32, (), "KV630"), (32, ("--dim", "sliding_window=128"), "KV629"), (16, (), None)],
+    ids=["unknown", "known", "alike"],
+)
+def test_windows_of_unknown_size_decide_between_blocks_of_several_sizes(
+    run, target: str, decode_block: int, sizes: tuple[str, ...], code: str | None
+) -> None:
+    token = "vllmKvCache"
+    onnx.save(build_cache_model(["full", "window"], tokens=(token, token)), "model.onnx")
+    lines = ("prefill:--block-size 16", f"decode:--block-size {decode_block}")
+    served = (option for line in lines for option in ("--serve", line))
+    pair = ("compare", "model.onnx", "model.onnx", "--target", target, "--tokens", "200")
+    outcome = run(*pair, *served, *sizes)
+    assert outcome.code == (0 if code is None else 1)
+    assert re.findall(r"error (KV\d+)", outcome.err) == ([] if code is None else [code])
+    if code == "KV630":
+        assert "cannot decide: whether decode gets every prompt" in outcome.out
+        assert "the size of sliding_window (--dim sliding_window=SIZE)" in outcome.out
+        assert "a prompt of 200 tokens: cannot decide (KV630)" in outcome.out
 
 
 def test_a_side_that_vllm_cannot_register_is_refused(run) -> None:
@@ -228,6 +253,7 @@ CROSS_LAYERS = """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_ro
     [
         ("-pp 2", "0.33", "pipeline stages"),
         ("-tp 2 -dcp 2", "0.33", "context parallelism"),
+        (PUSH.replace("NixlPush", "NixlPul"), "0.33", "the connector NixlPulConnector"),
         (PUSH, "0.33", "NixlPushConnector"),
         (CROSS_LAYERS, "0.24", "enable_cross_layers_blocks"),
         ("--block-size 16", "0.30", "what else the compatibility hash of 0.30 has"),
@@ -237,6 +263,21 @@ def test_what_is_not_known_of_vllm_is_no_success(run, line: str, version: str, r
     code, text = compare(run, None, "--serve", line, "--vllm", version)
     assert (code, text.count("cannot decide: whether")) == (1, 1)
     assert re.search(f"error KV630: .*{reason}", text)
+
+
+@pytest.mark.parametrize("connectors", [("LMCacheConnectorV1", None), ("NixlConector", "X")])
+def test_two_different_connectors_are_the_cause(run, connectors: tuple[str, str | None]) -> None:
+    config = '{{"kv_connector": "{}", "kv_role": "kv_both"}}'
+    lines = [
+        "--block-size 16" if name is None else f"--kv-transfer-config '{config.format(name)}'"
+        for name in connectors
+    ]
+    code, text = compare(
+        run, None, "--serve", f"prefill:{lines[0]}", "--serve", f"decode:{lines[1]}"
+    )
+    assert (code, re.findall(r"error (KV\d+)", text)) == (1, ["KV630"])
+    first, second = connectors[0], connectors[1] or "NixlConnector"
+    assert f"two different connectors, {first} on prefill and {second} on decode" in text
 
 
 def test_a_worker_of_which_it_is_not_known_whether_vllm_registers_it(run) -> None:
@@ -268,11 +309,3 @@ def test_the_hash_is_not_compared_by_other_connectors(run: Callable) -> None:
     assert code == 1
     assert "error KV630: whether vLLM accepts them is not known: the connector X" in printed
     assert "KV628" not in printed
-
-
-def test_a_prompt_that_a_side_refuses_is_named(run: Callable) -> None:
-    said = "note: prefill: vLLM refuses prompts of more than --max-model-len 100 tokens"
-    for tokens, is_said in (("100", False), ("101", True)):
-        line = "prefill:--max-model-len 100"
-        options = ("--serve", line, "--serve", "decode:-tp 1", "--tokens", tokens)
-        assert (said in compare(run, None, *options)[1]) == is_said

@@ -93,6 +93,7 @@ LINES: dict[str, dict[str, Any]] = {
     },
     "--no-disable-hybrid-kv-cache-manager": {"has_hybrid_manager": True},
     "--attention-backend flashinfer": {"attention_backend": "FLASHINFER"},
+    "--attention-backend custom": {"attention_backend": "CUSTOM"},
     "-ac.backend FLASH_ATTN": {"attention_backend": "FLASH_ATTN"},
     '--attention-config \'{"backend": "FLASHMLA"}\'': {"attention_backend": "FLASHMLA"},
     '-sc \'{"method": "eagle", "num_speculative_tokens": 3}\'': {
@@ -150,6 +151,13 @@ def test_line(line: str) -> None:
         ("--kv-cache-dtype int3", "0.24", "--kv-cache-dtype 'int3': vLLM 0.24 takes auto, "),
         ("--kv-cache-dtype nvfp4_4over6", "0.24", "vLLM 0.24 takes auto, "),
         ("VLLM_KV_CACHE_LAYOUT=BLHNC vllm serve M", "0.24", "vLLM 0.24 takes NHD, HND"),
+        (
+            "--attention-backend FLASH_ATN",
+            "0.33",
+            "'FLASH_ATN': vLLM 0.33 has no attention backend",
+        ),
+        ("--attention-backend HPC_ATTN", "0.24", "'HPC_ATTN': vLLM 0.24 has no attention backend"),
+        ("-ac.backend my.module.Backend", "0.33", "-ac.backend 'my.module.Backend': vLLM 0.33 has"),
         ("VLLM_USE_V2_MODEL_RUNNER=no vllm serve M", "0.33", "'no': pass 0 or 1"),
         (
             "-sc {method:eagle}",
