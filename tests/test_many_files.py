@@ -202,6 +202,7 @@ def test_the_warning_about_an_export_cache_comes_once(
     outcome = run(export, "--prefix", "VLLM", "--check")
     (warning,) = (line for line in outcome.err.splitlines() if "KV402" in line)
     assert warning.startswith(f"{len(list(export.rglob('*.onnx')))} files in {export} (first: ")
+    assert ": warning KV402: each is in QEfficient's export cache" in warning
 
 
 def test_of_mixed_tokens_each_is_seen_however_long_the_paths(windows: Path, run) -> None:

@@ -50,7 +50,14 @@ def command(arguments: ExplainArguments) -> int:
     --log, the messages about KV caches that do not fit are explained, each once.
     """
     if arguments.log is not None:
-        answer = build_log_answer(_read_log(arguments.log), str(arguments.log))
+        reading = _read_log(arguments.log)
+        if reading.has_nul and not reading.messages:
+            raise KvRenameError(
+                "is not a text log: it has NUL bytes and no known message",
+                path=str(arguments.log),
+                hint="--log takes what vLLM printed, in UTF-8",
+            )
+        answer = build_log_answer(reading, str(arguments.log))
         return print_answer(answer, arguments.output_format)
     if not arguments.codes:
         print_lines(render_finding_list(find_width(sys.stdout)))

@@ -48,6 +48,9 @@ COMMANDS = {
 which is loaded when the command runs."""
 DEFAULT_COMMAND = next(iter(COMMANDS))
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
+_JSON_WITHOUT_QUOTES = re.compile(
+    r"[^\"]*(?:transfer|speculative|attention)[-_]config[ =][^\"]*", re.DOTALL
+)
 _VERBOSE = re.compile("--verbose|-[a-z]*v[a-z]*")
 """``-v``, alone or as in ``-nv``."""
 _COMPLETION_VARIABLE = "_ONNXKVRENAME_COMPLETE"
@@ -160,9 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # what a shell completes is printed, and nothing is run
         return int(end.code or 0)
     except click.ClickException as error:
-        failure = _build_usage_failure(name, error)
+        failure = _build_usage_failure(name, error, args)
     except KvRenameError as error:
         failure = error
+        if error.message == "no such file":
+            failure.hint = _explain_lost_quotes(name, args) or error.hint
     except (KeyboardInterrupt, click.Abort) as stop:
         cause = stop.__cause__ or stop  # click makes an Abort of an interrupt
         done = f"; {cause}" if isinstance(cause, KeyboardInterrupt) and cause.args else ""
@@ -216,7 +221,9 @@ def _check_command_name(word: str) -> None:
         raise KvRenameError("no such file or command", path=word, hint=hint)
 
 
-def _build_usage_failure(name: str, error: click.ClickException) -> KvRenameError:
+def _build_usage_failure(
+    name: str, error: click.ClickException, args: Sequence[str]
+) -> KvRenameError:
     """Return the error for wrong arguments, with the option that was probably meant."""
     message = error.format_message().rstrip(".")
     similar = None
@@ -228,9 +235,20 @@ def _build_usage_failure(name: str, error: click.ClickException) -> KvRenameErro
         params = {flag: each for each in load_command(name).command.params for flag in each.opts}
         kind = params[error.option_name].type
         hint = f"one of: {', '.join(kind.choices)}" if isinstance(kind, click.Choice) else None
+    if message.startswith("Got unexpected extra"):
+        hint = _explain_lost_quotes(name, args)
     if hint is None and not message.endswith(")"):  # else it says itself what to do
         hint = f"`onnxkvrename {name} --help` lists all options"
     return KvRenameError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _explain_lost_quotes(name: str, args: Sequence[str]) -> str | None:
+    """Return a hint if a line for ``--serve`` ended within its JSON; `None` if none did."""
+    if not any(map(_JSON_WITHOUT_QUOTES.fullmatch, args)):
+        return None
+    from onnxkvrename.vllm.serve import explain_lost_quotes  # only for a mistake in a line
+
+    return explain_lost_quotes("--serve prefill:" if name == "compare" else "--serve")
 
 
 def load_command(name: str) -> Any:

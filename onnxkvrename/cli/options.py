@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import quote_path
+from onnxkvrename.findings import find_similar, quote_path
 from onnxkvrename.options import Option, find_conflict, list_options, read_hints
 from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.find_models import check_is_local
@@ -338,6 +338,12 @@ class SideOption(click.Option):
         for text in super().process_value(ctx, value):
             prefix, separator, rest = text.partition(":")
             side, rest = (prefix, rest) if separator and prefix in SIDES else ("", text)
+            meant = find_similar(prefix, SIDES, cutoff=0.8) if separator and not side else None
+            if meant is not None:
+                option = max(self.opts, key=len)
+                raise click.UsageError(
+                    f"{option} {prefix + ':'!r}: no such side (did you mean {meant}:?)"
+                )
             values[side][self.value_type.convert(rest, self, ctx)] = None
         for found in values.values():
             if self.is_single and len(found) > 1:
@@ -381,13 +387,18 @@ def _parse_dim_size(text: str, prefix: str) -> tuple[str, int]:
 def parse_bandwidth(option: str, text: str) -> int:
     """Return the bytes in a second of a bandwidth such as ``25GB/s``; its units are powers of 1000.
 
+    ``GB`` is bytes; ``Gbit``, ``GBit`` and ``Gb`` are bits.
+
     Raises:
         click.UsageError: The text is not a bandwidth, or one of nothing.
     """
-    pattern = r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([MGT])(B/s|bit/s|bps)"
+    pattern = r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?([MGT])(B/s|[bB]it/s|b/s|bps)"
     match = re.fullmatch(pattern, text.strip(), re.ASCII)
     units = {"M": 10**6, "G": 10**9, "T": 10**12}
     bandwidth = float(match[1]) * units[match[2]] / (1 if match[3] == "B/s" else 8) if match else 0
     if bandwidth < 1:
-        raise click.UsageError(f"{option} {text!r}: pass a bandwidth such as 25GB/s or 200Gbit/s")
+        raise click.UsageError(
+            f"{option} {text!r}: pass a bandwidth such as 25GB/s (bytes), or 200Gbit/s, which is "
+            "the same"
+        )
     return int(bandwidth)

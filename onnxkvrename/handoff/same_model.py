@@ -121,7 +121,9 @@ def find_basis(
     if identity.is_same_file:
         facts.append("one model on both sides")
     elif identity.compared_count:
-        facts.append(format_count(identity.compared_count, "equal weight"))
+        equal, shared = identity.compared_count, len(identity.weights)
+        others = f" of {shared:,} with the same name" if equal < shared else ""
+        facts.append(format_count(equal, "equal weight") + others)
     else:
         conditions.append("are the same model")
     return Basis(tuple(facts), tuple(conditions))

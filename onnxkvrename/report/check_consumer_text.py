@@ -111,7 +111,8 @@ def _format_verdict(check: ConsumerCheck) -> str:
     if check.consumer.is_paged:
         rests = "rests on layers, shapes and dtypes"
     if check.consumer.source:
-        rests += f", read as {check.consumer.source} reads them"
+        verb = "read" if " and " in check.consumer.source else "reads"
+        rests += f", read as {check.consumer.source} {verb} them"
     return f"{check.consumer.name} can use {it}: {', '.join(details)}; {rests}"
 
 

@@ -77,6 +77,8 @@ def _render_text(reading: LogReading, name: str, width: int | None) -> Iterator[
 
 
 def _format_outcome(reading: LogReading) -> str:
+    if not reading.line_count:
+        return "the log is empty"
     lines = format_count(reading.line_count, "line")
     if not reading.messages:
         return f"nothing known in {lines}"

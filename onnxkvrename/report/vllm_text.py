@@ -19,6 +19,9 @@ from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
 from onnxkvrename.vllm.projection import Projection, list_transfer_releases
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.specs import (
+    CHUNKED_KINDS,
+    ENCODER_KINDS,
+    SLIDING_KINDS,
     KvCacheGroup,
     ProjectionRequest,
     Refusal,
@@ -82,11 +85,24 @@ def _format_token_bytes(projection: Projection) -> str:
         f"{format_bytes(size)} on each rank{_format_stages(numbers) if len(stages) > 1 else ''}"
         for size, numbers in stages.items()
     ]
-    return f"{', '.join(texts)}{of_dtype}, beside windows and states"
+    return f"{', '.join(texts)}{of_dtype}{_format_others(projection)}"
 
 
 def _format_stages(numbers: Sequence[int]) -> str:
     return f" of stage{'s'[: len(numbers) > 1]} {format_layer_numbers(numbers)}"
+
+
+def _format_others(projection: Projection) -> str:
+    """Return what else the layers have than what every token adds; empty for nothing."""
+    specs = projection.specs
+    limited = SLIDING_KINDS | CHUNKED_KINDS | ENCODER_KINDS
+    others = {
+        "windows": any(spec.kind in limited - ENCODER_KINDS for spec in specs),
+        "states": any(spec.is_state for spec in specs),
+        "cross attention": any(spec.kind in ENCODER_KINDS for spec in specs),
+    }
+    names = [name for name, is_there in others.items() if is_there]
+    return f", beside {' and '.join(names)}" if names else ""
 
 
 def _format_memory_releases(request: ProjectionRequest) -> str:
@@ -326,9 +342,12 @@ def render_reads(reads: Iterable[PromptReads], width: int | None) -> Iterator[Li
         reads: What decode posts for each prompt; without any there are no lines.
         width: The columns of the terminal; `None` for a pipe.
     """
+    reads = tuple(reads)
     rows = [row for each in reads for row in _list_read_rows(each)]
     if rows:
         yield from render_table([_READ_COLUMNS, *rows], width)
+    reasons = dict.fromkeys(each.unknown for each in reads if each.unknown is not None)
+    yield from render_facts([("unknown", reason) for reason in reasons], width, indent="")
 
 
 def _list_read_rows(reads: PromptReads) -> Iterator[tuple[str, ...]]:

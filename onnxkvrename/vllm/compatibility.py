@@ -110,7 +110,7 @@ class Compatibility(NamedTuple):
             yield build_finding(
                 "KV628",
                 "",
-                f"{factor.name}: {factor.prefill} on prefill and {factor.decode} on decode; it is "
+                f"{factor.name}: {factor.prefill} (prefill) and {factor.decode} (decode); it is "
                 f"a factor of vLLM {version}'s compatibility hash, and decode refuses prefill with "
                 '"NIXL compatibility hash mismatch"',
                 f"start both sides with the same {flag}",
@@ -119,14 +119,15 @@ class Compatibility(NamedTuple):
     def list_notes(self) -> Iterator[str]:
         """Yield what differs although decode does not look, and what only one line says."""
         for factor in self.factors:
-            values = f"{factor.prefill or 'not given'} on prefill, {factor.decode or 'not given'}"
+            prefill, decode = (value or "not given" for value in (factor.prefill, factor.decode))
+            values = f"{prefill} (prefill), {decode} (decode)"
             if factor.state == "differs" and not self.is_enforced:
                 yield (
                     f"vLLM does not compare {factor.name}, with enforce_handshake_compat off on "
-                    f"decode: {values} on decode"
+                    f"decode: {values}"
                 )
             elif factor.state == "not known" and factor.prefill != factor.decode:
-                yield f"whether {factor.name} is equal is not known: {values} on decode"
+                yield f"whether {factor.name} is equal is not known: {values}"
 
     def describe_equal(self) -> str:
         """Return what is equal, as a fact that a success rests on; empty if nothing is."""

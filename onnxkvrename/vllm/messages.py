@@ -84,10 +84,13 @@ class LogReading(NamedTuple):
     Attributes:
         line_count: The number of its lines.
         messages: The known messages, each once, in the order of their first lines.
+        has_nul: True if it has NUL bytes, as a log that was cut while vLLM wrote it, and as a file
+            that is not a log.
     """
 
     line_count: int
     messages: tuple[LoggedMessage, ...]
+    has_nul: bool = False
 
 
 def load_messages() -> tuple[VllmMessage, ...]:
@@ -122,7 +125,9 @@ def read_log(chunks: Iterable[bytes]) -> LogReading:
     marks = {message: max(message.literals, key=len).encode() for message in load_messages()}
     found: dict[VllmMessage, LoggedMessage] = {}
     line_count = 0
+    has_nul = False
     for lines in _iterate_lines(chunks):
+        has_nul = has_nul or b"\0" in lines
         possible = [message for message, mark in marks.items() if mark in lines]
         if possible:
             for number, line in enumerate(lines.split(b"\n"), line_count + 1):
@@ -131,7 +136,8 @@ def read_log(chunks: Iterable[bytes]) -> LogReading:
                     if marks[message] in start:
                         _add_line(found, message, start, number)
         line_count += lines.count(b"\n") + (not lines.endswith(b"\n"))
-    return LogReading(line_count, tuple(sorted(found.values(), key=lambda each: each.first_line)))
+    messages = tuple(sorted(found.values(), key=lambda each: each.first_line))
+    return LogReading(line_count, messages, has_nul)
 
 
 def _iterate_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, parse_json, parse_yaml
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import suggest_similar
+from onnxkvrename.findings import find_similar, suggest_similar
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.storage.read import read_text_file
 
@@ -159,7 +159,10 @@ class _Value(NamedTuple):
         if self.text is None:
             raise self.build_error("requires a value")
         if "$" in self.text or "`" in self.text:
-            raise self.build_error("the shell has not expanded it; write the value itself")
+            raise self.build_error(
+                "the shell has not expanded it; write the value itself, or in a script assign it "
+                "on a line above, as NAME=VALUE"
+            )
         return self.text
 
 
@@ -245,6 +248,15 @@ _BEFORE_COMMENT = re.compile(
 """A text up to its comment: a ``#`` that begins a word; or up to a quote that is not closed."""
 _REDIRECTION = re.compile(r"[0-9]*(?:>>?|<)(.*)", re.DOTALL)
 _SEPARATORS = ";&|"
+_PLAIN_TEXT = re.compile(r"[\w./:@%+,=-]*", re.ASCII)
+"""A value that means the same in quotes and without."""
+_VARIABLE = r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})"
+_ESCAPED = r"\\."
+_EXPANDED_IN_QUOTES = re.compile(f"{_ESCAPED}|{_VARIABLE}", re.DOTALL)
+_EXPANDED_OUTSIDE = re.compile(f"{_ESCAPED}|'[^']*'|{_VARIABLE}", re.DOTALL)
+_DOUBLE_QUOTES = re.compile(rf"({_ESCAPED}|'[^']*')|\"(?:{_ESCAPED}|[^\"\\])*\"", re.DOTALL)
+_SIDES = ("prefill", "decode")
+_SIDE_SIMILARITY = 0.8
 
 
 def _find_command(text: str, label: str) -> _Command:
@@ -272,10 +284,11 @@ def _find_command(text: str, label: str) -> _Command:
     if len(commands) == 1:
         return commands[0]
     found = "several vllm serve lines" if commands else "no vllm serve line"
-    raise KvRenameError(
-        f"{label} {shorten_text(' '.join(text.split()))!r}: {found}",
-        hint="pass `vllm serve MODEL` with its flags, or flags alone such as '--block-size 16'",
-    )
+    hint = "pass `vllm serve MODEL` with its flags, or flags alone such as '--block-size 16'"
+    prefix, separator, _ = text.strip().partition(":")
+    if separator and find_similar(prefix, _SIDES, _SIDE_SIMILARITY):
+        hint = f"leave out {prefix}: (only compare takes lines for one side)"
+    raise KvRenameError(f"{label} {shorten_text(' '.join(text.split()))!r}: {found}", hint=hint)
 
 
 def _list_environment_files(words: Sequence[str]) -> Iterator[str]:
@@ -289,28 +302,32 @@ def _list_environment_files(words: Sequence[str]) -> Iterator[str]:
 def _split_statements(text: str, label: str) -> Iterator[list[str]]:
     """Yield the words of each statement of a script, as a shell reads them, without redirections.
 
+    What lines above assign is expanded; a word with any other variable stays as it is.
+
     Raises:
         KvRenameError: A quote is not closed.
     """
     pending = ""
+    values: dict[str, str | None] = {}
     for line in text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
         if not pending and line.lstrip().startswith("#"):
             continue
         pending += line
         try:
-            words = _split_words(pending)
+            words = _split_words(_expand_variables(pending, values))
         except ValueError:  # the next line closes the quote
             pending += "\n"
             continue
         pending = ""
-        statement: list[str] = []
+        statements: list[list[str]] = [[]]
         for word in words:
             if word and not word.strip(_SEPARATORS):
-                yield from filter(None, [_drop_redirections(statement)])
-                statement = []
+                statements.append([])
             else:
-                statement.append(word)
-        yield from filter(None, [_drop_redirections(statement)])
+                statements[-1].append(word)
+        for statement in filter(None, map(_drop_redirections, statements)):
+            _note_variables(statement, values)
+            yield statement
     if pending:
         raise KvRenameError(f"{label} {shorten_text(pending.strip())!r}: a quote is not closed")
 
@@ -324,6 +341,40 @@ def _split_words(line: str) -> list[str]:
     lexer.whitespace_split = True
     lexer.commenters = ""
     return list(lexer)
+
+
+def _note_variables(statement: Sequence[str], values: dict[str, str | None]) -> None:
+    """Add what a statement assigns to the values of variables; ``None`` if it is not known.
+
+    A value is known if it is plain text and the only one. A command that names a variable may
+    change it, as ``read`` and ``for`` do.
+    """
+    words = statement[1:] if statement[0] == "export" else statement
+    assignments = [_ASSIGNMENT.fullmatch(word) for word in words]
+    if None in assignments:
+        changed = {word.partition("+=")[0] for word in statement}
+        values.update(dict.fromkeys(changed & values.keys()))
+        return
+    for name, text in (match.groups() for match in assignments if match):
+        is_plain = _PLAIN_TEXT.fullmatch(text) is not None
+        values[name] = text if is_plain and values.get(name, text) == text else None
+
+
+def _expand_variables(line: str, values: Mapping[str, str | None]) -> str:
+    """Replace the variables with a known value, except for those in single quotes."""
+
+    def expand(match: re.Match[str]) -> str:
+        value = values.get(match[1] or match[2] or "")
+        return match[0] if value is None else value
+
+    parts = []
+    end = 0
+    for quotes in _DOUBLE_QUOTES.finditer(line):
+        if quotes[1] is None:
+            parts.append(_EXPANDED_OUTSIDE.sub(expand, line[end : quotes.start()]))
+            parts.append(_EXPANDED_IN_QUOTES.sub(expand, quotes[0]))
+            end = quotes.end()
+    return "".join([*parts, _EXPANDED_OUTSIDE.sub(expand, line[end:])])
 
 
 def _drop_redirections(words: Iterable[str]) -> list[str]:
@@ -505,10 +556,26 @@ def _read_object(value: _Value) -> Mapping[str, Any] | None:
     try:
         parsed = parse_json(_expand_amounts(text))
     except UnreadableTextError as error:
-        raise value.build_error(str(error)) from None
+        has_lost_quotes = '"' not in text and re.search("[{:]", text) is not None
+        hint = explain_lost_quotes(value.label) if has_lost_quotes else None
+        raise value.build_error(str(error), hint) from None
     if not isinstance(parsed, dict):
         raise value.build_error("is not an object of JSON")
     return parsed
+
+
+def explain_lost_quotes(label: str) -> str:
+    """Return how to pass JSON in a line, whose quotes the shell takes within other quotes.
+
+    Args:
+        label: What messages put in front: the option, and the side if the line is for one.
+    """
+    side = next((side for side in _SIDES if label.startswith(f"--serve {side}:")), "")
+    script = f"{side}:@{side}.sh" if side else "@serve.sh"
+    return (
+        "the shell took the quotes of the JSON: write the line into a script, quoted as usual, "
+        f"and pass `--serve {script}`"
+    )
 
 
 def _expand_amounts(text: str) -> str:

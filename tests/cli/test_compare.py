@@ -333,6 +333,14 @@ def test_ranks_are_checked_where_they_are_given(run, named) -> None:
         (("--block-size", "2"), "such as 64:128"),
         (("--block-size", "0:1"), "for prefill"),
         (("--serve", "decode:-tp 0"), "--serve decode: -tp '0': pass a whole number"),
+        (("--serve", "Prefill:-tp 2"), "--serve 'Prefill:': no such side (did you mean prefill:?)"),
+        (("--dim", "decod:a=2"), "--dim 'decod:': no such side (did you mean decode:?)"),
+        (("--serve", "decode:-sc {method: eagle}"), "and pass `--serve decode:@decode.sh`)"),
+        (
+            ("--serve", "prefill:vllm serve M --kv-transfer-config {a:", "b}"),
+            "got unexpected extra argument (b}) (the shell took the quotes of the JSON: write the "
+            "line into a script, quoted as usual, and pass `--serve prefill:@prefill.sh`)",
+        ),
         (("--serve", "-tp 1", "--serve", "-tp 2"), "--serve has two values"),
         (("--serve", "-tp 1", "--block-size", "16:16"), "cannot be used together"),
         (("--serve", "--kv-cache-dtype nvfp4"), "the pages of --kv-cache-dtype nvfp4"),
@@ -613,6 +621,13 @@ def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
     for options in ((), ("--block-size", "16:16")):  # a success says that it rests on this, too
         verdict = run("compare", model, model, *options).out.splitlines()[0]
         assert ("vLLM 0.33's NIXL connector" in verdict) == bool(options)
+
+
+def test_reads_that_depend_on_a_size_name_the_option_for_it(run) -> None:
+    model = FIXTURES / "plain" / "hybrid.onnx"
+    outcome = run("compare", model, model, "--block-size", "16:16", "--tokens", "9")
+    last = "unknown  the size of sliding_window (--dim sliding_window=SIZE)"
+    assert outcome.out.splitlines()[-1] == last
 
 
 SERVED = ("--serve", "prefill:--block-size 16", "--serve", "decode:-tp 2 --block-size 32")

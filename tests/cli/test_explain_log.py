@@ -142,10 +142,27 @@ def test_no_value_of_a_log_acts_on_a_terminal_or_a_ci_runner(
     )
 
 
-def test_nothing_known_is_said_with_the_number_of_lines(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("log", "code", "said"),
+    [
+        (b"INFO\nINFO\n", 0, "nothing known in 2 lines"),
+        (b"", 0, "the log is empty"),
+        (
+            b"\x08\x08\x00\n\xff\n",
+            2,
+            "is not a text log: it has NUL bytes and no known message (--log takes what vLLM "
+            "printed, in UTF-8)",
+        ),
+    ],
+    ids=["unknown", "empty", "binary"],
+)
+def test_a_log_without_known_messages_says_so(
+    log: bytes, code: int, said: str, run: Run, tmp_path: Path
+) -> None:
     path = tmp_path / "vllm.log"
-    path.write_text("INFO\nINFO\n")
-    assert run("explain", "--log", path) == (0, "", f"{path}: nothing known in 2 lines\n")
+    path.write_bytes(log)
+    outcome = run("explain", "--log", path)
+    assert (outcome.code, outcome.out, f"{path}: {said}" in outcome.err) == (code, "", True)
 
 
 @pytest.mark.parametrize(

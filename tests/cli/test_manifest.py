@@ -134,10 +134,16 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         ((MODEL, "--serve", "--kv-cache-dtype int3"), "--kv-cache-dtype 'int3': vLLM 0.33 takes"),
         ((MODEL, "--serve", "--kv-cache-dtype nvfp4"), "pages of --kv-cache-dtype nvfp4"),
         ((MODEL, "--serve", "@none.sh"), "none.sh: no such file"),
+        ((MODEL, "--serve", "prefill:-tp 2"), "(leave out prefill: (only compare takes lines for"),
+        ((MODEL, "--serve", "-sc {method:eagle}"), "and pass `--serve @serve.sh`)"),
+        (
+            (MODEL, "--serve", "--kv-transfer-config {a:", "b}"),
+            "b}: no such file (the shell took the quotes of the JSON",
+        ),
         ((MODEL, "--block-size", "0"), "'--block-size': 0 is not in the range x>=1"),
         (
             (MODEL, "--block-size", "16", "--tokens", "9", "--bandwidth", "25"),
-            "--bandwidth '25': pass a bandwidth such as 25GB/s or 200Gbit/s",
+            "'25': pass a bandwidth such as 25GB/s (bytes), or 200Gbit/s, which is the same",
         ),
         ((MODEL, "--block-size", "16", "--bandwidth", "25GB/s"), "--bandwidth requires --tokens"),
         ((MODEL, "--block-size", "16", "--vllm", "9"), "'9' is not one of '0.23', '0.24', '0.25'"),
@@ -319,7 +325,12 @@ def test_the_projection_is_of_the_vllm_that_is_asked_for(here: Path, run) -> Non
 
 
 @pytest.mark.parametrize(
-    ("rate", "seconds"), [("1MB/s", 0.001024), ("8Mbit/s", 0.001024), ("2GB/s", 0.000000512)]
+    ("rate", "seconds"),
+    [
+        ("1MB/s", 0.001024),
+        *((rate, 0.001024) for rate in ("8Mbit/s", "8MBit/s", "8 Mb/s", "8Mbps")),
+        ("2GB/s", 0.000000512),
+    ],
 )
 def test_a_projection_says_how_long_a_hand_off_takes(
     rate: str, seconds: float, here: Path, run

@@ -129,12 +129,12 @@ def test_what_matters(run, decode, codes: list[str]) -> None:
 @pytest.mark.parametrize(
     ("decode", "factor"),
     [
-        ("--disable-hybrid-kv-cache-manager", "hybrid KV cache manager: on on prefill and off"),
-        ("--attention-backend FLASHINFER", "attention backend: FLASH_ATTN on prefill and FLASHI"),
-        ("--kv-cache-dtype fp8", "KV cache dtype: auto on prefill and fp8"),
+        ("--disable-hybrid-kv-cache-manager", "hybrid KV cache manager: on (prefill) and off"),
+        ("--attention-backend FLASHINFER", "attention backend: FLASH_ATTN (prefill) and FLASHI"),
+        ("--kv-cache-dtype fp8", "KV cache dtype: auto (prefill) and fp8"),
         (
             """--speculative-config '{"method": "eagle", "model": "D"}'""",
-            "speculative config: none on prefill and {",
+            "speculative config: none (prefill) and {",
         ),
     ],
 )

@@ -163,7 +163,7 @@ def test_a_differing_factor_is_a_finding_that_names_both_values() -> None:
     compatibility = compare(LINE, LINE._replace(kv_cache_dtype="fp8"))
     (finding,) = compatibility.list_findings("0.33")
     assert finding.code == "KV628"
-    assert "KV cache dtype: auto on prefill and fp8 on decode" in finding.message
+    assert "KV cache dtype: auto (prefill) and fp8 (decode)" in finding.message
     assert "--kv-cache-dtype" in finding.hint
 
 

@@ -27,6 +27,12 @@ VLLM_KV_CACHE_LAYOUT=BLHNC vllm serve M \\
 wait
 """
 LINES: dict[str, dict[str, Any]] = {
+    'TP=2\nexport B="16"\nvllm serve M -tp $TP --block-size "${B}"': {
+        "model": "M",
+        "tensor_parallel_size": 2,
+        "block_size": 16,
+    },
+    'M=/m # it\'s\nvllm serve "${M}" \\\n -dcp 2 # $M': {"model": "/m", "context_parallel_size": 2},
     "--block-size 16": {"block_size": 16},
     "vllm serve M": {"model": "M"},
     "vllm serve --model M": {"model": "M"},
@@ -153,12 +159,26 @@ def test_line(line: str) -> None:
         ("--attention-backend HPC_ATTN", "0.24", "'HPC_ATTN': vLLM 0.24 has no attention backend"),
         ("-ac.backend my.module.Backend", "0.33", "-ac.backend 'my.module.Backend': vLLM 0.33 has"),
         ("VLLM_USE_V2_MODEL_RUNNER=no vllm serve M", "0.33", "'no': pass 0 or 1"),
-        ("-sc {method:eagle}", "0.33", "-sc '{method:eagle}': is not JSON"),
+        (
+            "-sc {method:eagle}",
+            "0.33",
+            "(the shell took the quotes of the JSON: write the line into a script, quoted as "
+            "usual, and pass `--serve @serve.sh`)",
+        ),
+        ("-sc '{\"method\"}'", "0.33", "line 1 column 10 (char 9)"),
+        ("M=a\nM=b\nvllm serve M -tp $M", "0.33", "in a script assign it on a line above"),
+        ("M=`x`\nvllm serve M -tp $M", "0.33", "'$M': the shell has not expanded it"),
+        ("M=2 vllm serve M -tp $M", "0.33", "'$M': the shell has not expanded it"),
+        ("M=2\nvllm serve M -tp '$M'", "0.33", "'$M': the shell has not expanded it"),
+        ("M=2\nM+=4\nvllm serve M -tp $M", "0.33", "'$M': the shell has not expanded it"),
+        ("M=2\nread M\nvllm serve M -tp $M", "0.33", "'$M': the shell has not expanded it"),
         ("-sc '[1]'", "0.33", "is not an object of JSON"),
         ("--kv-transfer-config.kv_connector X", "0.33", "kv_role is missing"),
         ("--kv-transfer-config.kv_role both", "0.33", "kv_role is one of kv_producer, "),
         ("--kv-transfer-config.kv_rank 0", "0.33", "vLLM 0.33 has no key kv_rank"),
         ("ls -l", "0.33", "--serve 'ls -l': no vllm serve line"),
+        ("prefill:vllm serve M", "0.33", "(leave out prefill: (only compare takes lines for one"),
+        ("Decode:-tp 2", "0.33", "no vllm serve line (leave out Decode: "),
         ("vllm serve A; vllm serve B", "0.33", "several vllm serve lines"),
         ("vllm serve 'M", "0.33", "a quote is not closed"),
         ("--config absent.yaml", "0.33", "absent.yaml: no such file"),

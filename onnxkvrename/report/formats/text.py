@@ -100,7 +100,8 @@ def fold_findings(
         sharing = tuple(dict.fromkeys(path for path, _ in group))
         findings = list(dict.fromkeys(_clear_own_name(path, finding) for path, finding in group))
         if len(sharing) > (1 if len(findings) == 1 else _MAX_SHOWN_FINDINGS):
-            example = _build_example(findings)
+            own_name = group[0][1].name if not findings[0].name else ""
+            example = _build_example(findings, own_name)
             folded[key] = FoldedFinding(sharing, example, len(group), len(findings) == 1)
     shared = frozenset(folded)
     for key, (path, finding) in zip(keys, items, strict=True):
@@ -116,12 +117,18 @@ def _clear_own_name(path: str, finding: Finding) -> Finding:
     return finding._replace(name="") if is_own else finding
 
 
-def _build_example(findings: Sequence[Finding]) -> Finding:
-    """Return the first of some findings; what is not so in all of them is an example."""
+def _build_example(findings: Sequence[Finding], own_name: str) -> Finding:
+    """Return the first of some findings; what is not so in all of them is an example.
+
+    If each is about its own file, `own_name` is the first of these files.
+    """
     first = findings[0]
     if len({(finding.name, finding.message) for finding in findings}) > 1:
-        message = f"{first.subject} {first.message}" if first.subject else first.message
+        subject = first.subject or own_name
+        message = f"{subject} {first.message}" if subject else first.message
         return first._replace(name="", message=f"for example, {message}")
+    if own_name:
+        first = first._replace(message=f"each {first.message}")
     if len(findings) > 1:
         return first._replace(hint=f"for example, {first.hint}")
     return first

@@ -137,8 +137,11 @@ def _describe_weights(summary: ModelSummary) -> Iterator[str]:
     usable = [file.location for file in summary.files if file.bytes is not None]
     if usable:
         files = format_count(len(usable), "file")
-        names = _format_names(list(dict.fromkeys(usable)), _FEW)
-        yield f"{format_bytes(summary.external_bytes, is_exact=False)} external in {files}: {names}"
+        names = list(dict.fromkeys(usable))
+        if len(names) < len(usable):  # windows in several directories have data of one name
+            files += " in several directories"
+        external = format_bytes(summary.external_bytes, is_exact=False)
+        yield f"{external} external in {files}: {_format_names(names, _FEW)}"
     unusable = list(dict.fromkeys(f.location for f in summary.files if f.bytes is None))
     if unusable:
         yield f"not usable: {_format_names(unusable, _FEW)}"

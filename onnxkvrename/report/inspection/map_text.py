@@ -29,6 +29,7 @@ _STATUS_STYLES: Mapping[NameStatus, str] = {
     "missing": "1;31",
     "broken": "1;37;41",
 }
+_RULER_LABEL = "layer"
 _COLORS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 """The colors of terminals, in the order of their numbers."""
 
@@ -80,7 +81,9 @@ class _MapGeometry(NamedTuple):
 
 def _choose_geometry(labels: Iterable[str], count: int, width: int) -> _MapGeometry:
     """Choose the widest cells with which all layers fit in one band, or bands of the narrowest."""
-    longest = min(max(map(measure_text, labels), default=0), width // 3)
+    longest = max(map(measure_text, labels), default=0)
+    if longest:
+        longest = min(max(longest, len(_RULER_LABEL)), width // 3)
     label_width = longest + 2 if longest else 0
     room = max(width - label_width, 1)
     if count * 4 <= room:
@@ -106,7 +109,7 @@ def _choose_style(cell: Cell) -> str:
 
 def _format_ruler(columns: Sequence[MapColumn], geometry: _MapGeometry) -> str:
     """Return the layers above a band, as many as fit; always the first, and one after a run."""
-    ruler = "layer"[: max(geometry.label_width - 2, 0)]
+    ruler = _RULER_LABEL[: max(geometry.label_width - 2, 0)]
     interval = geometry.layer_label_interval
     for index, layer in enumerate(columns):
         is_last = index == len(columns) - 1

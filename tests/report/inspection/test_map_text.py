@@ -115,6 +115,11 @@ def test_a_long_row_of_layers_without_buffers_is_one_mark() -> None:
     assert lines[-1].endswith("~ layer without buffers   lower case: no token")
 
 
+def test_the_word_above_short_names_is_whole() -> None:
+    lines = draw_plain(render_kv_map, buffers(0, 1, buffer="aa")).splitlines()
+    assert lines[:2] == ["layer   0   1", "aa      f   f"]
+
+
 def test_layers_far_apart_take_no_room() -> None:
     lines = draw_plain(render_kv_map, buffers(0, 999_999, 999_999_999)).splitlines()
     assert lines[1] == "past_key   f   ~   f   ~   f"
