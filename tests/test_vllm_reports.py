@@ -114,7 +114,7 @@ CASES = [
         DENSE,
         (PLAIN, DRAFT),
         ("KV628", "KV630"),
-        "speculative config: none on prefill and {",
+        "speculative config: none (prefill) and {",
     ),
     Case("vllm#49230", "0.24", DENSE, (PLAIN, DRAFT), ("KV630",), "not known: decode: parallelism"),
     Case(
@@ -159,7 +159,7 @@ CASES = [
         DENSE,
         (f"{BACKEND} {name_connector('PdConnector')}", CROSS_LAYERS),
         ("KV628",),
-        "cross-layer blocks: off on prefill and on on decode",
+        "cross-layer blocks: off (prefill) and on (decode)",
     ),
     Case(
         "dynamo#10027",
@@ -185,7 +185,7 @@ CASES = [
         DENSE,
         (NO_MANAGER, PLAIN),
         ("KV628",),
-        "hybrid KV cache manager: off on prefill and on on decode",
+        "hybrid KV cache manager: off (prefill) and on (decode)",
     ),
     Case("dynamo#12821", BOTH, DENSE, (NO_MANAGER, NO_MANAGER)),
     Case(

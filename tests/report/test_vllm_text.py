@@ -240,5 +240,5 @@ def test_of_pipeline_stages_no_time_is_known_and_each_stage_has_its_bytes() -> N
     assert projection.token_bytes == (two, one)
     (said,) = [line for line in lines if line.startswith("per token")]
     assert f"{two:,} bytes) on each rank of stage 0, " in said
-    assert f"{one:,} bytes) on each rank of stage 1, " in said
+    assert f"{one:,} bytes) on each rank of stage 1" in said
     assert projection_to_json(projection)["token_bytes"] == two

@@ -165,7 +165,7 @@ def test_condition_of_a_projection(
         ("0.33", "plain", "-tp 1", "LBHNC", "BLHNC"),
         ("0.33", "plain", "-tp 1", "LBHNC", "LBNHC"),
         ("0.33", "plain", NIXL, "LBHNC", "LBNHC"),
-        ("0.33", "plain", "--attention-backend NEW_ATTN", "LBHNC", "LBNHC"),
+        ("0.33", "plain", "--attention-backend CUSTOM", "LBHNC", "LBNHC"),
         ("0.33", "plain", FLASH, "LBHNC", "LBNHC"),
         ("0.33", "plain", "--attention-backend FLEX_ATTENTION", "LBNHC", "LBHNC"),
         ("0.33", "plain", "VLLM_KV_CACHE_LAYOUT=BLHNC vllm serve M", "BLHNC", "LBHNC"),
@@ -188,7 +188,7 @@ def test_allocation_that_a_line_selects(
     [
         ("plain", "-tp 1", {"LBHNC": "requires"}),
         ("plain", NIXL, {"LBHNC": "requires"}),
-        ("plain", "--attention-backend NEW_ATTN", {"LBHNC": "requires"}),
+        ("plain", "--attention-backend CUSTOM", {"LBHNC": "requires"}),
         ("plain", FLASH, {"LBHNC": "met"}),
         ("plain", OTHER.format("OffloadingConnector"), dict.fromkeys(KV_CACHE_LAYOUTS, "requires")),
         ("mla", NIXL, dict.fromkeys(KV_CACHE_LAYOUTS, "requires")),
@@ -229,7 +229,7 @@ def test_states_that_nixl_does_not_take(line: str, layout: str, count: int) -> N
         ("0.24", "--attention-backend FLASHINFER_MLA", 32),
         ("0.24", "--attention-backend ROCM_AITER_UNIFIED_ATTN", 64),
         ("0.33", "--attention-backend HPC_ATTN", 64),
-        ("0.24", "--attention-backend HPC_ATTN", 16),
+        ("0.24", "--attention-backend CUSTOM", 16),
         ("0.33", "--attention-backend FLASHMLA --block-size 128", 128),
     ],
 )
