@@ -55,7 +55,9 @@ STARTUP_FAILURE_CODES = (
     "KV624",
     "KV628",
 )
-"""Findings that stop a side before any hand-off: it cannot be compiled or started."""
+"""Findings that stop a side before any hand-off: it cannot be compiled, started or connected."""
+HANDSHAKE_CODES = ("KV628",)
+"""Those that stop it when decode meets prefill, which both have started."""
 DIFFERENT_MODELS = "KV623"
 """The finding that makes every prompt wrong, even if all bytes are at the right places."""
 ALWAYS_CORRUPTING = (DIFFERENT_MODELS, "KV626")

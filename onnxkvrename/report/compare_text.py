@@ -17,6 +17,7 @@ from onnxkvrename.handoff.simulate import (
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.verdict import (
     ALWAYS_CORRUPTING,
+    HANDSHAKE_CODES,
     PROMPT_FAULT,
     STARTUP_FAILURE_CODES,
     AffectedRange,
@@ -84,7 +85,9 @@ def _format_outcome(handoff: Handoff) -> str:
     if verdict.outcome == "loses":
         return f"would lose data{cause}"
     if not verdict.refused_ranges or list_startup_codes(handoff):
-        return f"would fail at start-up{cause}"
+        first = None if verdict.first_cause is None else verdict.first_cause.finding.code
+        when = "when decode meets prefill" if first in HANDSHAKE_CODES else "at start-up"
+        return f"would fail {when}{cause}"
     if len(verdict.affected_ranges) > 1:
         ranges = _format_each_range(verdict.affected_ranges, verdict)
         return f"would fail because {_explain_refusal(handoff)}, for {ranges}"
@@ -131,6 +134,11 @@ def _format_size_arguments(undecided: Sequence[RootCause]) -> str:
     differences = (root.difference for root in undecided if root.difference is not None)
     arguments = dict.fromkeys(difference.size_arguments for difference in differences)
     return " ".join(arguments)
+
+
+def _format_stop(code: str) -> str:
+    """Return that nothing is handed over: a side does not start, or decode refuses prefill."""
+    return f"{'not connected' if code in HANDSHAKE_CODES else 'not started'} ({code})"
 
 
 def list_startup_codes(handoff: Handoff) -> list[str]:
@@ -327,7 +335,7 @@ def _format_common_state(handoff: Handoff, code: str) -> str:
     verdict = handoff.verdict
     startup_codes = list_startup_codes(handoff)
     if startup_codes:
-        return f"not started ({startup_codes[0]})"
+        return _format_stop(startup_codes[0])
     if verdict.refused_ranges:
         return f"refused for {format_prompt_ranges(verdict.refused_ranges, verdict)}{code}"
     misread = merge_ranges(*(each.wrong_ranges for each in handoff.pair_results))
@@ -356,7 +364,7 @@ def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
     verdict = handoff.verdict
     startup_codes = list_startup_codes(handoff)
     if startup_codes:
-        return f"not started ({startup_codes[0]})"
+        return _format_stop(startup_codes[0])
     if verdict.longest_prompt is None and tokens >= UNLIMITED_LENGTH:
         return "longer than any context"
     if verdict.longest_prompt is not None and tokens > verdict.longest_prompt:

@@ -143,6 +143,7 @@ def test_a_factor_of_the_hash_that_differs_is_named(run, decode: str, factor: st
     code, text = compare(run, None, *lines)
     assert code == 1
     assert f"error KV628: {factor}" in text
+    assert "hand-off would fail when decode meets prefill" in text
     is_off = """ --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both", \
 "kv_connector_extra_config": {"enforce_handshake_compat": false}}'"""
     code, text = compare(run, None, *lines[:3], lines[3] + is_off.replace("\\\n", ""))
