@@ -134,11 +134,7 @@ def find_differences(
     """
     if pair.prefill is None or pair.decode is None:
         return
-    dtypes = prefill.find_used_dtype(pair.prefill), decode.find_used_dtype(pair.decode)
-    if dtypes[0] != dtypes[1]:
-        yield Difference("KV612", *dtypes)
-    elif compare_scales(pair.prefill.scales, pair.decode.scales) is False:
-        yield Difference("KV626", "", "")
+    yield from _compare_values((prefill, pair.prefill), (decode, pair.decode))
     if pair.prefill.sequence_shape is None or pair.decode.sequence_shape is None:
         return
     prefill_shape = prefill.resolve_shape(pair.prefill.sequence_shape)
@@ -168,6 +164,17 @@ def find_differences(
         yield gravest._replace(prefill=types[0], decode=types[1])
 
 
+def _compare_values(
+    written: tuple[Layout, KvBuffer], read: tuple[Layout, KvBuffer]
+) -> Iterator[Difference]:
+    """Yield the difference between the numbers of two buffers: their dtypes, or their scales."""
+    before, after = (layout.find_used_dtype(buffer) for layout, buffer in (written, read))
+    if before != after:
+        yield Difference("KV612", before, after)
+    elif compare_scales(written[1].scales, read[1].scales) is False:
+        yield Difference("KV626", "", "")
+
+
 def find_page_differences(
     pair: BufferPair, prefill: Layout, decode: Layout
 ) -> Iterator[Difference]:
@@ -178,11 +185,7 @@ def find_page_differences(
     """
     if pair.prefill is None or pair.decode is None:
         return
-    dtypes = prefill.find_used_dtype(pair.prefill), decode.find_used_dtype(pair.decode)
-    if dtypes[0] != dtypes[1]:
-        yield Difference("KV612", *dtypes)
-    elif compare_scales(pair.prefill.scales, pair.decode.scales) is False:
-        yield Difference("KV626", "", "")
+    yield from _compare_values((prefill, pair.prefill), (decode, pair.decode))
     types = format_buffer_type(prefill, pair.prefill), format_buffer_type(decode, pair.decode)
     sizes = _list_page_sizes(prefill, pair.prefill), _list_page_sizes(decode, pair.decode)
     windows = [

@@ -34,7 +34,7 @@ from onnxkvrename.report.compare_text import (
 )
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.vllm.reads import PromptReads
+from onnxkvrename.vllm.reads import PromptReads, RankReads
 
 ModelReports = Sequence[ModelReport]
 
@@ -204,22 +204,6 @@ class Transfer(NamedTuple):
     decode: Memory
 
 
-class RankReads(NamedTuple):
-    """What one rank of decode posts for a prompt.
-
-    Attributes:
-        rank: The rank of decode, from 0.
-        sources: The ranks of prefill that it reads from: one transfer for each.
-        descriptors: The number of descriptors of these transfers.
-        bytes: Bytes of these descriptors.
-    """
-
-    rank: int
-    sources: tuple[int, ...]
-    descriptors: int
-    bytes: int
-
-
 class Reads(NamedTuple):
     """What decode posts for one prompt, to read it from prefill by vLLM's NIXL connector.
 
@@ -313,10 +297,9 @@ def describe_handoff(
 
 
 def _describe_reads(reads: PromptReads) -> Reads:
-    ranks = tuple(fill_record(RankReads, rank) for rank in reads.ranks)
-    if ranks:
-        return fill_record(Reads, reads, ranks=ranks)
-    return fill_record(Reads, reads, ranks=(), transfers=None, descriptors=None, bytes=None)
+    if reads.ranks:
+        return fill_record(Reads, reads)
+    return fill_record(Reads, reads, transfers=None, descriptors=None, bytes=None)
 
 
 def _describe_side(side: HandoffSide, reports: ModelReports) -> Side:
