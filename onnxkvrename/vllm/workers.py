@@ -35,6 +35,7 @@ from onnxkvrename.vllm.projection import (
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import DEFAULT_CONNECTOR
 from onnxkvrename.vllm.specs import (
+    ENCODER_KINDS,
     FULL_KINDS,
     MLA_KINDS,
     VLLM_VERSIONS,
@@ -154,7 +155,7 @@ def judge_workers(
     unknown = [*dict.fromkeys(reason for worker in workers for reason in _list_unknown(worker))]
     if version not in VLLM_VERSIONS:
         unknown.append(f"what else the compatibility hash of {version} has")
-    conditions = [compatibility.describe_unknown()]
+    conditions = [compatibility.describe_unknown(), _describe_unread(workers)]
     facts = [compatibility.describe_equal()]
     handshake = Judgement()
     if unknown:
@@ -220,6 +221,14 @@ def list_figures(workers: tuple[Worker, Worker], reads: Sequence[PromptReads]) -
         if seconds is not None:
             prompt = format_count(each.tokens, "token")
             yield f"prompt of {prompt}: a hand-off takes {format_seconds(seconds)} at least"
+
+
+def _describe_unread(workers: Sequence[Worker]) -> str:
+    """Return what a success requires of caches whose blocks do not follow from the prompt."""
+    kinds = {buffer.kind for worker in workers for buffer in worker.layout.buffers}
+    if ENCODER_KINDS.isdisjoint(kinds):
+        return ""
+    return "hand over all blocks of cross attention, which is not known"
 
 
 def _has_states(layout: Layout) -> bool:

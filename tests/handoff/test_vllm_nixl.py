@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 from cache_models import build_cache_model
+from exporter_models import build_merged_decoder
 from onnx import ModelProto, TensorProto
 
 from onnxkvrename.handoff.find_consumers import load_consumer
@@ -317,3 +318,11 @@ def test_an_attention_backend_that_vllm_does_not_have_is_refused(run) -> None:
     assert code == 2
     assert "--serve decode: --attention-backend 'FLASH_ATN': vLLM 0.33 has no" in text
     assert "did you mean FLASH_ATTN?" in text
+
+
+def test_cross_attention_is_a_condition(run) -> None:
+    onnx.save(build_merged_decoder(), "m.onnx")
+    line = ("--target", "vllm-nixl", "--serve", "vllm serve M")
+    outcome = run("compare", "m.onnx", "m.onnx", *line, "--profile", "auto")
+    assert "if both sides" in outcome.out
+    assert "hand over all blocks of cross attention, which is not known" in outcome.out
