@@ -11,6 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args, get_type_hints
 
+SIDES = ("prefill", "decode")
+"""The sides of a hand-off, for which a value may be given with ``SIDE:`` in front."""
+
 
 class Option(NamedTuple):
     """How a field is set on the command line; the type of the field says what its values are.

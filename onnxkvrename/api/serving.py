@@ -25,7 +25,7 @@ from onnxkvrename.layout.load import (
     list_cache_dtype_notes,
     set_cache_dtype,
 )
-from onnxkvrename.options import Option
+from onnxkvrename.options import SIDES, Option
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.vllm.backends import DEFAULT_BLOCK_SIZE
 from onnxkvrename.vllm.compatibility import Worker
@@ -34,9 +34,8 @@ from onnxkvrename.vllm.projection import build_request, list_serve_notes
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
 from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
-from onnxkvrename.vllm.workers import Judgement, judge_workers, list_figures
+from onnxkvrename.vllm.workers import Judgement, describe_handshake, judge_workers, list_figures
 
-SIDES = ("prefill", "decode")
 _RANK = 4
 """The axes of a cache of attention: batch, heads, context and head size."""
 VLLM = Option(
@@ -277,17 +276,9 @@ def _shake_hands(prefill: Worker, decode: Worker) -> Judgement:
         note = f"vLLM: the handshake of {' and '.join(unknown)} is not known here"
         return Judgement(notes=(note,))
     handshake = check_handshake((prefill.layout, decode.layout), (prefill.request, decode.request))
-    fact = f"the code of vLLM {decode.release}'s NIXL connector"
+    judgement = describe_handshake(handshake, decode.release)
     notes = (f"vLLM: not known for {reason}" for reason in handshake.unknown)
-    return Judgement(
-        handshake.findings,
-        (*handshake.notes, *notes),
-        () if handshake.unknown else (fact,),
-        (),
-        handshake.reads,
-        handshake.read_findings,
-        handshake.faulty_prompts,
-    )
+    return judgement._replace(notes=(*judgement.notes, *notes))
 
 
 def _list_unknown_connectors(workers: tuple[Worker, Worker]) -> Iterator[str]:

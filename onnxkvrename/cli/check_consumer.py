@@ -65,7 +65,10 @@ class CheckConsumerArguments(NamedTuple):
     serve: Annotated[ServeLine | None, SERVE] = None
     vllm_version: Annotated[
         str | None,
-        VLLM._replace(help=VLLM.help.replace(" or --block-size", ""), needs=("serve",)),
+        VLLM._replace(
+            help=f"With --serve: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
+            needs=("serve",),
+        ),
     ] = None
     sizes: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     specializations: Annotated[Path | None, SPECIALIZATIONS] = None

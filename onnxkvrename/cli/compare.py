@@ -16,7 +16,6 @@ from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.api.serving import BANDWIDTH, VLLM, ServedPair, compare_served, read_served_pair
 from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.options import (
-    SIDES,
     SideValues,
     declare_command,
     parse_bandwidth,
@@ -42,6 +41,7 @@ from onnxkvrename.options import (
     FULL_TRANSFER,
     PAGE,
     SERVE,
+    SIDES,
     SPECIALIZATIONS,
     TARGET,
     Format,

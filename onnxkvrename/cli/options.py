@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import find_similar, quote_path
-from onnxkvrename.options import Option, find_conflict, list_options, read_hints
+from onnxkvrename.options import SIDES, Option, find_conflict, list_options, read_hints
 from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
@@ -23,7 +23,6 @@ from onnxkvrename.storage.read import is_directory, read_status
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """The settings of every command."""
-SIDES = ("prefill", "decode")
 _Value = TypeVar("_Value")
 _Request = TypeVar("_Request")
 

@@ -25,7 +25,7 @@ from onnxkvrename.vllm.compatibility import (
     has_hybrid_manager,
     may_have_cross_layers,
 )
-from onnxkvrename.vllm.handshake import check_handshake, has_known_registration
+from onnxkvrename.vllm.handshake import Handshake, check_handshake, has_known_registration
 from onnxkvrename.vllm.projection import (
     check_nixl,
     check_projection,
@@ -81,8 +81,8 @@ def judge_worker(worker: Worker) -> Judgement:
         *(() if unknown else check_nixl(projection)),
         *refusals,
     )
-    fact = f"the code of vLLM {worker.release}'s NIXL connector"
-    return Judgement(findings or _report_unknown(unknown), (), () if unknown else (fact,))
+    facts = () if unknown else (_name_code(worker.release),)
+    return Judgement(findings or _report_unknown(unknown), (), facts)
 
 
 def judge_handshake(
@@ -105,16 +105,30 @@ def judge_handshake(
         kernel_block_size,
         has_hybrid_manager=has_hybrid_manager(decode) is not False,
     )
-    fact = f"the code of vLLM {decode.release}'s NIXL connector"
+    judgement = describe_handshake(handshake, decode.release)
+    return judgement._replace(findings=judgement.findings or _report_unknown(handshake.unknown))
+
+
+def describe_handshake(handshake: Handshake, release: str) -> Judgement:
+    """Return the judgement of a handshake; what is unknown of it gives no finding.
+
+    Args:
+        handshake: The result of `check_handshake`.
+        release: vLLM's release on both sides.
+    """
     return Judgement(
-        handshake.findings or _report_unknown(handshake.unknown),
+        handshake.findings,
         handshake.notes,
-        () if handshake.unknown else (fact,),
+        () if handshake.unknown else (_name_code(release),),
         (),
         handshake.reads,
         handshake.read_findings,
         handshake.faulty_prompts,
     )
+
+
+def _name_code(release: str) -> str:
+    return f"the code of vLLM {release}'s NIXL connector"
 
 
 def judge_workers(
