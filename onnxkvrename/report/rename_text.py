@@ -290,6 +290,8 @@ def is_folded(report: Report, *, verbose: bool) -> bool:
 def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[StateRow]:
     """Return what became of the models: first of those that failed, then of the others.
 
+    Of many models, those that failed have no row: their findings and the total say so.
+
     Args:
         report: What became of the models.
         dry_run: Describe what would change, because nothing was written.
@@ -301,6 +303,8 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
     texts = dict[object, tuple[str, str]]()
     for index, model in sorted(enumerate(report.models), key=lambda item: not item[1].failed):
         if model.error is not None or (are_held_back and model.status == "would-rename"):
+            continue
+        if is_short and model.failed:
             continue
         state = format_model_state(model)
         if model.failed and not dry_run:
