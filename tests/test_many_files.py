@@ -58,14 +58,14 @@ def test_windows_with_one_outcome_are_one_line(windows: Path, run) -> None:
     checked = run(*call, "--check")
     assert (checked.code, checked.out) == (1, "")
     assert checked.err.splitlines() == [
-        f"{COUNT} files in windows ({FIRST}): 4 names would change",
+        f"{COUNT} files in windows ({FIRST}): 4 names would change in each",
         f"{COUNT} models: {COUNT} would change, 0 unchanged; {buffers}",
     ]
     assert run(*call, "--check", "-q") == (1, "", f"{COUNT} of {COUNT} models would change\n")
     renamed = run(*call)
     assert len(renamed.out.splitlines()) == 4 * COUNT  # each name, for a program
     assert renamed.err.splitlines() == [
-        f"{COUNT} files in windows ({FIRST}): 4 names changed",
+        f"{COUNT} files in windows ({FIRST}): 4 names changed in each",
         f"{COUNT} models: {COUNT} renamed, 0 unchanged; {buffers}",
     ]
     again = run(*call)
@@ -232,7 +232,7 @@ def test_models_that_another_profile_knows_are_said_to_be_that(
         saved(model, Path("mix", name, "model.onnx"))
     err = run("mix", "--prefix", "VLLM", "--check").err
     assert "profile qeff matches no KV buffer of this model, but profile huggingface does" in err
-    assert "mix/c/model.onnx: unchanged: another profile knows its names\n" in err
+    assert "mix/c/model.onnx: unchanged: another profile matches its names\n" in err
     assert run("mix", "--prefix", "VLLM", "-q").code == 0
     assert run("mix", "--prefix", "VLLM", "--profile", "huggingface", "-q").code == 0
     for name, profile in (("a", "qeff"), ("b", "huggingface"), ("c", "huggingface")):

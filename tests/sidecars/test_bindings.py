@@ -363,7 +363,7 @@ def test_one_that_cannot_be_read_does_not_hide_the_profile_that_fits(genai: Path
     (genai / CONFIG).write_text("{")
     outcome = run("genai", "--prefix", "VLLM")
     assert (outcome.code, "is not JSON" in outcome.err, "KV001" in outcome.err) == (2, True, False)
-    assert "profile huggingface knows" in outcome.err
+    assert "using profile huggingface" in outcome.err
 
 
 def test_a_text_that_makes_old_names_and_stays_is_refused(here: Path, go) -> None:
