@@ -122,7 +122,12 @@ class Occurrences(NamedTuple):
         New names in local functions have a map of their own, `function_names`.
         """
         main = self.in_main_graph
-        maps = [(root, function_names if root else names) for root in self.by_root]
+        maps = [
+            (root, {i.name: function_names[i.name] for i in items if i.name in function_names})
+            if root
+            else (root, names)
+            for root, items in self.by_root.items()
+        ]
         return NameUses(
             producer_op_types={
                 item.name: item.op_type

@@ -114,8 +114,9 @@ def prove_renamed(
     equality: Equality = "different" if is_different else "bytes" if has_same_bytes else "content"
     plan = scanned.model.plan
     token = plan.token_change.final_token
+    names = {**plan.name_map, **plan.function_name_map, **plan.name_map}
     return (
-        RenameProof(str(source_path), token, plan.name_map, equality, reordered, digests),
+        RenameProof(str(source_path), token, names, equality, reordered, digests),
         tuple(findings),
     )
 
