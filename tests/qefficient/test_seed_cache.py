@@ -322,7 +322,7 @@ def test_an_export_that_is_seeded_already_cannot_be_so_in_place(
 
 
 def vary_inner_names(path: Path) -> None:
-    """Make of an export what QEfficient might have: with other numbers, and another layer's names."""
+    """Give an export other numbers, and the names of another layer, as QEfficient may."""
     model = onnx.load(path)
     (function,) = model.functions
     function.name += ".1"
