@@ -182,8 +182,8 @@ class ProfileChoice(NamedTuple):
 
     def describe(self) -> str:
         """Return the choice as a line of text."""
-        also = "".join(f"; --profile {name} also knows some" for name in self.also)
-        return f"profile {self.name} knows these names{also}"
+        also = "".join(f"; --profile {name} also matches some" for name in self.also)
+        return f"using profile {self.name}, which matches the names{also}"
 
 
 class Rules(NamedTuple):
