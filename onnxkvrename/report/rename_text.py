@@ -420,6 +420,8 @@ def _format_change(model: ModelReport, verb: str) -> str:
     if model.stamp:
         return "stamped"
     changes = [f"{format_count(len(model.name_map), 'name')} {verb}"] if model.name_map else []
+    if model.function_name_map:
+        changes.append(f"{len(model.function_name_map):,} in local functions as well")
     if model.stamp is not None:
         changes.append("its stamp is removed")
     return "; ".join(changes)
