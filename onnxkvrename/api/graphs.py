@@ -215,7 +215,7 @@ class _LiveModel(ABC):
 
     @abstractmethod
     def list_inner_values(self, graph: Any) -> tuple[list[Any], list[Any]]:
-        """Return the weights of a graph, and other values that are no inputs or outputs of it."""
+        """Return the weights of a graph, and its values that are neither inputs nor outputs."""
 
     @abstractmethod
     def build_value(self, value: Any) -> Any: ...
@@ -384,7 +384,7 @@ class _IrModel(_LiveModel):
         """Yield the changes of names, and of what a graph or an annotation has by name."""
         graphs = {id(value.graph): value.graph for value, _ in names if value.is_initializer()}
         weights = [(graph, tuple(graph.initializers.values())) for graph in graphs.values()]
-        for graph, values in weights:  # a graph takes no two of one name at any time
+        for graph, values in weights:  # a graph refuses a second one of a name, even for a moment
             yield _Change(partial(_set_initializers, graph), values, ())
         yield from super().plan_names(names)
         for graph, values in weights:
