@@ -56,6 +56,11 @@ class SidecarPlan(NamedTuple):
     identity: FileIdentity
     content: bytes
 
+    @property
+    def size(self) -> int:
+        """The bytes of the new content."""
+        return len(self.content)
+
 
 class PreparedModel(NamedTuple):
     """A model that was read, planned and checked for a rename; it travels between processes.

@@ -15,7 +15,6 @@ from onnxkvrename.sidecars.custom_io import find_custom_io_names
 from onnxkvrename.sidecars.tree import (
     MappingNode,
     Node,
-    OpaqueNode,
     ScalarNode,
     SequenceNode,
     expect,
@@ -86,14 +85,6 @@ class SidecarFormat:
         return self.is_binding and MODEL_SUFFIX.encode() in data
 
 
-def _find_compile_params_names(tree: Node) -> Iterator[ScalarNode]:
-    """Yield the keys of ``custom_io``."""
-    buffers = expect(MappingNode, tree, "its content").get("custom_io")
-    if buffers is not None and not isinstance(buffers, OpaqueNode):
-        for name, _ in expect(MappingNode, buffers, "custom_io").entries:
-            yield expect(ScalarNode, name, "a key")
-
-
 def _find_batch_io_names(tree: Node) -> Iterator[ScalarNode]:
     """Yield the ``map-to`` of every entry that has one."""
     batches = expect(MappingNode, tree, "its content").get("IO-files")
@@ -138,21 +129,6 @@ BUILT_IN = (
         find_names=find_custom_io_names,
         has_file_name=re.compile(r"custom_io.*\.ya?ml").fullmatch,
         markers=(b"IOName",),
-        only_graph_values=True,
-        requires_pairs=True,
-    ),
-    # ``hashed_compile_params.json``: the parameters of a compile, its custom I/O included.
-    #
-    # QEfficient writes the file after a successful compile, names the directory after the file's
-    # hash, and does not read it again:
-    # https://github.com/quic/efficient-transformers/blob/main/QEfficient/base/modeling_qeff.py
-    # (``_compile``).
-    SidecarFormat(
-        caption="compile parameters",
-        expected_form="an object with custom_io, as QEfficient writes it",
-        parse=parse_json_tree,
-        find_names=_find_compile_params_names,
-        has_file_name=re.compile(r"hashed_compile_params\.json").fullmatch,
         only_graph_values=True,
         requires_pairs=True,
     ),

@@ -224,7 +224,7 @@ class InterruptAfter:
 
         return interrupt if doing == self.step else None
 
-    def track_data_file(self, name: str, size: int) -> None:
+    def track_bytes(self, doing: str, size: int) -> None:
         return None
 
 
