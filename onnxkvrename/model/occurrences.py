@@ -94,7 +94,7 @@ class Occurrences(NamedTuple):
             inputs and outputs, and of each value_info that contains one of the names.
         references: The external data of all tensors, one for each file and problem.
         parent_scopes: For each scope the scope around it; -1 for the main graph.
-        functions: The names of each local function, which stands for the main graph there.
+        functions: The same of each local function, which is its own main graph.
     """
 
     occurrences: tuple[Occurrence, ...]

@@ -1,6 +1,6 @@
-"""Tell whether two models are the same but for names that nothing outside of them uses.
+"""Tell whether two models are the same except for names that nothing outside of them uses.
 
-QEfficient numbers values anew from export to export, and a layer function has the names of
+QEfficient numbers values differently from export to export, and a layer function has names of
 whichever layer it was made from. Here each model gets names in the order of their appearance, so
 that the same graph has the same names; then both are compared completely.
 """
@@ -53,7 +53,7 @@ class _Numbers(dict[_Key, str]):
 
 
 def differ_only_in_inner_names(expected: ByteSource, actual: ByteSource) -> bool:
-    """Return whether two models are equal but for names of inner values, nodes and functions.
+    """Return whether two models are equal except for names of inner values, nodes and functions.
 
     Graph inputs and outputs have the same names, weights the same contents or places. Notes do not
     count: doc strings, and metadata of nodes, values, functions and graphs.
