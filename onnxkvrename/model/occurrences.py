@@ -117,7 +117,13 @@ class Occurrences(NamedTuple):
         The names that change in functions are `function_names`.
         """
         main = self.in_main_graph
-        uses = NameUses(
+        taken = {item.name: _describe_occurrence(item) for item in self._find_clashes(names)}
+        hidden = {item.name: _describe_occurrence(item) for item in self._find_hiding(names)}
+        for function in self.functions if function_names else ():
+            inner = function._build_inner_uses(function_names)
+            taken |= inner.taken_names
+            hidden |= inner.hidden_names
+        return NameUses(
             producer_op_types={
                 item.name: item.op_type
                 for item in main
@@ -129,28 +135,21 @@ class Occurrences(NamedTuple):
                 if item.role == "reads" or (item.role == "output" and item.scope > 0)
             ),
             symbols=frozenset(symbol for symbol, _ in self.symbols),
-            taken_names={
-                item.name: _describe_occurrence(item) for item in self._find_clashes(names)
-            },
-            hidden_names={
-                item.name: _describe_occurrence(item) for item in self._find_hiding(names)
-            },
+            taken_names=taken,
+            hidden_names=hidden,
         )
-        for function in self.functions if function_names else ():
-            uses = function._add_clashes(uses, function_names)
-        return uses
 
-    def _add_clashes(self, uses: NameUses, names: Mapping[str, str]) -> NameUses:
-        """Return the uses of a model, with the new names that this function has already."""
+    def _build_inner_uses(self, names: Mapping[str, str]) -> NameUses:
+        """Return the new names that this function has already; it may have a part of the names."""
         new_names = {i.name: names[i.name] for i in self.in_main_graph if i.name in names}
-        own = self.build_name_uses(new_names)
+        uses = self.build_name_uses(new_names)
         counts = Counter(new_names.values())
         taken = {new: "the new name of two values" for new, count in counts.items() if count > 1}
-        taken |= own.taken_names
-        inside = {name: f"{use} in a local function" for name, use in taken.items()}
         return uses._replace(
-            taken_names={**uses.taken_names, **inside},
-            hidden_names={**uses.hidden_names, **own.hidden_names},
+            taken_names={
+                name: f"{use.replace('a graph', 'an')} of a local function"
+                for name, use in {**taken, **uses.taken_names}.items()
+            }
         )
 
     def _find_clashes(self, names: Mapping[str, str]) -> Iterator[Occurrence]:

@@ -273,7 +273,7 @@ def _check_output(prepared: PreparedModel, opened: OpenModel, request: Request) 
 
 
 def _has_equal_model(prepared: PreparedModel, opened: OpenModel) -> bool:
-    """Return whether the output path has the result except for names inside, as QEfficient makes it.
+    """Return whether the output path has the result, except for inner names.
 
     What cannot be read there does not count.
     """
