@@ -116,7 +116,8 @@ def _render_lines(lines: Sequence[Line], color: bool) -> Iterable[str]:
 def _render_line(line: Line, color: bool) -> str:
     """Return a line as it is printed: everything in it escaped, then its styles."""
     ends = tuple(accumulate(len(span.text) for span in line.spans)) if color else ()
-    pieces = escape_line(line.text, ends[:-1], is_command=line.is_command)
+    text = "".join(span.text for span in line.spans) if ends else line.text
+    pieces = escape_line(text, ends[:-1], is_command=line.is_command)
     if not ends:
         return "".join(pieces)
     styled = zip(pieces, (span.style for span in line.spans), strict=True)
