@@ -163,16 +163,13 @@ def crop_text(text: str, width: int) -> str:
 
 
 def trim_line(parts: Sequence[str | Span]) -> Line:
-    """Return a line without the spaces at its end, which only fill a cell; a color fills it too."""
+    """Return a line without the spaces at its end, which only fill a cell."""
     kept = [part if isinstance(part, Span) else Span(part) for part in parts]
     while kept and not kept[-1].text.strip():
         kept.pop()
     if not kept:
         return Line("")
-    if not kept[-1].style:
-        kept[-1] = Span(kept[-1].text.rstrip(" "))
-    line = build_line(*kept)
-    return line._replace(text=line.text.rstrip(" "))
+    return build_line(*kept[:-1], kept[-1]._replace(text=kept[-1].text.rstrip(" ")))
 
 
 def _pad_text(text: str, width: int) -> str:
