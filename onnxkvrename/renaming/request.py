@@ -139,7 +139,7 @@ class Request(NamedTuple):
         Option(
             "--sidecar",
             "Also rename in this text file, which must belong to the model: custom_io.yaml, "
-            "genai_config.json, compile parameters, node precisions. May be repeated.",
+            "genai_config.json, node precisions. May be repeated.",
             "FILE",
             section="Files that repeat the names",
         ),
