@@ -145,9 +145,9 @@ def is_terminal(stream: Any) -> bool:
 
 def show_progress(*, is_wanted: bool) -> AbstractContextManager[ProgressBars | None]:
     """Return progress bars for someone who watches, else nothing."""
-    if not is_wanted or not is_terminal(sys.stderr):
+    if not is_wanted or not is_terminal(sys.stderr) or os.environ.get("TERM") == "dumb":
         return nullcontext()
-    from onnxkvrename.report.progress_bars import ProgressBars  # rich only for terminals
+    from onnxkvrename.report.progress_bars import ProgressBars  # only for terminals
 
     return ProgressBars()
 
