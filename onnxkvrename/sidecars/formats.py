@@ -152,8 +152,7 @@ BUILT_IN = (
     # Node-precision files (NPI): the tensors that are computed in another precision.
     #
     # ``FP32NodeInstanceNames`` and similar keys list outputs of nodes, also of nodes within local
-    # functions. Inputs and outputs of the graph are renamed; the values of a function
-    # (``past_key.53_InternalRetainedState``) are not.
+    # functions (``past_key.53_InternalRetainedState``), which are renamed if they change there.
     #
     # QEfficient has examples in ``examples/**/*npi*.yaml``
     # (https://github.com/quic/efficient-transformers); Glow reads them with

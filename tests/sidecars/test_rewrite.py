@@ -346,6 +346,19 @@ def test_of_node_precisions_only_names_of_the_graph_itself_follow(text: str) -> 
     assert done(text.format(""), behind, PRECISION) == text.format("_VLLM")
 
 
+def test_of_node_precisions_names_in_functions_follow_if_they_change_there() -> None:
+    inside = {INSIDE: "past_key.53_VLLM_InternalRetainedState", "past_key.0": "another"}
+    signature = Signature((Value("past_key.0", "FLOAT16", None),), ())
+    model = describe(signature, VLLM)._replace(function_name_map=inside)
+    both = ModelNames.from_models([model], VLLM, QEFF)
+    text = f"FP32NodeInstanceNames: [past_key.0, {INSIDE}]"
+    assert (
+        done(text, both, PRECISION) == f"FP32NodeInstanceNames: [past_key.0_VLLM, {inside[INSIDE]}]"
+    )
+    text = f'{{"IO-files": [{{"map-to": "{INSIDE}"}}]}}'
+    assert done(text, both, BATCH) == text
+
+
 def test_a_suffix_made_normal_changes_within_the_graph_only() -> None:
     buffers, wish = "past_key.0 past_key.53", TokenChange("VLLM", normalize=True)
     model = names(buffers, wish, "_InternalRetainedState")
