@@ -75,11 +75,11 @@ def test_one_command_seeds_all_that_can_be_and_twice_is_once(
     write_seedable(tmp_path / "twins", "VLLM")
     if with_twins:
         shutil.copytree(tmp_path / "twins", cache, dirs_exist_ok=True)
-    outcome = run(cache, *SEED)
+    outcome = run(cache, *SEED, "-v")
     assert (outcome.code, "error" in outcome.err) == (0, False)
     for directory in left_out:
         assert "KV407: cannot be seeded: QEfficient does not accept a token" in outcome.err
-        assert f"(for {directory} alone, `-d renamed` writes" in outcome.err
+        assert f"for {directory} alone, `-d renamed` writes" in outcome.err
     assert read_directory(cache) == {**plain, **read_directory(tmp_path / "twins")}
     before = snapshot(cache)
     assert run(cache, *SEED).code == 0
