@@ -18,6 +18,8 @@ REASON_TOO_LONG = "too long"
 """The reason for keeping an output whose name no pattern is tried on."""
 REASON_NOT_RETAINED = "not retained"
 """The reason for keeping an output that is not a retained state."""
+REASON_OTHER_RANK = "input and output differ in rank"
+"""The reason for keeping what has the names of an encoder's cache, but is never fed back."""
 _NO_DIMS: Mapping[str, str] = {}
 
 
@@ -239,6 +241,9 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
     order = {name: index for index, name in enumerate(part_order)}
     pairs = [_build_pair(match, sides[key], rules) for key, match in matches.items()]
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
+    for side in (side for pair in pairs if _is_never_fed_back(pair, rules) for side in pair.sides):
+        unchanged[side.old_name] = UnchangedName(side.old_name, REASON_OTHER_RANK)
+    pairs = [pair for pair in pairs if not _is_never_fed_back(pair, rules)]
     pairs = list(_mark_lone_sides(pairs, rules))
     feeds = tuple(_find_feeds(signature, unchanged, sides, rules, change))
     feed_names = {feed.side.old_name for feed in feeds}
@@ -416,6 +421,15 @@ def _find_word(dim: Dim, dims: Mapping[str, str]) -> str:
         return "sequence" if meaning == "new" else meaning
     words = [dims.get(term, "") for term in find_terms(dim, dims)]
     return next((word for word in words if word in ("window", "sequence")), "")
+
+
+def _is_never_fed_back(pair: KvPair, rules: Rules) -> bool:
+    """Return whether what is written once cannot be its own input in the next step.
+
+    An exporter may have such names for what the model computes again in each step.
+    """
+    ranks = {len(side.value.shape) for side in pair.sides if side.value.shape is not None}
+    return len(ranks) > 1 and rules.kinds[pair.kind].update == "once"
 
 
 def _mark_lone_sides(pairs: Sequence[KvPair], rules: Rules) -> Iterator[KvPair]:
