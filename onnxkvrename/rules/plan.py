@@ -182,6 +182,7 @@ class RenamePlan(NamedTuple):
         feeds: Outputs that fill KV inputs of another model, and are renamed like those.
         dims: What symbols of sizes mean, as the rules say it.
         is_built_in: True if the rules are a profile of the program, not the user's own.
+        runners: Programs that look for the names that the buffers have now, and for no others.
     """
 
     token_change: TokenChange
@@ -197,6 +198,7 @@ class RenamePlan(NamedTuple):
     feeds: tuple[KvFeed, ...] = ()
     dims: Mapping[str, str] = _NO_DIMS
     is_built_in: bool = False
+    runners: tuple[str, ...] = ()
 
     @property
     def token_counts(self) -> Counter[str]:
@@ -263,6 +265,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         feeds=feeds,
         dims=dict(rules.dims),
         is_built_in=rules.is_built_in,
+        runners=tuple(dict.fromkeys(m.rule.runner for m in matches.values() if m.rule.runner)),
     )
 
 
