@@ -404,6 +404,25 @@ def test_heads_and_their_size_are_read_by_the_axes(tmp_path: Path, run) -> None:
     assert found == {(HEADS, HEAD)}
 
 
+@pytest.mark.parametrize(
+    ("name", "runner"),
+    [
+        ("transformers", "transformers' own runner"),
+        ("transformers.js", "transformers.js"),
+        ("Optimum", ""),
+    ],
+)
+def test_a_rename_warns_of_a_program_that_needs_the_old_names(
+    name: str, runner: str, tmp_path: Path, run
+) -> None:
+    model = saved(MODELS[name][1](), tmp_path / "model.onnx")
+    outcome = run(model, "--prefix", "VLLM")
+    assert (outcome.code, "KV205" in outcome.err) == (0, bool(runner))
+    assert f"warning KV205: {runner} looks for the names" in outcome.err or not runner
+    for more in (("verify", model), (model, "--prefix", "VLLM"), (model, "--strip")):
+        assert "KV205" not in run(*more).err
+
+
 def read_table() -> list[Row]:
     text = PAGE.read_text("utf-8").split(MARKS[0])[1].split(MARKS[1])[0]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
