@@ -243,9 +243,10 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
     order = {name: index for index, name in enumerate(part_order)}
     pairs = [_build_pair(match, sides[key], rules) for key, match in matches.items()]
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
-    for side in (side for pair in pairs if _is_never_fed_back(pair, rules) for side in pair.sides):
-        unchanged[side.old_name] = UnchangedName(side.old_name, REASON_OTHER_RANK)
-    pairs = [pair for pair in pairs if not _is_never_fed_back(pair, rules)]
+    for lost in [pair for pair in pairs if _is_never_fed_back(pair, rules)]:
+        names = [end.old_name for end in lost.sides]
+        unchanged |= {name: UnchangedName(name, REASON_OTHER_RANK) for name in names}
+        pairs.remove(lost)
     pairs = list(_mark_lone_sides(pairs, rules))
     feeds = tuple(_find_feeds(signature, unchanged, sides, rules, change))
     feed_names = {feed.side.old_name for feed in feeds}
