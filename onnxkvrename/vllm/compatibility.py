@@ -31,7 +31,6 @@ from onnxkvrename.vllm.specs import (
 
 FactorState = Literal["equal", "differs", "not known"]
 
-_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _CHECKPOINT_CACHE_DTYPES = ("auto", "fp8_e4m3", "nvfp4")
 """What ``--kv-cache-dtype auto`` becomes, by the checkpoint's quantization."""
 _HIDDEN_STATE_METHODS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
@@ -293,7 +292,7 @@ def _describe_dtype(worker: Worker) -> _Value:
     dtype = None if worker.settings is None else worker.settings.dtype
     if dtype is None:
         return _Value(decided_by="machine")
-    return _build_value(_DTYPE_ALIASES.get(dtype, dtype))
+    return _build_value(dtype)
 
 
 def _describe_cache_dtype(worker: Worker) -> _Value:

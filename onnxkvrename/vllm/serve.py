@@ -42,7 +42,7 @@ class ServeSettings(NamedTuple):
         block_size: vLLM's ``--block-size``, in tokens.
         kv_cache_dtype: vLLM's ``--kv-cache-dtype``, except ``auto``.
         skipped_layers: vLLM's ``--kv-cache-dtype-skip-layers``: layers with another cache dtype.
-        dtype: vLLM's ``--dtype``, except ``auto``.
+        dtype: vLLM's ``--dtype``: ``float16``, ``bfloat16`` or ``float32``.
         kv_cache_memory_bytes: vLLM's ``--kv-cache-memory-bytes``, for each GPU.
         max_model_len: vLLM's ``--max-model-len``: tokens of a prompt and its answer.
         max_num_batched_tokens: vLLM's ``--max-num-batched-tokens``: those that run at once.
@@ -519,6 +519,12 @@ def _read_choice(choices: Mapping[str, Sequence[str]], value: _Value) -> str | N
     return None if text == "auto" else text
 
 
+def _read_dtype(value: _Value) -> str | None:
+    """Return vLLM's own name of a dtype, of which ``half`` and ``float`` are aliases."""
+    dtype = _read_choice(_DTYPE_CHOICES, value)
+    return None if dtype is None else {"half": "float16", "float": "float32"}.get(dtype, dtype)
+
+
 def _read_backend(value: _Value) -> str | None:
     """Return a backend's name: ``validate_backend_before`` does not accept the path of a class.
 
@@ -696,7 +702,7 @@ _FLAGS: Mapping[str, tuple[str, _Reader]] = {
     "--prefill-context-parallel-size": ("prefill_context_parallel_size", _read_count),
     "--block-size": ("block_size", _read_count),
     "--kv-cache-dtype": ("kv_cache_dtype", partial(_read_choice, _CACHE_DTYPE_CHOICES)),
-    "--dtype": ("dtype", partial(_read_choice, _DTYPE_CHOICES)),
+    "--dtype": ("dtype", _read_dtype),
     "--kv-cache-memory-bytes": ("kv_cache_memory_bytes", _read_amount),
     "--max-model-len": ("max_model_len", _read_length),
     "--max-num-batched-tokens": ("max_num_batched_tokens", _read_amount),

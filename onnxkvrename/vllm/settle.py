@@ -29,13 +29,7 @@ from onnxkvrename.vllm.specs import (
 )
 
 _LAYOUT_ALIASES = {"NHD": "LBNHC", "HND": "LBHNC"}
-_DTYPES = {
-    "half": "FLOAT16",
-    "float16": "FLOAT16",
-    "bfloat16": "BFLOAT16",
-    "float": "FLOAT",
-    "float32": "FLOAT",
-}
+_DTYPES = {"float16": "FLOAT16", "bfloat16": "BFLOAT16", "float32": "FLOAT"}
 """The values of ``--dtype``, with ONNX dtypes."""
 
 

@@ -43,7 +43,7 @@ def find_state(compatibility: Compatibility, name: str) -> str:
         ("model", LINE, ServeSettings("N"), "differs"),
         ("model", LINE, ServeSettings(), "not known"),
         ("dtype", LINE, LINE, "not known"),
-        ("dtype", ServeSettings(dtype="half"), ServeSettings(dtype="float16"), "equal"),
+        ("dtype", ServeSettings(dtype="float32"), ServeSettings(dtype="float16"), "differs"),
         ("dtype", ServeSettings(dtype="bfloat16"), ServeSettings(dtype="float16"), "differs"),
         ("dtype", ServeSettings(dtype="bfloat16"), ServeSettings(), "not known"),
         ("KV cache dtype", LINE, LINE, "equal"),

@@ -75,6 +75,7 @@ LINES: dict[str, dict[str, Any]] = {
         "kv_cache_dtype": "fp8_e5m2",
         "dtype": "bfloat16",
     },
+    "--dtype half": {"dtype": "float16"},
     "--kv-cache-dtype auto --attention-backend auto": {},
     "--kv-cache-dtype-skip-layers 0 7": {"skipped_layers": ("0", "7")},
     "--kv-cache-memory-bytes 20G": {"kv_cache_memory_bytes": 20 << 30},
