@@ -24,7 +24,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "exporters.md"
 MARKS = ("<!-- table -->\n", "<!-- /table -->\n")
 HEADINGS = ("export", "options", "profile", "names", "verify", "strip", "onnxruntime")
 TOKEN = "KV"
-NO_CACHE = "no cache found: not written"
+NO_CACHE = "no cache found"
 FOLDERS = (
     *(f"optimum/{name}" for name in ("llama", "gemma2", "gpt2", "bloom", "gpt_bigcode")),
     *("optimum/t5", "optimum/whisper"),
