@@ -249,7 +249,9 @@ def test_data_that_two_models_share_are_copied_once(external: Path, tmp_path: Pa
         "renamed",
     ]
     size = external.with_name("decoder.onnx.data").stat().st_size
-    assert [steps.count(size) for (doing, _), steps in watch.seen.items() if "bytes" in doing] == [1]
+    assert [steps.count(size) for (doing, _), steps in watch.seen.items() if "bytes" in doing] == [
+        1
+    ]
     assert sorted(os.listdir(tmp_path / "out")) == [
         "decoder.onnx",
         "decoder.onnx.data",
