@@ -10,6 +10,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,7 +154,7 @@ def with_symbols() -> ModelProto:
 def with_function(*names: str) -> ModelProto:
     """A local function with inner values of these names."""
     names = ("a", *names, "z")
-    nodes = [node("Neg", [old], [new]) for old, new in zip(names, names[1:], strict=False)]
+    nodes = [node("Neg", [old], [new]) for old, new in pairwise(names)]
     opsets = [onnx.helper.make_opsetid("", 18)]
     function = onnx.helper.make_function("local", "F", ["a"], ["z"], nodes, opsets)
     return decoder(node("F", [KEY], ["called"], domain="local"), functions=(function,))

@@ -112,7 +112,8 @@ def rename_graph(
             error.hint = error.hint and _hide_path(error.hint, path)
             raise
         if report.status == "renamed":
-            _apply(tuple(live.plan_changes(old, load(path))))
+            new = load(path, load_external_data=False)
+            _apply(tuple(live.plan_changes(old, new)))
     findings = tuple(
         item._replace(message=_hide_path(item.message, path), hint=_hide_path(item.hint, path))
         for item in report.findings
