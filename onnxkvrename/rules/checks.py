@@ -126,11 +126,14 @@ def _check_both_sides(
             f"{hint}{patterns}",
         )
     elif pair.output is None and pair.input is not None:
+        hint = "export the model again"
+        if any(unchanged.name.isdecimal() for unchanged in plan.unchanged_names):
+            hint += " without use_onnx_subfunctions, which leaves outputs with bare numbers"
         yield build_finding(
             "KV102",
             pair.input.old_name,
             f"has no retained output, so {pair.buffer} of layer {pair.layer} is lost after a step",
-            f"export the model again{patterns}",
+            f"{hint}{patterns}",
         )
 
 
