@@ -230,6 +230,13 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
             f"with {known} and ignores these buffers",
             f"rename with `--prefix {known} --replace`",
         )
+    for runner in plan.runners if plan.name_map and not plan.token_change.strip else ():
+        yield build_finding(
+            "KV205",
+            "",
+            f"{runner} looks for the names of the export, so it does not run the renamed model",
+            "keep the export for it, by a rename with `-d`; a rename with `--strip` restores it",
+        )
     sides = [side for pair in plan.pairs for side in pair.sides]
     sides += [feed.side for feed in plan.feeds]
     conflicting = [side for side in sides if not plan.token_change.can_replace(side.token)]
