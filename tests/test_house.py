@@ -33,8 +33,8 @@ ORDER = tuple(
 APART = {"vllm", "verification", "handoff"}
 """Packages that do not know each other."""
 HEAVY = {
-    *("onnx", "onnx_graphsurgeon", "onnxruntime", "numpy", "rich", "google.protobuf", "ruamel"),
-    *("jinja2", "markupsafe", "msgspec"),
+    *("onnx", "onnx_graphsurgeon", "onnx_ir", "onnxruntime", "numpy", "rich", "google.protobuf"),
+    *("ruamel", "jinja2", "markupsafe", "msgspec"),
 }
 UNUSED = ("layout", "vllm", "verification", "handoff", "sidecars")
 """Packages that a plain rename has no use for."""
