@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from onnxkvrename.api.arguments import load_rules
     from onnxkvrename.api.files import rename, rename_all
     from onnxkvrename.api.layouts import check_consumer, compare, inspect, load_layout
+    from onnxkvrename.api.manifests import stamp, write_manifest
     from onnxkvrename.api.memory import rename_bytes, rename_model
+    from onnxkvrename.api.pages import compare_page, inspect_page
     from onnxkvrename.api.verification import find_pairs, suggest_rules, verify
     from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
     from onnxkvrename.findings import CheckError, Finding
@@ -39,6 +41,8 @@ _MODULES = {
     "api.arguments": ("load_rules",),
     "api.files": ("rename", "rename_all"),
     "api.memory": ("rename_bytes", "rename_model"),
+    "api.manifests": ("stamp", "write_manifest"),
+    "api.pages": ("compare_page", "inspect_page"),
     "api.layouts": ("check_consumer", "compare", "inspect", "load_layout"),
     "api.verification": ("find_pairs", "suggest_rules", "verify"),
     "errors": ("KvRenameError", "ModelError", "RulesError", "WriteError"),
@@ -76,16 +80,20 @@ __all__ = [
     "__version__",
     "check_consumer",
     "compare",
+    "compare_page",
     "find_pairs",
     "inspect",
+    "inspect_page",
     "load_layout",
     "load_rules",
     "rename",
     "rename_all",
     "rename_bytes",
     "rename_model",
+    "stamp",
     "suggest_rules",
     "verify",
+    "write_manifest",
 ]
 
 

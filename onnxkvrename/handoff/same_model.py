@@ -15,6 +15,7 @@ from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.model.weights import Weight
+from onnxkvrename.storage.read import is_in_memory
 
 
 class ModelIdentity(NamedTuple):
@@ -43,7 +44,7 @@ def compare_models(prefill: Layout, decode: Layout) -> ModelIdentity:
     others = {weight.name: weight for weight in decode.weights or ()}
     sides = {"prefill": prefill, "decode": decode}
     return ModelIdentity(
-        prefill.models == decode.models,
+        prefill.models == decode.models and not any(map(is_in_memory, prefill.models)),
         tuple((w, others[w.name]) for w in prefill.weights or () if w.name in others),
         tuple(label for label, layout in sides.items() if layout.weights is None),
         _compare_logits(prefill, decode),

@@ -27,7 +27,7 @@ from onnxkvrename.findings import (
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import ConsumerView
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.storage.read import read_status, read_text_file
+from onnxkvrename.storage.read import is_in_memory, read_status, read_text_file
 
 CONFIG_NAME = "genai_config.json"
 _NUMBER = "%d"
@@ -141,7 +141,7 @@ def configure(layout: Layout) -> Consumer:
         KvRenameError: The configuration cannot be read, or does not have the right form.
     """
     model = Path(layout.models[0]) if layout.models else Path()
-    for folder in (model.parent, model.parent.parent):
+    for folder in () if is_in_memory(model) else (model.parent, model.parent.parent):
         path = folder / CONFIG_NAME
         if read_status(path) is not None:
             settings = _read_settings(path)
