@@ -140,8 +140,8 @@ def configure(layout: Layout) -> Consumer:
     Raises:
         KvRenameError: The configuration cannot be read, or does not have the right form.
     """
-    model = Path(layout.models[0]) if layout.models else Path()
-    for folder in () if is_in_memory(model) else (model.parent, model.parent.parent):
+    files = [Path(model) for model in layout.models[:1] if not is_in_memory(model)]
+    for folder in (folder for model in files for folder in (model.parent, model.parent.parent)):
         path = folder / CONFIG_NAME
         if read_status(path) is not None:
             settings = _read_settings(path)
