@@ -70,10 +70,21 @@ def compare_page(
 ) -> str:
     """Return a page with the verdict of `compare`, and the memory of both sides for any prompt.
 
-    The arguments and the exceptions are those of `compare`.
+    ``full_transfer``, ``serve``, ``vllm`` and ``rules`` are as for `compare`.
+
+    Args:
+        prefill: As for `compare`.
+        decode: The same for the decode worker.
+        target: The consumer's name.
+        prompts: Also show prompts of these lengths, in tokens, the first of them at first.
 
     Returns:
         The HTML, with its style and script in it.
+
+    Raises:
+        KvRenameError: As for `compare`.
+        ValueError: The version is not known, or a line is for neither side.
+        TypeError: An argument has the wrong type.
 
     Examples:
         >>> onnxkvrename.compare_page("prefill.onnx", "decode.onnx", prompts=[40])[:15]
