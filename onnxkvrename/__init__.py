@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from onnxkvrename.api.arguments import load_rules
     from onnxkvrename.api.files import rename, rename_all
+    from onnxkvrename.api.graphs import rename_graph
     from onnxkvrename.api.layouts import check_consumer, compare, inspect, load_layout
     from onnxkvrename.api.manifests import stamp, write_manifest
     from onnxkvrename.api.memory import rename_bytes, rename_model
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "api.arguments": ("load_rules",),
     "api.files": ("rename", "rename_all"),
+    "api.graphs": ("rename_graph",),
     "api.memory": ("rename_bytes", "rename_model"),
     "api.manifests": ("stamp", "write_manifest"),
     "api.pages": ("compare_page", "inspect_page"),
@@ -89,6 +91,7 @@ __all__ = [
     "rename",
     "rename_all",
     "rename_bytes",
+    "rename_graph",
     "rename_model",
     "stamp",
     "suggest_rules",

@@ -81,7 +81,7 @@ def reword_text(text: str, function: Any) -> str:
         elif part.startswith("-"):
             parts[index] = _reword_options(part, function) or part
         elif part.startswith("onnxkvrename "):
-            parts[index] = _reword_command(part) or part
+            parts[index] = _reword_command(part, function) or part
     return "`".join(parts)
 
 
@@ -104,7 +104,7 @@ def _reword_options(text: str, function: Any) -> str | None:
     return None if arguments is None else ", ".join(arguments)
 
 
-def _reword_command(text: str) -> str | None:
+def _reword_command(text: str, function: Any) -> str | None:
     """Return the call that does what a command does; ``None`` if no function does."""
     words = _split_words(text)
     if words is None:
@@ -117,17 +117,25 @@ def _reword_command(text: str) -> str | None:
     if command == "rename" and len(paths) > 1 and not any(map(is_in_memory, paths)):
         calls = [_format_call("rename_all", paths, options)]
     else:
-        calls = [_format_call(command, path, options) for path in paths]
+        in_memory = {"rename": _find_renaming(function)}.get(command, command)
+        calls = [
+            _format_call(in_memory if is_in_memory(path) else command, path, options)
+            for path in paths
+        ]
     known = [call for call in calls if call is not None]
     return " and ".join(known) if known and len(known) == len(calls) else None
 
 
+def _find_renaming(function: Any) -> str:
+    """Return the function that renames what another one was given in memory."""
+    name: str = function.__name__
+    return name if name in ("rename_bytes", "rename_graph") else "rename_model"
+
+
 def _format_call(command: str, model: str | list[str], options: Sequence[str]) -> str | None:
-    shown = repr(model)
-    if isinstance(model, str) and is_in_memory(model):
-        command = "rename_model" if command == "rename" else command
-        shown = Path(model).name
     arguments = _list_arguments(options, getattr(onnxkvrename, command), is_call=True)
+    is_object = isinstance(model, str) and is_in_memory(model)
+    shown = Path(str(model)).name if is_object else repr(model)
     return (
         None if arguments is None else f"onnxkvrename.{command}({', '.join((shown, *arguments))})"
     )

@@ -241,8 +241,8 @@ def check_export_reuse(
     return build_finding(
         "KV402",
         model,
-        f"is in QEfficient's export cache, as an export {kind}; if you rename it here, the next "
-        "export of that kind silently reuses the renamed model",
+        f"is in QEfficient's export cache, as an export {kind}; renamed here, the next export of "
+        "that kind silently reuses it",
         _OUTPUT_DIRECTORY_HINT
         if explain_token_refusal(params, rules)
         else f"`{seed}` puts it where QEfficient will look for it",

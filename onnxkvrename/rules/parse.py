@@ -29,6 +29,7 @@ from onnxkvrename.rules.profile import (
 
 _TOP_KEYS = (
     *("description", "retained", "update", "kv", "keep", "suffixes", "sidecar", "dims", "branch"),
+    "functions",
 )
 _PATTERN_KEYS = ("input", "output", "input_name", "output_name", "kinds", "defaults")
 _KIND_KEYS = ("roles", "parts", "kind", "update", "by_shape", "axes", "beside", "alone")
@@ -74,6 +75,11 @@ def _parse_rules(document: ObjectReader, name: str) -> Rules:
     if not kv_rules:
         raise document.build_error("kv", "is missing: a file of rules needs at least one [[kv]]")
     has_retained = "retained" in document.values
+    in_functions = document.read_boolean("functions", default=False)
+    if in_functions and not all(
+        "{buffer}" in rule.templates[s] for rule in kv_rules for s in SIDES
+    ):
+        raise document.build_error("functions", "needs {buffer} in all templates of names")
     return Rules(
         name,
         kv_rules,
@@ -84,6 +90,7 @@ def _parse_rules(document: ObjectReader, name: str) -> Rules:
         dims=_parse_dims(_read_table(document, "dims")),
         branches=tuple(map(_parse_branch, _read_tables(document, "branch"))),
         sidecar_rules=tuple(map(_parse_sidecar_rule, _read_tables(document, "sidecar"))),
+        renames_in_functions=in_functions,
     )
 
 

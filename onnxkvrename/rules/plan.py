@@ -10,7 +10,7 @@ from onnxkvrename.display import show_briefly
 from onnxkvrename.limits import MAX_BUFFERS, MAX_MATCHED_CHARS, build_limit_error, shorten_text
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules.kinds import is_state
-from onnxkvrename.rules.profile import DIM_WORDS, NameMatch, Rules, find_terms
+from onnxkvrename.rules.profile import DIM_WORDS, SIDES, NameMatch, Rules, find_terms
 from onnxkvrename.rules.rewrite import normalize_suffix, rewrite_name
 
 REASON_UNKNOWN = "unknown"
@@ -20,6 +20,7 @@ REASON_TOO_LONG = "too long"
 REASON_NOT_RETAINED = "not retained"
 """The reason for keeping an output that is not a retained state."""
 _NO_DIMS: Mapping[str, str] = {}
+_NO_NAMES: Mapping[str, str] = {}
 
 
 class TokenChange(NamedTuple):
@@ -177,6 +178,8 @@ class RenamePlan(NamedTuple):
         old_names: The names of all sides, as they are in the file.
         name_map: Old to new, of all names that change; applied at once.
         output_name_map: The same, of outputs only.
+        function_name_map: Old to new, of the names that change in local functions; each function
+            has some of them.
         updates_by_kind: How buffers of each kind are meant to be updated, empty where the rules
             do not say.
         feeds: Outputs that fill KV inputs of another model, and are renamed like those.
@@ -197,6 +200,7 @@ class RenamePlan(NamedTuple):
     feeds: tuple[KvFeed, ...] = ()
     dims: Mapping[str, str] = _NO_DIMS
     is_built_in: bool = False
+    function_name_map: Mapping[str, str] = _NO_NAMES
 
     @property
     def token_counts(self) -> Counter[str]:
@@ -277,6 +281,42 @@ def build_minimal_plan(signature: Signature, rules: Rules) -> RenamePlan:
 def build_name_map(pairs: Iterable[KvPair]) -> dict[str, str]:
     """Return the old and new names of the sides that change."""
     return _map_changed_names(side for pair in pairs for side in pair.sides)
+
+
+def list_parts_in_functions(plan: RenamePlan, rules: Rules) -> tuple[str, ...]:
+    """Return the texts that the names of buffers contain in local functions, if they change there.
+
+    They only follow a change of token in the graph, so a model whose graph has all its names stays.
+    """
+    if not (rules.renames_in_functions and plan.name_map) or rules.target is not None:
+        return ()
+    return tuple(dict.fromkeys(pair.buffer.rpartition(".")[2] for pair in plan.pairs))
+
+
+def map_function_names(names: Iterable[str], plan: RenamePlan, rules: Rules) -> dict[str, str]:
+    """Return the old and new names of buffers in local functions, whatever their layers are.
+
+    A token there counts if the graph has it too, or the user names it: else it is a part of the
+    name of another value. The suffix stays, because nothing pairs names in a function.
+
+    Raises:
+        RulesError: A template makes a name that does not lead back to the same buffer.
+    """
+    change = plan.token_change
+    parts = {(pair.kind, pair.buffer) for pair in plan.pairs}
+    tokens = {"", change.token, *plan.token_counts}
+    name_map = {}
+    for name in names:
+        matches = (rules.match(side, name) for side in SIDES)
+        match = next((match for match in matches if match is not None), None)
+        if (
+            match is not None
+            and (match.kind.name, match.buffer) in parts
+            and match.token in tokens
+            and change.can_replace(match.token)
+        ):
+            name_map[name] = rewrite_name(rules, match, change.final_token)
+    return {old: new for old, new in name_map.items() if old != new}
 
 
 def rename_symbols(

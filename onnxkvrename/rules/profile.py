@@ -183,8 +183,8 @@ class ProfileChoice(NamedTuple):
 
     def describe(self) -> str:
         """Return the choice as a line of text."""
-        also = "".join(f"; --profile {name} also knows some" for name in self.also)
-        return f"profile {self.name} knows these names{also}"
+        also = "".join(f"; --profile {name} also matches some" for name in self.also)
+        return f"using profile {self.name}, which matches the names{also}"
 
 
 @show_briefly
@@ -202,6 +202,8 @@ class Rules(NamedTuple):
             do.
         dims: The meaning of symbols of sizes: a word of `DIM_WORDS`, or a sum of symbols.
         branches: Inputs that choose a branch of the graph by the step.
+        renames_in_functions: Whether local functions have the names of buffers inside, which get
+            the token as well.
         sidecar_rules: Files that repeat the names, in addition to those of known formats.
         is_built_in: Whether it is a profile of this program, not the user's own.
         choice: How the profile was picked; ``None`` if the user or the default names it.
@@ -217,6 +219,7 @@ class Rules(NamedTuple):
     dims: Mapping[str, str]
     branches: tuple[BranchRule, ...]
     sidecar_rules: tuple[SidecarRule, ...]
+    renames_in_functions: bool = False
     is_built_in: bool = False
     choice: ProfileChoice | None = None
     target: Rules | None = None

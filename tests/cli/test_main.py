@@ -191,7 +191,7 @@ def test_quiet_says_nothing_but_what_is_wrong(here: Path, run) -> None:
     outcome = run(MODEL, "--prefix", "OTHER", "--quiet")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith("decoder.onnx: error KV202: 8 names (first: past_key.0_VLLM)")
-    assert len(outcome.err.splitlines()) == 1
+    assert len(outcome.err.splitlines()) == 2  # the finding and its fix
 
 
 def test_rename_may_be_said_aloud(here: Path, run, renamed: bytes) -> None:
