@@ -83,8 +83,9 @@ def test_two_models_in_memory_are_not_taken_for_one() -> None:
     first, second = onnxkvrename.load_layout(proto), onnxkvrename.load_layout(proto)
     for sides in ((proto, proto), (first, second)):
         handoff = onnxkvrename.compare(*sides)
-        assert "one model on both sides" not in handoff.basis.facts
-    assert "one model on both sides" in onnxkvrename.compare(RENAMED, RENAMED).basis.facts
+        assert not any("both sides" in fact for fact in handoff.basis.facts)
+    handoff = onnxkvrename.compare(RENAMED, RENAMED)
+    assert any("both sides" in fact for fact in handoff.basis.facts)
 
 
 @pytest.mark.parametrize("name", ["run", "compare_data"])

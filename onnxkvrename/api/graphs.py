@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnx import (
     IR_VERSION,
-    AttributeProto,
     FunctionProto,
     GraphProto,
     ModelProto,
     NodeProto,
     TensorProto,
-    TypeProto,
     load,
 )
 from onnx.helper import make_attribute, make_opsetid, set_model_props
@@ -101,7 +99,10 @@ def rename_graph(
     """
     arguments = read_arguments(rename_graph, locals())
     live = _LIVE_MODELS[find_graph_library(graph)](graph)
-    old = live.build_model()
+    try:
+        old = live.build()
+    except Exception as error:  # whatever an object lacks that it should have
+        raise ModelError(f"the graph cannot be exported: {error}") from error
     with open_scratch_file("model.onnx", old.SerializeToString()) as path:
         request = build_request(Request, arguments, models=(path,), jobs=1, sidecars="off")
         try:
@@ -152,33 +153,25 @@ def _apply(changes: Iterable[_Change]) -> None:
 class _LiveModel(ABC):
     """A live model, from which one without weights is built.
 
+    A graph of onnx_ir is the sequence of its nodes, and one of onnx_graphsurgeon has them.
+
     Attributes:
         model: The live model.
-        graph: Its main graph.
-        functions: Its local functions.
         values: The object of each name in the model without weights, in the order of
             `_list_names`; ``None`` for an omitted input.
         main_count: How many of them are not in local functions.
     """
 
-    def __init__(self, model: Any, graph: Any, functions: Iterable[Any]) -> None:
-        self.model, self.graph, self.functions = model, graph, functions
+    def __init__(self, model: Any) -> None:
+        self.model = model
         self.values: list[Any] = []
         self.main_count = 0
 
-    def build_model(self) -> ModelProto:
-        """Return the model without weights.
-
-        Raises:
-            ModelError: The library could not export it either.
-        """
-        try:
-            model = ModelProto(graph=self.build_graph(self.graph))
-            self.main_count = len(self.values)
-            model.functions.extend(map(self.build_function, self.functions))
-            self.set_header(model)
-        except Exception as error:  # whatever an object lacks that it should have
-            raise ModelError(f"the graph cannot be exported: {error}") from error
+    def build_model(self, graph: Any, functions: Iterable[Any], **header: Any) -> ModelProto:
+        """Return the model without weights, of its main graph, local functions and versions."""
+        model = ModelProto(graph=self.build_graph(graph), **header)
+        self.main_count = len(self.values)
+        model.functions.extend(map(self.build_function, functions))
         return model
 
     def build_graph(self, graph: Any) -> GraphProto:
@@ -190,7 +183,7 @@ class _LiveModel(ABC):
             input=map(self.build_value, graph.inputs),
             output=map(self.build_value, graph.outputs),
             initializer=map(self.build_weight, weights),
-            node=map(self.build_node, self.list_nodes(graph)),
+            node=map(self.build_node, getattr(graph, "nodes", graph)),
             value_info=map(self.build_value, inner_values),
         )
 
@@ -203,7 +196,7 @@ class _LiveModel(ABC):
             overload=getattr(function, "overload", ""),
             input=[value.name for value in function.inputs],
             output=[value.name for value in function.outputs],
-            node=map(self.build_node, self.list_nodes(function)),
+            node=map(self.build_node, getattr(function, "nodes", function)),
         )
 
     def build_node(self, node: Any) -> NodeProto:
@@ -211,13 +204,31 @@ class _LiveModel(ABC):
         self.values += [*node.inputs, *node.outputs]
         return NodeProto(
             name=node.name or "",
-            op_type=self.get_op_type(node),
+            op_type=node.op if hasattr(node, "op") else node.op_type,
             domain=node.domain or "",
             overload=getattr(node, "overload", ""),
             input=["" if value is None else value.name for value in node.inputs],
             output=[value.name for value in node.outputs],
             attribute=self.build_attributes(node),
         )
+
+    @abstractmethod
+    def build(self) -> ModelProto:
+        """Return the model without weights."""
+
+    @abstractmethod
+    def list_inner_values(self, graph: Any) -> tuple[list[Any], list[Any]]:
+        """Return the weights of a graph, and its values that are neither inputs nor outputs."""
+
+    @abstractmethod
+    def build_value(self, value: Any) -> Any: ...
+
+    @abstractmethod
+    def build_weight(self, value: Any) -> TensorProto:
+        """Return a weight; small values come with it, if they are in memory."""
+
+    @abstractmethod
+    def build_attributes(self, node: Any) -> Any: ...
 
     def plan_changes(self, old: ModelProto, new: ModelProto) -> Iterator[_Change]:
         """Yield what changes, given the model without weights before and after the rename.
@@ -239,64 +250,38 @@ class _LiveModel(ABC):
         pairs = zip(_list_symbols(old.graph), _list_symbols(new.graph), strict=True)
         symbols = {before: after for before, after in pairs if before != after}
         for value in self.values[: self.main_count] if symbols else ():
-            dims = () if value is None else value.shape or ()
-            if any(getattr(dim, "value", dim) in symbols for dim in dims):
-                shape = self.rename_shape(value.shape, symbols)
-                yield _Change(partial(setattr, value, "shape"), value.shape, shape)
+            shape = None if value is None else value.shape
+            dims = [getattr(dim, "value", dim) for dim in shape or ()]
+            if not symbols.keys().isdisjoint(dims):
+                renamed = [symbols.get(dim, dim) for dim in dims]
+                yield _Change(partial(self.set_shape, value), shape, renamed)
 
     def plan_names(self, names: Sequence[tuple[Any, str]]) -> Iterator[_Change]:
         """Yield the changes of names, given each object with its new one."""
         for value, name in names:
             yield _Change(partial(setattr, value, "name"), value.name, name)
 
-    @abstractmethod
-    def set_header(self, model: ModelProto) -> None:
-        """Set versions and metadata of the model without weights."""
-
-    @abstractmethod
-    def list_nodes(self, graph: Any) -> Any: ...
-
-    @abstractmethod
-    def list_inner_values(self, graph: Any) -> tuple[list[Any], list[Any]]:
-        """Return the weights of a graph, and other values that are no inputs or outputs of it."""
-
-    @abstractmethod
-    def get_op_type(self, node: Any) -> Any: ...
-
-    @abstractmethod
-    def build_value(self, value: Any) -> Any: ...
-
-    @abstractmethod
-    def build_weight(self, value: Any) -> TensorProto:
-        """Return a weight; only small values in memory come with it."""
-
-    @abstractmethod
-    def build_attributes(self, node: Any) -> Any: ...
-
-    @abstractmethod
-    def rename_shape(self, shape: Any, symbols: Mapping[str, str]) -> Any: ...
+    def set_shape(self, value: Any, shape: Any) -> None:
+        """Set the shape of a value."""
+        value.shape = shape
 
 
 class _SurgeonGraph(_LiveModel):
-    """A graph of onnx_graphsurgeon, whose public attributes would load the weights."""
+    """A graph of onnx_graphsurgeon."""
 
-    def __init__(self, graph: Any) -> None:
+    def build(self) -> ModelProto:
         import onnx_graphsurgeon
         from onnx_graphsurgeon.exporters import onnx_exporter
 
-        super().__init__(graph, graph, graph.functions)
-        self.library, self.exporter = onnx_graphsurgeon, onnx_exporter.OnnxExporter
-        self.read_dtype = onnx_exporter.dtype_to_onnx
-
-    def set_header(self, model: ModelProto) -> None:
-        graph = self.graph
-        model.ir_version = graph.ir_version or IR_VERSION
-        model.producer_name = graph.producer_name or ""
-        model.producer_version = graph.producer_version or ""
-        model.opset_import.extend(graph.import_domains or [make_opsetid("", graph.opset)])
-
-    def list_nodes(self, graph: Any) -> Any:
-        return graph.nodes
+        self.library, self.exporter = onnx_graphsurgeon, onnx_exporter
+        graph = self.model
+        return self.build_model(
+            graph,
+            graph.functions,
+            ir_version=graph.ir_version or IR_VERSION,
+            producer_name=graph.producer_name or "",
+            opset_import=graph.import_domains or [make_opsetid("", graph.opset)],
+        )
 
     def list_inner_values(self, graph: Any) -> tuple[list[Any], list[Any]]:
         held = (value for node in graph.nodes for value in (*node.inputs, *node.outputs))
@@ -306,21 +291,19 @@ class _SurgeonGraph(_LiveModel):
             values.pop(value.name, None)
         return weights, [value for name, value in values.items() if name]
 
-    def get_op_type(self, node: Any) -> Any:
-        return node.op
-
     def build_value(self, value: Any) -> Any:
-        return self.exporter.export_value_info_proto(value, False)
+        return self.exporter.OnnxExporter.export_value_info_proto(value, False)
 
     def build_weight(self, value: Any) -> TensorProto:
-        held = value._values  # `values` would load it
-        data = getattr(held, "tensor", None)
-        proto = TensorProto(dims=value.shape, data_type=self.read_dtype(value.export_dtype))
-        if data is None and held.nbytes <= _KEPT_BYTES:
-            proto = self.exporter.export_tensor_proto(value)
+        proto = TensorProto()
+        held = value._values  # the public attribute would load them
+        if held.nbytes <= _KEPT_BYTES and not hasattr(getattr(held, "tensor", None), "indices"):
+            proto.CopyFrom(self.exporter.OnnxExporter.export_tensor_proto(value))
             proto.ClearField("data_location")
-        elif _is_small(data):
-            proto.CopyFrom(data)
+            proto.ClearField("external_data")
+        else:
+            proto.data_type = self.exporter.dtype_to_onnx(value.export_dtype)
+            proto.dims.extend(value.shape)
         proto.name = value.name
         return proto
 
@@ -331,38 +314,31 @@ class _SurgeonGraph(_LiveModel):
             for kind, build in kinds:
                 if isinstance(value, kind):
                     attributes[name] = build(value)
-        return self.exporter.export_attributes(attributes)
-
-    def rename_shape(self, shape: Any, symbols: Mapping[str, str]) -> Any:
-        return [symbols.get(dim, dim) for dim in shape]
+        return self.exporter.OnnxExporter.export_attributes(attributes)
 
 
 class _IrModel(_LiveModel):
     """A model of onnx_ir."""
 
-    def __init__(self, model: Any) -> None:
+    def build(self) -> ModelProto:
         import onnx_ir
 
-        super().__init__(model, model.graph, model.functions.values())
-        self.library = onnx_ir
-
-    def set_header(self, model: ModelProto) -> None:
-        model.ir_version = self.model.ir_version
-        model.producer_name = self.model.producer_name or ""
-        model.producer_version = self.model.producer_version or ""
-        model.opset_import.extend(starmap(make_opsetid, self.model.opset_imports.items()))
-        set_model_props(model, self.model.metadata_props)
-
-    def list_nodes(self, graph: Any) -> Any:
-        return graph
+        self.library, self.serde = onnx_ir, onnx_ir.serde
+        model = self.model
+        proto = self.build_model(
+            model.graph,
+            model.functions.values(),
+            ir_version=model.ir_version,
+            producer_name=model.producer_name or "",
+            opset_import=starmap(make_opsetid, model.opset_imports.items()),
+        )
+        set_model_props(proto, model.metadata_props)
+        return proto
 
     def list_inner_values(self, graph: Any) -> tuple[list[Any], list[Any]]:
         made = (value for node in graph for value in node.outputs)
         inner = [value for value in made if value.type and not value.is_graph_output()]
         return list(graph.initializers.values()), inner
-
-    def get_op_type(self, node: Any) -> Any:
-        return node.op_type
 
     def build_graph(self, graph: Any) -> GraphProto:
         start = len(self.values)
@@ -375,30 +351,29 @@ class _IrModel(_LiveModel):
         return proto
 
     def build_value(self, value: Any) -> Any:
-        return self.library.serde.serialize_value(value)
+        return self.serde.serialize_value(value)
 
     def build_weight(self, value: Any) -> TensorProto:
         return self.build_tensor(value.const_value, value.name)
 
     def build_tensor(self, tensor: Any, name: str) -> TensorProto:
-        """Return a tensor, with its data only if they are few and in memory."""
-        serde = self.library.serde
-        in_memory = (self.library.Tensor, self.library.StringTensor, serde.TensorProtoTensor)
+        """Return a tensor; small values come with it, if they are in memory."""
         proto = TensorProto()
+        in_memory = (self.library.Tensor, self.library.StringTensor, self.serde.TensorProtoTensor)
         if isinstance(tensor, in_memory) and tensor.nbytes <= _KEPT_BYTES:
-            serde.serialize_tensor_into(proto, tensor)
+            self.serde.serialize_tensor_into(proto, tensor)
         elif tensor is not None:
             proto.data_type = tensor.dtype.value
             proto.dims.extend(tensor.shape.numpy())
         proto.name = name
         return proto
 
-    def build_attributes(self, node: Any) -> Iterable[AttributeProto]:
+    def build_attributes(self, node: Any) -> Any:
         kind = self.library.AttributeType
         for attribute in node.attributes.values():
             name, value = attribute.name, attribute.value
             if attribute.is_ref():
-                yield self.library.serde.serialize_reference_attribute(attribute)
+                yield self.serde.serialize_reference_attribute(attribute)
             elif attribute.type == kind.GRAPH:
                 yield make_attribute(name, self.build_graph(value))
             elif attribute.type == kind.GRAPHS:
@@ -406,44 +381,35 @@ class _IrModel(_LiveModel):
             elif attribute.type == kind.TENSOR:
                 yield make_attribute(name, self.build_tensor(value, value.name or ""))
             else:
-                yield self.library.serde.serialize_attribute(attribute)
-
-    def rename_shape(self, shape: Any, symbols: Mapping[str, str]) -> Any:
-        renamed = shape.copy()
-        for axis, dim in enumerate(shape):
-            if not isinstance(dim, int) and dim.value in symbols:
-                renamed[axis] = symbols[dim.value]
-        if shape.frozen:
-            renamed.freeze()
-        return renamed
+                yield self.serde.serialize_attribute(attribute)
 
     def plan_names(self, names: Sequence[tuple[Any, str]]) -> Iterator[_Change]:
-        """Yield the changes of names; initializers leave their graph for it and keep their order.
-
-        A graph has them by name, and no two at once.
-        """
+        """Yield the changes of names, and of what a graph or an annotation has by name."""
         graphs = {id(value.graph): value.graph for value, _ in names if value.is_initializer()}
         weights = [(graph, tuple(graph.initializers.values())) for graph in graphs.values()]
-        for graph, values in weights:
+        for graph, values in weights:  # a graph refuses a second one of a name, even for a moment
             yield _Change(partial(_set_initializers, graph), values, ())
         yield from super().plan_names(names)
         for graph, values in weights:
             yield _Change(partial(_set_initializers, graph), (), values)
+        name_map = {value.name: name for value, name in names}
+        for value in {id(value): value for value in self.values}.values():
+            if old := _get_annotation(value):
+                new = {key: name_map.get(name, name) for key, name in old.items()}
+                yield _Change(partial(value.meta.__setitem__, _ANNOTATION_KEY), old, new)
 
     def plan_changes(self, old: ModelProto, new: ModelProto) -> Iterator[_Change]:
-        names = dict(zip(_list_names(old), _list_names(new), strict=True))
         yield from super().plan_changes(old, new)
-        annotated = {id(value): value for value in self.values if _get_annotation(value)}
-        props = self.model.metadata_props
-        kept = {entry.key for entry in new.metadata_props}
-        for entries, renamed in (
-            *(
-                (entries, {key: names.get(name, name) for key, name in entries.items()})
-                for entries in map(_get_annotation, annotated.values())
-            ),
-            (props, {key: value for key, value in props.items() if key in kept}),
-        ):
-            yield _Change(partial(_set_entries, entries), dict(entries), renamed)
+        if len(old.metadata_props) != len(new.metadata_props):  # without the stamp
+            props = self.model.metadata_props
+            kept = {entry.key: entry.value for entry in new.metadata_props}
+            yield _Change(partial(_set_entries, props), dict(props), kept)
+
+    def set_shape(self, value: Any, shape: Any) -> None:
+        if isinstance(shape, list):
+            axes = range(len(shape))
+            shape = self.library.Shape(shape, map(value.shape.get_denotation, axes))
+        value.shape = shape
 
 
 _LIVE_MODELS: Mapping[str, Callable[[Any], _LiveModel]] = {
@@ -469,31 +435,21 @@ def _set_entries(entries: dict[str, str], values: Mapping[str, str]) -> None:
     entries.update(values)
 
 
-def _is_small(data: Any) -> bool:
-    """Return whether a tensor is in memory and has few values."""
-    is_there = isinstance(data, TensorProto) and data.data_location != TensorProto.EXTERNAL
-    return is_there and data.ByteSize() <= _KEPT_BYTES
-
-
 def _list_names(model: ModelProto) -> Iterator[str]:
     """Yield the name of each value wherever it occurs, as `_LiveModel.values` has its object."""
-    yield from _list_graph_names(model.graph)
-    for function in model.functions:
-        yield from (*function.input, *function.output)
-        yield from _list_node_names(function.node)
+    for graph in (model.graph, *model.functions):
+        yield from _list_graph_names(graph)
 
 
-def _list_graph_names(graph: GraphProto) -> Iterator[str]:
-    for value in (*graph.input, *graph.output, *graph.initializer):
-        yield value.name
-    yield from _list_node_names(graph.node)
-
-
-def _list_node_names(nodes: Iterable[NodeProto]) -> Iterator[str]:
-    for node in nodes:
+def _list_graph_names(graph: GraphProto | FunctionProto) -> Iterator[str]:
+    if isinstance(graph, GraphProto):
+        yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer))
+    else:
+        yield from (*graph.input, *graph.output)
+    for node in graph.node:
         yield from (*node.input, *node.output)
-        for graph in _list_bodies(node):
-            yield from _list_graph_names(graph)
+        for body in _list_bodies(node):
+            yield from _list_graph_names(body)
 
 
 def _list_bodies(node: NodeProto) -> Iterator[GraphProto]:
@@ -504,15 +460,11 @@ def _list_bodies(node: NodeProto) -> Iterator[GraphProto]:
 def _list_symbols(graph: GraphProto) -> Iterator[str]:
     """Yield the symbol of each dimension in a graph and its bodies, empty where it has none."""
     for value in (*graph.input, *graph.output, *graph.value_info):
-        yield from _list_type_symbols(value.type)
+        type_ = value.type
+        while (kind := type_.WhichOneof("value")) in ("sequence_type", "optional_type"):
+            type_ = getattr(type_, kind).elem_type
+        if kind in ("tensor_type", "sparse_tensor_type"):
+            yield from (dim.dim_param for dim in getattr(type_, kind).shape.dim)
     for node in graph.node:
         for body in _list_bodies(node):
             yield from _list_symbols(body)
-
-
-def _list_type_symbols(type_: TypeProto) -> Iterator[str]:
-    kind = type_.WhichOneof("value")
-    if kind in ("tensor_type", "sparse_tensor_type"):
-        yield from (dim.dim_param for dim in getattr(type_, kind).shape.dim)
-    elif kind in ("sequence_type", "optional_type"):
-        yield from _list_type_symbols(getattr(type_, kind).elem_type)

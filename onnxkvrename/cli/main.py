@@ -66,6 +66,8 @@ EXAMPLES = (
     Example("onnxkvrename exports/ --target vllm-qaic -d renamed/", "Rename all models, or none."),
     Example("onnxkvrename verify exports/", "Prove that every KV buffer is retained."),
 )
+_VARIABLES = "ONNXKVRENAME_"
+"""How the names of variables begin that set options."""
 _HELP = "help"
 """The word that asks for the help of what follows it."""
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
@@ -182,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complete_values_after_equals_signs()
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == [_HELP]:
-        args = [*args[1:], "--help"]
+        args = [*(word for word in args if word != _HELP), "--help"]
     is_named = bool(args) and args[0] in COMMANDS
     name = args[0] if is_named else DEFAULT_COMMAND
     try:
@@ -274,7 +276,8 @@ def _build_usage_failure(
         hint = _explain_lost_quotes(name, args)
     if hint is None and not message.endswith(")"):  # else it says itself what to do
         hint = f"`onnxkvrename {name} --help` lists all options"
-    return KvRenameError(message[:1].lower() + message[1:], hint=hint)
+    first = message[:1] if message.startswith(_VARIABLES) else message[:1].lower()
+    return KvRenameError(first + message[1:], hint=hint)
 
 
 def _explain_lost_quotes(name: str, args: Sequence[str]) -> str | None:
@@ -347,7 +350,9 @@ def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: 
     If the system refuses to open even the modules for that, the message alone is printed.
     """
     try:
-        error.hint = "; ".join(filter(None, (error.hint, *_name_variables(name, args, error))))
+        variables = " and ".join(_list_variables(name, args, error))
+        set_by = f"set by {variables}" if variables else None
+        error.hint = "; ".join(filter(None, (error.hint, set_by))) or None
         output_format = _find_requested_format(args)
         if output_format is not None and _find_loaded_command(name) is not None:
             from onnxkvrename.report.documents import MODULES  # only for a failure
@@ -364,7 +369,7 @@ def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: 
     return code
 
 
-def _name_variables(name: str, args: Sequence[str], error: KvRenameError) -> Iterator[str]:
+def _list_variables(name: str, args: Sequence[str], error: KvRenameError) -> Iterator[str]:
     """Yield the variables whose values an error is about, where no option was typed instead."""
     command = _find_loaded_command(name)
     typed = {arg.partition("=")[0] for arg in args}
@@ -375,7 +380,7 @@ def _name_variables(name: str, args: Sequence[str], error: KvRenameError) -> Ite
         text = f"{error.path} {error.message}"
         shown = "|".join(map(re.escape, (value, repr(value)[1:-1])))
         if option.envvar not in text and re.search(rf"(?<![\w-])(?:{shown})(?![\w-])", text):
-            yield f"{option.envvar} says so"
+            yield option.envvar
 
 
 def _find_requested_format(args: Sequence[str]) -> str | None:

@@ -115,7 +115,8 @@ class RequestCommand(click.Command):
         overruled = variables & find_overruled(self.options, typed)
         for name in overruled:
             del ctx.params[name]  # the request has its default
-        conflict = find_conflict(self.options, {*typed, *variables} - overruled)
+        variables -= overruled
+        conflict = find_conflict(self.options, {*typed, *variables})
         if conflict is None:
             return
         spellings = {

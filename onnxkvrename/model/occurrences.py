@@ -7,6 +7,7 @@ own: they are found by texts that they contain, or not at all.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
@@ -48,9 +49,9 @@ _TEXT_TAGS = frozenset(number << 3 | LENGTH for number in (1, 2, 3, 4, 6, 7, 8))
 """The tags of the fields of a node that are texts: names of values and operators, and docs."""
 _NAMED = frozenset({1, 2})
 """The fields of a message whose first is a name: the name, and what it is for."""
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _LONGEST_IN_FUNCTION = 4 * MAX_MATCHED_CHARS
 """Bytes of the longest name in a local function that counts: no rule is tried on longer ones."""
-_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _STEM_COUNT = 64
 _STEM_SIZE = 5
 """Bytes that few other names begin with. Longer stems are more searches, and each costs as much
@@ -65,7 +66,7 @@ class Occurrence(NamedTuple):
         role: `input` or `output` of a graph, `value_info`, `reads` or `produces` (of a
             node), `initializer`, `annotation` (of quantization), `sharding` or `binding`
             (of training).
-        scope: Number of the graph or function; 0 is the main graph.
+        scope: Number of the graph; 0 is the main graph.
         record: The record whose payload is the name.
         op_type: The op type of the node that reads or produces the value.
     """
@@ -87,47 +88,41 @@ class Occurrences(NamedTuple):
 
     Attributes:
         occurrences: The occurrences, in all graphs.
-        by_root: Those that refer to a value of the main graph (0) or of a local function, by the
-            scope of that: the ones in it, and the ones in a subgraph, unless that or a graph
-            around it defines the name itself.
+        in_main_graph: Those that refer to a value of the main graph: the ones in it, and the
+            ones in a subgraph, unless that or a graph around it defines the name itself.
         symbols: Symbols that may be derived from a name, with their records: those of graph
             inputs and outputs, and of each value_info that contains one of the names.
         references: The external data of all tensors, one for each file and problem.
-        parent_scopes: For each scope the scope around it; -1 for the main graph and for functions.
+        parent_scopes: For each scope the scope around it; -1 for the main graph.
+        functions: The same of each local function, which is its own main graph.
     """
 
     occurrences: tuple[Occurrence, ...]
-    by_root: Mapping[int, tuple[Occurrence, ...]]
+    in_main_graph: tuple[Occurrence, ...]
     symbols: tuple[tuple[str, Record], ...]
     references: tuple[ExternalReference, ...]
     parent_scopes: tuple[int, ...]
-
-    @property
-    def in_main_graph(self) -> tuple[Occurrence, ...]:
-        """Those that refer to a value of the main graph."""
-        return self.by_root.get(0, ())
+    functions: tuple[Occurrences, ...] = ()
 
     @property
     def names_in_functions(self) -> frozenset[str]:
         """The names of values of local functions."""
-        return frozenset(
-            item.name for root, items in self.by_root.items() if root > 0 for item in items
-        )
+        return frozenset(item.name for each in self.functions for item in each.in_main_graph)
 
     def build_name_uses(
         self, names: Mapping[str, str], function_names: Mapping[str, str] = _NO_NAMES
     ) -> NameUses:
-        """Return how the graph uses old names, and which of their new names are taken already.
+        """Return how the graph uses old names, and which new names graph and functions have.
 
-        New names in local functions have a map of their own, `function_names`.
+        The names that change in functions are `function_names`.
         """
         main = self.in_main_graph
-        maps = [
-            (root, {i.name: function_names[i.name] for i in items if i.name in function_names})
-            if root
-            else (root, names)
-            for root, items in self.by_root.items()
-        ]
+        taken = {item.name: _describe_occurrence(item) for item in self._find_clashes(names)}
+        hidden = {item.name: _describe_occurrence(item) for item in self._find_hiding(names)}
+        for function in self.functions if function_names else ():
+            inner = function._build_inner_uses(function_names)
+            taken |= inner.taken_names
+            hidden |= inner.hidden_names
         return NameUses(
             producer_op_types={
                 item.name: item.op_type
@@ -140,72 +135,64 @@ class Occurrences(NamedTuple):
                 if item.role == "reads" or (item.role == "output" and item.scope > 0)
             ),
             symbols=frozenset(symbol for symbol, _ in self.symbols),
-            taken_names={
-                name: _describe_occurrence(item, root)
-                for root, root_names in maps
-                for name, item in self._find_clashes(root, root_names)
-            },
-            hidden_names={
-                item.name: _describe_occurrence(item, root)
-                for root, root_names in maps
-                for item in self._find_hiding(root, root_names)
-            },
+            taken_names=taken,
+            hidden_names=hidden,
         )
 
-    def _find_clashes(
-        self, root: int, names: Mapping[str, str]
-    ) -> Iterator[tuple[str, Occurrence]]:
-        """Yield what would come to denote another value than now, or capture one, by new names.
+    def _build_inner_uses(self, names: Mapping[str, str]) -> NameUses:
+        """Return the new names that this function has already; it may have a part of the names."""
+        new_names = {i.name: names[i.name] for i in self.in_main_graph if i.name in names}
+        uses = self.build_name_uses(new_names)
+        counts = Counter(new_names.values())
+        taken = {new: "the new name of two values" for new, count in counts.items() if count > 1}
+        return uses._replace(
+            taken_names={
+                name: f"{use.replace('a graph', 'an')} of a local function"
+                for name, use in {**taken, **uses.taken_names}.items()
+            }
+        )
 
-        That is each occurrence of a new name that belongs to the main graph, or to the same
-        function, and keeps its name, and each definition in a subgraph that is between a renamed
-        occurrence and that root; and in a function a name with the same new name as another one.
+    def _find_clashes(self, names: Mapping[str, str]) -> Iterator[Occurrence]:
+        """Yield what would come to denote another value than now, or capture one.
+
+        That is each occurrence of a new name that belongs to the main graph and keeps its
+        name, and each definition in a subgraph that is between a renamed occurrence and
+        the main graph.
         """
         new_names = set(names.values())
-        old_names: dict[str, str] = {}
         definitions = {
             (item.scope, item.name): item
             for item in self.occurrences
-            if item.scope != root and item.is_definition and item.name in new_names
+            if item.scope > 0 and item.is_definition and item.name in new_names
         }
-        for item in self.by_root[root]:
+        for item in self.in_main_graph:
             new_name = names.get(item.name)
             if new_name is None:
                 if item.name in new_names:
-                    yield item.name, item
+                    yield item
                 continue
-            if root and old_names.setdefault(new_name, item.name) != item.name:
-                yield new_name, item
             scope = item.scope
-            while scope != root and definitions:
+            while scope > 0 and definitions:
                 if (scope, new_name) in definitions:
-                    yield new_name, definitions[scope, new_name]
+                    yield definitions[scope, new_name]
                 scope = self.parent_scopes[scope]
 
-    def _find_hiding(self, root: int, names: Mapping[str, str]) -> Iterator[Occurrence]:
+    def _find_hiding(self, names: Mapping[str, str]) -> Iterator[Occurrence]:
         """Yield definitions of new names in subgraphs that see the renamed value.
 
-        A subgraph sees the inputs and initializers of the graph or function around it, and what
-        nodes before its own node produce. So a branch may call its output as the node calls its
-        own.
+        A subgraph sees the inputs and initializers of the main graph, and what nodes before
+        its own node produce. So a branch may call its output as the node calls its own.
         """
         old_names = {new: old for old, new in names.items()}
         definitions: dict[str, list[Occurrence]] = {}
-        for item in self.by_root[root]:
-            if item.is_definition and item.scope == root and item.name in names:
+        for item in self.in_main_graph:
+            if item.is_definition and item.scope == 0 and item.name in names:
                 definitions.setdefault(item.name, []).append(item)
-        for item in self.occurrences if definitions else ():
-            if item.scope != root and item.is_definition and item.name in old_names:
+        for item in self.occurrences:
+            if item.scope > 0 and item.is_definition and item.name in old_names:
                 outer = definitions.get(old_names[item.name], ())
-                if self._find_root(item.scope) == root and any(
-                    _is_visible(definition, item) for definition in outer
-                ):
+                if any(_is_visible(definition, item) for definition in outer):
                     yield item
-
-    def _find_root(self, scope: int) -> int:
-        while self.parent_scopes[scope] >= 0:
-            scope = self.parent_scopes[scope]
-        return scope
 
     def build_edits(
         self,
@@ -214,17 +201,14 @@ class Occurrences(NamedTuple):
         function_names: Mapping[str, str] = _NO_NAMES,
     ) -> list[tuple[Record, bytes]]:
         """Return each record that must change, with its new payload; all maps are old to new."""
-        values = (
-            ((function_names if root else names).get(item.name), item.record)
-            for root, items in self.by_root.items()
-            for item in items
-        )
+        inside = (function.build_edits(function_names, {}) for function in self.functions)
+        values = ((names.get(item.name), item.record) for item in self.in_main_graph)
         dims = ((symbols.get(symbol), record) for symbol, record in self.symbols)
         return [
             (record, new_name.encode("utf-8", "surrogateescape"))
             for new_name, record in chain(values, dims)
             if new_name is not None
-        ]
+        ] + list(chain.from_iterable(inside))
 
 
 def _is_visible(definition: Occurrence, inner: Occurrence) -> bool:
@@ -235,7 +219,7 @@ def _is_visible(definition: Occurrence, inner: Occurrence) -> bool:
     return node.end <= inner.record.start
 
 
-def _describe_occurrence(occurrence: Occurrence, root: int) -> str:
+def _describe_occurrence(occurrence: Occurrence) -> str:
     description = {
         "input": "a graph input",
         "output": "a graph output",
@@ -243,9 +227,6 @@ def _describe_occurrence(occurrence: Occurrence, root: int) -> str:
         "reads": f"an input of a {occurrence.op_type} node",
         "initializer": "an initializer",
     }.get(occurrence.role, f"a name in {occurrence.role}")
-    if root:
-        description = description.replace("graph ", "formal ")
-        return f"{description} in a local function"
     return description if occurrence.scope == 0 else f"{description} in a subgraph"
 
 
@@ -254,47 +235,42 @@ def find_occurrences(
 ) -> Occurrences:
     """Find every occurrence of some names, in the main graph and all graphs below it.
 
-    Args:
-        source: The bytes of the model.
-        names: The names.
-        texts_in_functions: Texts; in local functions every name that contains one is found.
+    In local functions every name is found that contains one of some texts.
 
     Raises:
         ModelError: The bytes are not a model, or one that two readers could understand
             differently. Nodes without any of the names are not checked.
     """
-    walker = _GraphWalker(source, names)
-    main = walker.walk_graph(find_graph(source), -1)
+    names_by_bytes = {name.encode("utf-8", "surrogateescape"): name for name in names}
+    names_by_bytes.pop(b"", None)
+    longest = max(map(len, names_by_bytes), default=0)
+    walker = _GraphWalker(source, names_by_bytes, _choose_stems(names_by_bytes), longest)
+    inside = _NamesWithText(tuple(text.encode("utf-8") for text in texts_in_functions))
     functions = []
+    main = walker.walk_graph(find_graph(source), -1)
     for record in list_root_fields(source):
         if record.wire_type == LENGTH and record.number == TRAINING_INFO:
             walker.walk_training_info(record, main)
         elif record.wire_type == LENGTH and record.number == FUNCTION:
-            functions.append(record)
-    walker.enter_functions(texts_in_functions)
-    for function in functions:
-        walker.walk_function(function)
-    return Occurrences(
-        tuple(walker.occurrences),
-        _group_by_root(walker.occurrences, walker.parent_scopes),
-        tuple(walker.symbols),
-        tuple(walker.references.values()),
-        tuple(walker.parent_scopes),
-    )
+            function = _GraphWalker(source, inside, inside.texts, _LONGEST_IN_FUNCTION)
+            function.references = walker.references
+            function.walk_function(record)
+            functions.append(function)
+    return walker.get_result()._replace(functions=tuple(each.get_result() for each in functions))
 
 
-def _group_by_root(
+def _select_main_graph(
     occurrences: Sequence[Occurrence], parent_scopes: Sequence[int]
-) -> dict[int, tuple[Occurrence, ...]]:
+) -> tuple[Occurrence, ...]:
     defined = {(item.scope, item.name) for item in occurrences if item.is_definition}
-    groups: dict[int, list[Occurrence]] = {}
+    selected = []
     for item in occurrences:
         scope = item.scope
-        while parent_scopes[scope] >= 0 and (scope, item.name) not in defined:
+        while scope > 0 and (scope, item.name) not in defined:
             scope = parent_scopes[scope]
-        if parent_scopes[scope] < 0:
-            groups.setdefault(scope, []).append(item)
-    return {root: tuple(items) for root, items in groups.items()}
+        if scope <= 0:
+            selected.append(item)
+    return tuple(selected)
 
 
 def _choose_stems(names: Iterable[bytes]) -> tuple[bytes, ...] | None:
@@ -313,7 +289,7 @@ def _choose_stems(names: Iterable[bytes]) -> tuple[bytes, ...] | None:
 
 
 class _NamesWithText:
-    """All names that contain one of some texts, in place of a mapping of bytes to names."""
+    """All names that contain one of some texts, like a mapping of bytes to names."""
 
     def __init__(self, texts: tuple[bytes, ...]) -> None:
         self.texts = texts
@@ -332,36 +308,38 @@ class _GraphWalker:
     A scope of `None` means that names do not count.
     """
 
-    def __init__(self, source: ByteSource, names: Iterable[str]) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        names_by_bytes: Mapping[bytes, str] | _NamesWithText,
+        stems: tuple[bytes, ...] | None,
+        longest_name: int,
+    ) -> None:
         self.source = source
-        names_by_bytes = {name.encode("utf-8", "surrogateescape"): name for name in names}
-        names_by_bytes.pop(b"", None)
-        stems = _choose_stems(names_by_bytes)
-        self.names_by_bytes: dict[bytes, str] | _NamesWithText = names_by_bytes
+        self.names_by_bytes = names_by_bytes
         self.stems = None if stems is None else (*stems, _LOCATION_KEY)
-        self.longest_name = max(map(len, names_by_bytes), default=0)
-        self.is_in_functions = False
+        self.longest_name = longest_name
         self.occurrences: list[Occurrence] = []
         self.parent_scopes: list[int] = []
         self.symbols: list[tuple[str, Record]] = []
         self.references: dict[tuple[str, str], ExternalReference] = {}
 
-    def enter_functions(self, texts: Iterable[str]) -> None:
-        """From now on every name counts that contains one of some texts, and no symbol."""
-        self.is_in_functions = True
-        found = _NamesWithText(tuple(text.encode("utf-8") for text in texts))
-        self.names_by_bytes = found
-        self.stems = (*found.texts, _LOCATION_KEY)
-        self.longest_name = _LONGEST_IN_FUNCTION
-
-    def add_scope(self, parent_scope: int) -> int:
-        """Begin a scope, and return it."""
-        self.parent_scopes.append(parent_scope)
-        return len(self.parent_scopes) - 1
+    def get_result(self) -> Occurrences:
+        """Return what was found."""
+        return Occurrences(
+            tuple(self.occurrences),
+            _select_main_graph(self.occurrences, self.parent_scopes),
+            tuple(self.symbols),
+            tuple(self.references.values()),
+            tuple(self.parent_scopes),
+        )
 
     def walk_graph(self, graph: Record, parent_scope: int | None) -> int | None:
         """Walk a graph as a scope of its own, and return that scope."""
-        scope = None if parent_scope is None else self.add_scope(parent_scope)
+        scope = None
+        if parent_scope is not None:
+            scope = len(self.parent_scopes)
+            self.parent_scopes.append(parent_scope)
         always = frozenset((GRAPH_INPUT, GRAPH_OUTPUT))
         for record in read_fields(self.source, graph, stems=self.stems, always=always):
             if record.wire_type != LENGTH:
@@ -475,7 +453,6 @@ class _GraphWalker:
         if (
             type_ is not None
             and scope is not None
-            and not self.is_in_functions
             and self.source.may_contain(type_, DIM_SYMBOL_MARKER)
         ):
             for symbol in find_shape_symbols(self.source, type_):
@@ -526,16 +503,17 @@ class _GraphWalker:
                 self.add_occurrence(find_string(fields, 2), "binding", producer_scope)
 
     def walk_function(self, function: Record) -> None:
-        scope = self.add_scope(-1)
+        """Walk a function as the main graph of its own names."""
+        self.parent_scopes.append(-1)
         for record in read_fields(self.source, function, stems=self.stems):
             if record.wire_type != LENGTH:
                 continue
             match record.number:
                 case 4:
-                    self.add_occurrence(record, "input", scope)
+                    self.add_occurrence(record, "input", 0)
                 case 5:
-                    self.add_occurrence(record, "output", scope)
+                    self.add_occurrence(record, "output", 0)
                 case 7:
-                    self.walk_node(record, scope)
+                    self.walk_node(record, 0)
                 case 12:
-                    self.walk_value(record, "value_info", scope)
+                    self.walk_value(record, "value_info", 0)

@@ -98,7 +98,11 @@ class ProgressBars:
         return advance
 
     def show(self) -> None:
-        """Draw the bars from now on."""
+        """Draw the bars from now on, if the system lets it."""
+        with suppress(ImportError, OSError):
+            self._open_display()
+
+    def _open_display(self) -> None:
         from rich.console import Console  # only for work that takes long
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

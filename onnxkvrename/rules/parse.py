@@ -31,7 +31,7 @@ _TOP_KEYS = (
     *("description", "retained", "update", "kv", "keep", "suffixes", "sidecar", "dims", "branch"),
     "functions",
 )
-_PATTERN_KEYS = ("input", "output", "input_name", "output_name", "kinds", "defaults")
+_PATTERN_KEYS = ("input", "output", "input_name", "output_name", "kinds", "defaults", "runner")
 _KIND_KEYS = ("roles", "parts", "kind", "update", "by_shape", "axes", "beside", "alone")
 _NAME_KEYS = ("layer", "buffer", "input", "output", "suffix")
 _PAGE = "docs/rules.md explains each key"
@@ -129,7 +129,7 @@ def _parse_branch(table: ObjectReader) -> BranchRule:
 def _parse_kv_rule(table: ObjectReader, update: str) -> KvRule:
     """Parse a table ``[[kv]]``; `update` is for kinds that do not say how they are updated."""
     has_names = "names" in table.values
-    _check_keys(table, ("names", "kinds") if has_names else _PATTERN_KEYS)
+    _check_keys(table, ("names", "kinds", "runner") if has_names else _PATTERN_KEYS)
     patterns, templates = _parse_names(table) if has_names else _parse_patterns(table)
     groups = {group for pattern in patterns.values() for group in pattern.groups}
     description = "a table of roles or parts: write [kv.kinds.NAME] above them"
@@ -145,7 +145,8 @@ def _parse_kv_rule(table: ObjectReader, update: str) -> KvRule:
             raise table.build_error(side, "has no group (?P<buffer>…)")
     defaults = _read_texts(table, "defaults")
     _check_words(table, "defaults", defaults, groups)
-    return KvRule(patterns, templates, tuple(kinds), defaults)
+    runner = table.read_string("runner", default="")
+    return KvRule(patterns, templates, tuple(kinds), defaults, runner)
 
 
 def _parse_patterns(table: ObjectReader) -> tuple[dict[str, Pattern], dict[str, str]]:

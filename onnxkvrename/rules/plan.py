@@ -19,6 +19,8 @@ REASON_TOO_LONG = "too long"
 """The reason for keeping an output whose name no pattern is tried on."""
 REASON_NOT_RETAINED = "not retained"
 """The reason for keeping an output that is not a retained state."""
+REASON_OTHER_RANK = "input and output differ in rank"
+"""The reason for keeping what has the names of an encoder's cache, but is never fed back."""
 _NO_DIMS: Mapping[str, str] = {}
 _NO_NAMES: Mapping[str, str] = {}
 
@@ -185,6 +187,7 @@ class RenamePlan(NamedTuple):
         feeds: Outputs that fill KV inputs of another model, and are renamed like those.
         dims: What symbols of sizes mean, as the rules say it.
         is_built_in: True if the rules are a profile of the program, not the user's own.
+        runners: Programs that look for the names that the buffers have now, and for no others.
     """
 
     token_change: TokenChange
@@ -200,6 +203,7 @@ class RenamePlan(NamedTuple):
     feeds: tuple[KvFeed, ...] = ()
     dims: Mapping[str, str] = _NO_DIMS
     is_built_in: bool = False
+    runners: tuple[str, ...] = ()
     function_name_map: Mapping[str, str] = _NO_NAMES
 
     @property
@@ -245,6 +249,10 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
     order = {name: index for index, name in enumerate(part_order)}
     pairs = [_build_pair(match, sides[key], rules) for key, match in matches.items()]
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
+    for lost in [pair for pair in pairs if _is_never_fed_back(pair, rules)]:
+        names = [end.old_name for end in lost.sides]
+        unchanged |= {name: UnchangedName(name, REASON_OTHER_RANK) for name in names}
+        pairs.remove(lost)
     pairs = list(_mark_lone_sides(pairs, rules))
     feeds = tuple(_find_feeds(signature, unchanged, sides, rules, change))
     feed_names = {feed.side.old_name for feed in feeds}
@@ -264,6 +272,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         feeds=feeds,
         dims=dict(rules.dims),
         is_built_in=rules.is_built_in,
+        runners=tuple(dict.fromkeys(m.rule.runner for m in matches.values() if m.rule.runner)),
     )
 
 
@@ -458,6 +467,15 @@ def _find_word(dim: Dim, dims: Mapping[str, str]) -> str:
         return "sequence" if meaning == "new" else meaning
     words = [dims.get(term, "") for term in find_terms(dim, dims)]
     return next((word for word in words if word in ("window", "sequence")), "")
+
+
+def _is_never_fed_back(pair: KvPair, rules: Rules) -> bool:
+    """Return whether what is written once cannot be its own input in the next step.
+
+    An exporter may have such names for what the model computes again in each step.
+    """
+    ranks = {len(side.value.shape) for side in pair.sides if side.value.shape is not None}
+    return len(ranks) > 1 and rules.kinds[pair.kind].update == "once"
 
 
 def _mark_lone_sides(pairs: Sequence[KvPair], rules: Rules) -> Iterator[KvPair]:

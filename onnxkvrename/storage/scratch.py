@@ -19,14 +19,14 @@ def open_scratch_file(name: str, data: bytes) -> Iterator[Path]:
         data: Its content.
 
     Raises:
-        WriteError: There is no directory for temporary files, or it takes no more.
+        WriteError: There is no directory for temporary files, or no space in it.
     """
     try:
         directory = TemporaryDirectory(prefix="onnxkvrename-", ignore_cleanup_errors=True)
     except OSError as error:
         raise WriteError(f"no temporary directory: {error}") from None
     with directory:
-        path = Path(directory.name).resolve() / name
+        path = Path(directory.name) / name
         try:
             path.write_bytes(data)
         except OSError as error:

@@ -95,16 +95,15 @@ def test_in_functions_names_are_found_by_a_text_in_them_and_belong_to_the_functi
     function.value_info.append(info(KEY, f"Add{KEY_OUT}_dim_2"))
     source = ByteSource.from_bytes(decoder(functions=(function, function)).SerializeToString())
     occurrences = find_occurrences(source, (VALUE,), ["past_key"])
-    main, first, second = occurrences.by_root
-    assert {item.name for item in occurrences.by_root[main]} == {VALUE}
-    places = [(item.name, item.role) for item in occurrences.by_root[first]]
-    assert places == [
-        *((KEY, "input"), (KEY_OUT, "output"), (KEY, "reads"), (KEY_OUT, "produces")),
-        *((KEY, "reads"), (KEY, "value_info")),
-    ]
-    assert places == [(item.name, item.role) for item in occurrences.by_root[second]]
+    assert {item.name for item in occurrences.occurrences} == {VALUE}
+    for inside in occurrences.functions:
+        assert [(item.name, item.role) for item in inside.in_main_graph] == [
+            *((KEY, "input"), (KEY_OUT, "output"), (KEY, "reads"), (KEY_OUT, "produces")),
+            *((KEY, "reads"), (KEY, "value_info")),
+        ]
+    assert len(occurrences.functions) == 2
     assert occurrences.names_in_functions == {KEY, KEY_OUT}
-    assert occurrences.symbols == ()
+    assert occurrences.build_name_uses({}).symbols == frozenset()
 
 
 def test_names_that_are_not_utf8_are_found():

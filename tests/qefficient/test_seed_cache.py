@@ -277,7 +277,7 @@ def test_a_hash_that_does_not_follow_is_not_guessed_at(
     there = plain.rename(plain.with_name(name))
     before = snapshot(plain.parent)
     code, err = refused(run, there, *SEED, *in_place)
-    assert (code, said in err, "-d renamed` writes" in err) == (1, True, True)
+    assert (code, said in err, f"{there} alone, `-d renamed`" in err) == (1, True, True)
     assert snapshot(plain.parent) == before
     assert os.listdir(plain.parent) == [name]
     assert run_quietly(there, "--prefix", "VLLM", "-d", plain.parent.parent / "elsewhere") == 0

@@ -104,7 +104,7 @@ def test_a_token_inside_counts_if_the_graph_has_it(
     [
         (
             [layer(KEY, f"{KEY}_VLLM")],
-            f"KV201: {KEY}_VLLM is already an input of a Neg node in a local function",
+            f"KV201: {KEY}_VLLM is already an input of a Neg node of a local function",
         ),
         ([layer(KEY), layer(f"{KEY}_VLLM", name="Other")], None),
     ],
@@ -126,7 +126,8 @@ def test_two_names_that_become_one_are_refused(tmp_path: Path, run: Run) -> None
     model = onnx.load(path)
     model.functions.append(layer(KEY, f"{KEY}_OLD"))
     outcome = run(saved(model, path), "--prefix", "VLLM", "--replace")
-    assert (outcome.code, f"KV201: {KEY}_VLLM" in outcome.err) == (1, True)
+    said = f"KV201: {KEY}_VLLM is already the new name of two values of a local function"
+    assert (outcome.code, said in outcome.err) == (1, True)
 
 
 def test_a_graph_in_a_function_sees_its_values_unless_it_has_its_own(tmp_path: Path) -> None:
