@@ -24,6 +24,7 @@ from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.rules_text import StateNames, write_rules
+from onnxkvrename.storage.read import ModelSource
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
@@ -59,7 +60,7 @@ class InferredRules(NamedTuple):
     text: str
 
 
-def trace_model(path: Path) -> TracedModel:
+def trace_model(path: ModelSource) -> TracedModel:
     """Find the pairs of a model.
 
     Raises:
@@ -73,7 +74,7 @@ def trace_model(path: Path) -> TracedModel:
             raise opened.source.build_error(error.message, hint=error.hint) from None
         branches = find_first_branches(graph, opened.signature, {pair.input.name for pair in pairs})
         return TracedModel(
-            path,
+            opened.file.path,
             opened.signature,
             pairs,
             find_features(graph, pairs),
