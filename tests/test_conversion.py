@@ -92,8 +92,8 @@ def test_the_token_stays_unless_another_is_asked_for(tmp_path: Path, run) -> Non
             build_decoder,
             "qeff",
             "4 names (first: present.0.key) belong to buffers that grow along axis 2, but "
-            "qeff's are written in place; programs for qeff would misuse them (a rename cannot "
-            "change that: export the model as qeff requires)",
+            "qeff's are written in place; programs for qeff would misuse them\n"
+            "  -> a rename cannot change that: export the model as qeff requires\n",
         ),
         (
             build_qnn_decoder,

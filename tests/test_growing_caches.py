@@ -68,7 +68,7 @@ def list_codes(findings: list[dict[str, Any]]) -> set[tuple[str, str]]:
 def test_verify_refuses_it(growing: Path, run) -> None:
     outcome = run("verify", growing)
     assert outcome.code == 1
-    assert outcome.err.count("error KV120") == 4
+    assert outcome.err.count("error KV120") == 1
     assert "longer than past_key.0 along axis 2 (past_length -> past_length + seq" in outcome.err
     assert "profile qeff retains buffers in place" in outcome.err
     assert "does not verify" in outcome.out
@@ -120,7 +120,7 @@ def test_the_consumer_cannot_take_it(growing: Path, run) -> None:
     assert found["exit_code"] == 1
     outcome = run("check-consumer", growing)
     assert "error KV120: past_key.0_vllmKvCache_RetainedState is longer" in outcome.err
-    assert ", like 3 more, so it does not fit into it: vllm-qaic retains" in outcome.err
+    assert ", like 3 more, so it does not fit: vllm-qaic retains" in outcome.err
     assert outcome.out.endswith("vllm-qaic cannot use it\n")
 
 
@@ -134,7 +134,7 @@ def test_no_rename_is_suggested_that_would_be_refused(growing: Path, run) -> Non
         error = run(*command).err
         assert "KV120" in error
         assert "--target" not in error
-    assert "export the model with a static cache first" in run("check-consumer", growing).err
+    assert "-> fix KV120 first" in run("check-consumer", growing).err
 
 
 def test_a_hand_off_does_not_work_whatever_the_context(growing: Path, tmp_path: Path, run) -> None:

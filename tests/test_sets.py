@@ -225,9 +225,9 @@ def test_windows_that_lack_inputs_are_not_to_be_exported_again_in_the_same_way(
     path.parent.mkdir()
     path.write_bytes(window.SerializeToString())
     outcome = run(path, "--prefix", "VLLM", "--check", "-v")
-    lines = [line for line in outcome.err.splitlines() if " error KV" in line]
-    assert [line.split("error ")[1][:5] for line in lines] == [*["KV101"] * 4, "KV304"]
-    assert all("layerwise_window_size=1" in line for line in lines)
+    findings, fixes = outcome.err.splitlines()[:-1:2], outcome.err.splitlines()[1:-1:2]
+    assert [line.split("error ")[1][:5] for line in findings] == [*["KV101"] * 4, "KV304"]
+    assert all("layerwise_window_size=1" in fix for fix in fixes)
 
 
 def test_results_stand_in_natural_order_whatever_finishes_first(tmp_path: Path, run) -> None:

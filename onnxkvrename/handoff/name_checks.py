@@ -52,15 +52,13 @@ def format_rename_command(
 
 
 def choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:
-    """Return a hint about names, or the hint to export a static cache first.
+    """Return a hint about names, or the one to fix KV120 first.
 
     If the consumer retains buffers in place, no name helps for a cache that grows: a rename for
     this consumer is refused (KV120).
     """
     if consumer.needs_in_place and any(buffer.update.is_resized for buffer in layout.buffers):
-        return (
-            f"export the model with a static cache first: {consumer.name} cannot use one that grows"
-        )
+        return "fix KV120 first"
     return hint
 
 

@@ -203,7 +203,7 @@ def build_update_finding(
         "KV120",
         output_name,
         f"{size} {input_name}{_format_axis(update, shapes)}{f', like {more} more' if more else ''}"
-        f", so it does not fit into it: {need}",
+        f", so it does not fit: {need}",
         "export it with a static cache, which is written in place"
         if needed_by
         else 'say in the rules what is meant: update = "append", "delta" or "inplace"',

@@ -290,6 +290,8 @@ def is_folded(report: Report, *, verbose: bool) -> bool:
 def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[StateRow]:
     """Return what became of the models: first of those that failed, then of the others.
 
+    Of many models, those that failed have no row: their findings and the total say so.
+
     Args:
         report: What became of the models.
         dry_run: Describe what would change, because nothing was written.
@@ -302,13 +304,21 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
     for index, model in sorted(enumerate(report.models), key=lambda item: not item[1].failed):
         if model.error is not None or (are_held_back and model.status == "would-rename"):
             continue
+        if is_short and model.failed:
+            continue
         state = format_model_state(model)
         if model.failed and not dry_run:
             state = "failed: nothing was written"
         key = (model.status, state) if is_short else index
         groups.setdefault(key, []).append(model)
         texts[key] = state, _STATUS_STYLES["failed" if model.failed else model.status]
-    return [StateRow(tuple(models), *texts[key]) for key, models in groups.items()]
+    return [_build_row(models, *texts[key]) for key, models in groups.items()]
+
+
+def _build_row(models: Sequence[ModelReport], state: str, style: str) -> StateRow:
+    is_change = models[0].status in ("renamed", "would-rename")
+    each = " in each" if is_change and len(models) > 1 else ""
+    return StateRow(tuple(models), f"{state}{each}", style)
 
 
 def _has_result(report: Report, model: ModelReport, *, dry_run: bool) -> bool:
@@ -386,22 +396,24 @@ def format_model_state(model: ModelReport) -> str:
         return _format_change(model, "changed")
     if not model.pairs:
         if any(finding.code == "KV001" for finding in model.findings):
-            return "unchanged: another profile knows its names"
+            return "unchanged: another profile matches its names"
         return f"unchanged: {describe_no_pairs(model)}"
     if model.name_map:
         return f"unchanged: {model.output} is up to date"
     if model.new_profile:
         profile = model.new_profile
         return f"unchanged: the buffers already have the names of profile {profile}"
+    if any(finding.code == "KV407" for finding in model.findings):
+        return "unchanged: it cannot be seeded"
     tokens = {side.token for pair in model.pairs for side in pair.sides}
     carried = ", ".join(sorted(token for token in tokens if token))
-    return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token in it"
+    return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token"
 
 
 def describe_no_pairs(report: ModelReport) -> str:
     """Return why a model has no KV buffer: it fills those of a decoder, or there is none."""
     if not report.feeds:
-        return "no KV buffer in it"
+        return "no KV buffer"
     return f"it fills {format_count(len(report.feeds), 'KV buffer')} of another model"
 
 
@@ -410,6 +422,8 @@ def _format_change(model: ModelReport, verb: str) -> str:
     if model.stamp:
         return "stamped"
     changes = [f"{format_count(len(model.name_map), 'name')} {verb}"] if model.name_map else []
+    if model.function_name_map:
+        changes.append(f"{len(model.function_name_map):,} in local functions as well")
     if model.stamp is not None:
         changes.append("its stamp is removed")
     return "; ".join(changes)

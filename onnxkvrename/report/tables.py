@@ -20,6 +20,7 @@ _UNLIMITED = 1 << 31
 _GAP = 2
 _INDENT = "  "
 _MIN_WIDTH = 20
+_BULLET = re.compile(r" +(?:-> )?")
 _WORD = re.compile(r"\S+")
 # A command is copied as a whole: a terminal joins the rows that it breaks itself. What a shell
 # takes as quoted, such as a path, can contain what else ends a command.
@@ -49,8 +50,10 @@ def wrap_line(line: Line, width: int | None) -> Iterator[Line]:
         yield line
         return
     line = _escape_line(line)
-    rows = _find_rows(line.text, width, _WORD_OR_COMMAND, len(_INDENT))
-    yield from (_cut_line(line, start, end) for start, end in rows)
+    bullet = _BULLET.match(line.text)
+    indent = " " * len(bullet[0]) if bullet else _INDENT
+    rows = _find_rows(line.text, width, _WORD_OR_COMMAND, len(indent))
+    yield from (_cut_line(line, start, end, indent) for start, end in rows)
 
 
 def _escape_line(line: Line) -> Line:
@@ -75,9 +78,9 @@ def _find_rows(
     return [*rows, (start, len(text))]
 
 
-def _cut_line(line: Line, start: int, end: int) -> Line:
+def _cut_line(line: Line, start: int, end: int, indent: str) -> Line:
     """Return a part of a line, with its styles; all but the first are indented."""
-    indent = _INDENT if start else ""
+    indent = indent if start else ""
     spans, offset = [Span(indent)] if indent else [], 0
     for span in line.spans:
         text = span.text[max(start - offset, 0) : max(end - offset, 0)]

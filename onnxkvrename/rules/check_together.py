@@ -69,7 +69,7 @@ def build_no_buffers_finding(
     others = [name for name in find_profiles(names) if name != own_profile]
     if others:
         message = f"no KV buffer matches these rules: the outputs are {format_list(names)}"
-        return build_finding("KV001", "", message, f"`--profile {others[0]}` knows these names")
+        return build_finding("KV001", "", message, f"`--profile {others[0]}` matches them")
     message = f"no KV buffer here: the outputs are {format_list(names)}"
     if not names:
         message = "no KV buffer: the model has no outputs"

@@ -242,6 +242,10 @@ def _suggest_path(path: Path) -> str | None:
         return f"the directory {quote_word(str(path.parent))} does not exist"
     except OSError:
         return None
-    models = (name for name in names if os.path.splitext(name)[1] in ("", ".onnx", ".ONNX"))
-    similar = find_similar(path.name, models)
-    return f"did you mean {quote_path(str(path.parent / similar))}?" if similar else None
+    stems = {}
+    for name in sorted(names):
+        stem, suffix = os.path.splitext(name)
+        if suffix in ("", ".onnx", ".ONNX"):
+            stems[stem] = name
+    similar = find_similar(path.stem, stems)
+    return f"did you mean {quote_path(str(path.parent / stems[similar]))}?" if similar else None

@@ -227,7 +227,7 @@ def test_a_part_of_a_folder_says_that_the_folder_is_needed(here: Path, go) -> No
     outcome = go("parts/decoder/model.onnx", "-d", "out")
     assert outcome.code == 0
     message = f"KV406: parts/{CONFIG} names decoder/model.onnx, but the result is out/model.onnx"
-    hint = "(rename the whole folder parts with `-d renamed`)"
+    hint = "-> rename the whole folder parts with `-d renamed`"
     assert f"{message}, so it" in outcome.err
     assert f"{hint}" in outcome.err
     assert list_names(here / "out") == {"model.onnx"}

@@ -92,7 +92,7 @@ def test_a_model_with_an_error_does_not_verify(sound: VerifiedModel) -> None:
 
 
 def test_a_model_without_buffers_says_so(sound: VerifiedModel) -> None:
-    assert summarize_verdict(with_report(sound, pairs=())) == "no KV buffer in it"
+    assert summarize_verdict(with_report(sound, pairs=())) == "no KV buffer"
 
 
 def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) -> None:

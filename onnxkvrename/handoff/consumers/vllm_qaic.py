@@ -37,7 +37,7 @@ from onnxkvrename.model.signature import format_shape
 TOKEN = "vllmKvCache"
 SUFFIX = "_RetainedState"
 _CONTEXT_AXIS = 2
-_MEMORY_HINT = "do not use vLLM's numbers to size memory for this model"
+_MEMORY_HINT = "do not size memory for this model by vLLM's numbers"
 _ITEMSIZES = {
     **dict.fromkeys(("INT8", "UINT8", "MXINT8"), 1),
     "FLOAT16": 2,
@@ -199,8 +199,8 @@ def check_declared_attention(view: ConsumerView) -> Iterator[Finding]:
         "KV607",
         [buffer.names[0] for buffer in non_full],
         ("is", "are"),
-        f"{kinds}, but {consumer.name} declares every layer as full_attention, and vLLM counts "
-        "blocks and bytes by that",
+        f"{kinds}, but {consumer.name} declares full_attention, by which vLLM counts blocks and "
+        "bytes",
         f"{_MEMORY_HINT}, unless qualcomm/vllm-qaic#88 is in it"
         if kinds == "sliding_window"
         else _MEMORY_HINT,

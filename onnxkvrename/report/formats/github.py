@@ -100,7 +100,9 @@ def _fold(items: Sequence[_Annotation]) -> Iterator[_Annotation]:
     for item in fold_findings(findings, (path for path, _ in findings)):
         message = item.finding.message
         if len(item.paths) > 1:
-            message = f"{item.format_where()}: {message}; --format json lists each"
+            message = f"{item.format_where()}: {message}"
+        if item.total > 1:
+            message = f"{message}; --format json lists each"
         yield _Annotation(items[0].level, item.finding.code, message, item.paths[0])
 
 

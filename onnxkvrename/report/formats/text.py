@@ -18,15 +18,20 @@ BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 MAX_LISTED_MODELS = 4
 """Models that each have a line; of more, those with the same outcome share one."""
 _MAX_SHOWN_FINDINGS = 3
+_MAX_BOTH_NAMES = 60
+"""Characters of the names of two files that are both shown."""
+_MAX_SHOWN_NAMES = 3
+"""Names that are listed after that of the first of findings that are alike."""
 _MAX_SHOWN_FILES = 10
 """Files that have lines of their own for one code."""
-_NAMED_FILES = 2
 _MAX_VERBOSE_LINE = 4000
 """Characters of the line of a finding with ``-v``."""
 _SEVERITY_STYLES: dict[Severity, str] = {"error": RED, "warning": YELLOW}
 _WORD = r"[^\s,;()\[\]]+"
 LAYERS_PATTERN = r"\blayers? [0-9]+(?:-[0-9]+)?(?:, [0-9]+(?:-[0-9]+)?)*(?: and [0-9,]+ more)?"
 """Layers as a message names them."""
+_COUNT_PATTERN = r"\b[0-9,]+(?= \w+ \(first: |(?: of \w+)? more\b)"
+"""A count as a message has it: ``8 names (first: past_key.0)``, ``like 3 more``."""
 
 
 def _render(answer: Answer, width: int | None) -> Iterator[Line]:
@@ -43,13 +48,13 @@ FORMAT = Format(_render)
 
 
 class FoldedFinding(NamedTuple):
-    """A finding of one file, or one that several files share.
+    """A finding, or one for several that are alike, in one file or in many.
 
     Attributes:
         paths: The files.
-        finding: That of the first file; where the others differ, it says ``for example``.
+        finding: The first; where the others differ, it says so.
         total: The number of findings; a file can have several.
-        is_same: Whether it is the very same finding in each file.
+        is_same: Whether it is the very same finding each time.
     """
 
     paths: tuple[str, ...]
@@ -58,7 +63,7 @@ class FoldedFinding(NamedTuple):
     is_same: bool = True
 
     def format_where(self) -> str:
-        """Return the file, or the numbers of findings and files with the first files."""
+        """Return the file, or the numbers of findings and files with the first file."""
         if len(self.paths) == 1:
             return self.paths[0]
         files = format_files(self.paths)
@@ -74,19 +79,15 @@ class FoldedFinding(NamedTuple):
 def fold_findings(
     items: Sequence[tuple[str, Finding]], paths: Iterable[str]
 ) -> Iterator[FoldedFinding]:
-    """Yield findings in their order; one that several files share comes once, for all of them.
+    """Yield findings in their order; of several that are alike, the first comes for all of them.
 
-    Files share a finding if its code, severity, name, message and hint are the same except for
-    paths, numbers in names, and layers. Where their texts differ in these, at least four have to
-    share it: each line of a few says something of its own. What one file has is never folded.
+    Findings are alike if code, severity, message and hint are the same except for paths, names,
+    counts and layers.
 
     Args:
         items: Findings, each after the path of its file.
         paths: All files that a message may refer to.
     """
-    if len({path for path, _ in items}) < 2:
-        yield from (FoldedFinding((path,), finding) for path, finding in items)
-        return
     find_frame = _FrameFinder(paths)
     keys = [
         (finding.code, finding.severity, *map(find_frame, _clear_own_name(path, finding)[2:]))
@@ -99,9 +100,9 @@ def fold_findings(
     for key, group in groups.items():
         sharing = tuple(dict.fromkeys(path for path, _ in group))
         findings = list(dict.fromkeys(_clear_own_name(path, finding) for path, finding in group))
-        if len(sharing) > (1 if len(findings) == 1 else _MAX_SHOWN_FINDINGS):
+        if len(group) > 1:
             own_name = group[0][1].name if not findings[0].name else ""
-            example = _build_example(findings, own_name)
+            example = _build_example(findings, own_name, is_one_file=len(sharing) == 1)
             folded[key] = FoldedFinding(sharing, example, len(group), len(findings) == 1)
     shared = frozenset(folded)
     for key, (path, finding) in zip(keys, items, strict=True):
@@ -117,50 +118,63 @@ def _clear_own_name(path: str, finding: Finding) -> Finding:
     return finding._replace(name="") if is_own else finding
 
 
-def _build_example(findings: Sequence[Finding], own_name: str) -> Finding:
-    """Return the first of some findings; what is not so in all of them is an example.
+def _build_example(findings: Sequence[Finding], own_name: str, *, is_one_file: bool) -> Finding:
+    """Return the first of some findings, with names of others that differ in more than numbers.
 
     If each is about its own file, `own_name` is the first of these files.
     """
-    first = findings[0]
-    if len({(finding.name, finding.message) for finding in findings}) > 1:
-        subject = first.subject or own_name
-        message = f"{subject} {first.message}" if subject else first.message
-        return first._replace(name="", message=f"for example, {message}")
-    if own_name:
-        first = first._replace(message=f"each {first.message}")
-    if len(findings) > 1:
-        return first._replace(hint=f"for example, {first.hint}")
-    return first
+    first, *others = findings
+    if all((finding.name, finding.message) == (first.name, first.message) for finding in others):
+        return first._replace(message=f"each {first.message}") if own_name else first
+    stems = {_cut_numbers(finding.subject): finding.subject for finding in reversed(findings)}
+    stems.pop(_cut_numbers(first.subject))
+    shown = list(stems.values())[::-1][:_MAX_SHOWN_NAMES] if first.subject else []
+    more = (
+        [f"{len(others) - len(shown):,} more"] if is_one_file and len(others) > len(shown) else []
+    )
+    also = " and ".join(part for part in (", ".join(shown), *more) if part)
+    message = f"{first.message}; likewise {also}" if also else first.message
+    if is_one_file:
+        return first._replace(message=message)
+    subject = first.subject or own_name
+    return first._replace(
+        name="",
+        message=f"for example, {subject} {message}" if subject else f"for example, {message}",
+    )
+
+
+def _cut_numbers(name: str) -> str:
+    return re.sub("[0-9]+", "", name)
 
 
 class _FrameFinder:
     """Finds what is left of a text without what differs from one file to the next."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        longest_first = sorted(set(paths), key=len, reverse=True)
-        self.path_pattern = re.compile("|".join(map(re.escape, longest_first)))
+        places = {place for path in paths for place in (path, os.path.dirname(path)) if place}
+        longest_first = sorted(places, key=len, reverse=True)
+        path_pattern = "|".join(map(re.escape, longest_first))
+        self.path_pattern = re.compile(rf"(?<![^\s'`])(?:{path_pattern})(?![\w-])")
         self.frames: dict[str, str] = {}
 
     def __call__(self, text: str) -> str:
         if text not in self.frames:
             frame = self.path_pattern.sub("\0", text)
+            frame = re.sub(_COUNT_PATTERN, "0", frame)
             frame = re.sub(LAYERS_PATTERN, "layer", frame)
             self.frames[text] = re.sub(_WORD, self._find_name_frame, frame)
         return self.frames[text]
 
     @staticmethod
     def _find_name_frame(match: re.Match[str]) -> str:
-        """Return a name without its numbers; numbers and dtypes stay as they are."""
+        """Return the same for each name; numbers, dtypes and words stay as they are."""
         word = match[0]
         is_name = any(mark in word for mark in "._/\\") and not word.lower().startswith("float")
-        if is_name and any(map(str.isalpha, word)):
-            return re.sub("[0-9]+", "0", word)
-        return word
+        return "name" if is_name and any(map(str.isalpha, word)) else word
 
 
 def format_files(paths: Sequence[str]) -> str:
-    """Return the number of some files, the directory that they share, and the first of them.
+    """Return the number of some files, the directory that they share, and the first, or both.
 
     Args:
         paths: Two paths or more.
@@ -170,16 +184,16 @@ def format_files(paths: Sequence[str]) -> str:
     except ValueError:  # absolute and relative paths, or several drives
         directory = ""
     if directory in ("", os.sep):
-        where, names = "", list(paths[:_NAMED_FILES])
+        where, names = "", paths
     else:
-        where = f" in {directory}"
-        names = [os.path.relpath(path, directory) for path in paths[:_NAMED_FILES]]
-    first = "first: " if len(paths) > _NAMED_FILES else ""
-    return f"{len(paths):,} files{where} ({first}{', '.join(names)})"
+        where, names = f" in {directory}", [os.path.relpath(path, directory) for path in paths]
+    both = ", ".join(names[:2])
+    listed = both if len(names) == 2 and len(both) <= _MAX_BOTH_NAMES else f"first: {names[0]}"
+    return f"{len(paths):,} files{where} ({listed})"
 
 
 def render_finding_lines(files: Iterable[FileResult], *, verbose: bool) -> Iterator[Line]:
-    """Yield lines for stderr with each finding and the error of each file.
+    """Yield lines for stderr with each finding, its fix below it, and the error of each file.
 
     Args:
         files: The files with their findings.
@@ -187,7 +201,8 @@ def render_finding_lines(files: Iterable[FileResult], *, verbose: bool) -> Itera
             a text of thousands of characters.
     """
     limit = _MAX_VERBOSE_LINE if verbose else MAX_LINE_LENGTH
-    return (_render_finding(item, limit) for item in choose_findings(files, verbose=verbose))
+    for item in choose_findings(files, verbose=verbose):
+        yield from _render_finding(item, limit)
 
 
 def choose_findings(
@@ -216,8 +231,10 @@ def choose_findings(
     for code, path in own:
         ranks[code].setdefault(path, len(ranks[code]))
     for item in folded:
+        if not item.is_same:
+            item = item.add_hint(f"{rest} each")
         if len(item.paths) > 1:
-            yield item if item.is_same else item.add_hint(f"{rest} each")
+            yield item
             continue
         path, code = item.paths[0], item.finding.code
         seen[code, path] += 1
@@ -247,18 +264,25 @@ def _count_more(paths: tuple[str, ...], finding: Finding, text: str, rest: str) 
     return FoldedFinding(paths, finding._replace(name="", message=text, hint=f"{rest} all"))
 
 
-def _render_finding(item: FoldedFinding, limit: int = MAX_LINE_LENGTH) -> Line:
+def _render_finding(item: FoldedFinding, limit: int = MAX_LINE_LENGTH) -> Iterator[Line]:
+    """Yield a finding, and its fix on a line of its own; an error is one line."""
     finding, count = item.finding, len(item.paths)
     where, hint = item.format_where(), finding.hint
     if not finding.code and count == 1:
         path = finding.name.removesuffix(":") or where
-        return build_error_line(KvRenameError(finding.message, path=path, hint=hint or None), limit)
+        yield build_error_line(KvRenameError(finding.message, path=path, hint=hint or None), limit)
+        return
     where, *shown = shorten_parts((where, finding.subject, finding.message, hint), limit)
     if not finding.code:
         message = f": {where}: {_join_parts(*shown)}"
-        return build_line(Span("error", f"{RED};{BOLD}"), message, err=True)
+        yield build_line(Span("error", f"{RED};{BOLD}"), message, err=True)
+        return
+    name, message, hint = shown
     severity = Span(f"{finding.severity} {finding.code}", _SEVERITY_STYLES[finding.severity])
-    return build_line(Span(where, BOLD), ": ", severity, f": {_join_parts(*shown)}", err=True)
+    sentence = _join_parts(name, message, "")
+    yield build_line(Span(where, BOLD), ": ", severity, f": {sentence}", err=True)
+    if hint:
+        yield build_line("  ", Span("->", CYAN), f" {hint}", err=True)
 
 
 def build_verdict_line(where: str, verdict: str, style: str, more: str = "") -> Line:

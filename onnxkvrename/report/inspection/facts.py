@@ -104,7 +104,7 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
 def _list_buffer_facts(summary: ModelSummary) -> Iterator[Fact]:
     """Yield each group of alike buffers under its kind."""
     if not summary.buffers:
-        text = "no KV buffer in it"
+        text = "no KV buffer"
         if summary.feeds:
             count = format_count(len(summary.feeds), "KV buffer")
             text = f"it fills {count} of another model: {_format_names(summary.feeds, _SOME)}"

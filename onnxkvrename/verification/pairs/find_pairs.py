@@ -192,7 +192,7 @@ def _mark_gated(graph: ModelGraph, pairs: Sequence[StatePair]) -> Iterator[State
     outputs = [pair.output.name for pair in computed]
     gated = find_gated_inputs(graph, {pair.input.name for pair in computed}, outputs)
     for pair in pairs:
-        yield pair._replace(is_gated=gated.get(pair.output.name, frozenset()) == {pair.input.name})
+        yield pair._replace(is_gated=gated.get(pair.output.name) == frozenset({pair.input.name}))
 
 
 def _select_only(pairs: Iterable[StatePair]) -> list[StatePair]:

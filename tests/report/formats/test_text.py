@@ -4,6 +4,7 @@ from onnxkvrename import Finding, ModelReport, WriteError
 from onnxkvrename.report.formats import Span, build_file_result
 from onnxkvrename.report.formats.text import (
     BOLD,
+    CYAN,
     RED,
     YELLOW,
     build_error_line,
@@ -24,33 +25,50 @@ def told(*reports: ModelReport, verbose: bool = False) -> list[str]:
     return [line.text for line in render_finding_lines(files, verbose=verbose)]
 
 
-def test_of_each_code_a_few_findings_are_shown_unless_verbose() -> None:
+def test_findings_that_are_alike_come_once_unless_verbose() -> None:
     many = report(*(fault(name=f"past_key.{n}") for n in range(5)), fault("KV105"))
     lines = told(many)
     assert lines == [
-        *(f"m.onnx: error KV101: past_key.{n} is wrong (mend it)" for n in range(3)),
-        "m.onnx: error KV101: and 2 more like this (-v shows all)",
-        "m.onnx: error KV105: past_key.0 is wrong (mend it)",
+        "m.onnx: error KV101: past_key.0 is wrong; likewise 4 more",
+        "  -> mend it; -v shows each",
+        "m.onnx: error KV105: past_key.0 is wrong",
+        "  -> mend it",
     ]
-    assert len(told(many, verbose=True)) == 6
+    assert len(told(many, verbose=True)) == 6 * 2
+
+
+def test_of_findings_that_differ_the_first_three_are_shown() -> None:
+    messages = ("is wrong", "is empty", "is missing", "is odd", "is new")
+    lines = told(report(*(fault()._replace(message=message) for message in messages)))
+    assert lines[4:] == [
+        "m.onnx: error KV101: past_key.0 is missing",
+        "  -> mend it",
+        "m.onnx: error KV101: and 2 more like this",
+        "  -> -v shows all",
+    ]
 
 
 def test_findings_of_one_code_stand_together() -> None:
     mixed = report(
-        *(fault(code, name=f"past_key.{at}") for at in range(2) for code in ("KV106", "KV105"))
+        *(
+            fault(code)._replace(message=message)
+            for message in ("is wrong", "is empty")
+            for code in ("KV106", "KV105")
+        )
     )
-    said = [line.split()[2] for line in told(mixed)]
+    said = [line.split()[2] for line in told(mixed)[::2]]
     assert said == ["KV106:", "KV106:", "KV105:", "KV105:"]
 
 
 def test_findings_are_painted_by_severity() -> None:
     both = report(fault("KV109", "warning"), fault())
-    warning, error = render_finding_lines([build_file_result(both)], verbose=False)
+    warning, fix, error, _ = render_finding_lines([build_file_result(both)], verbose=False)
     assert warning.spans[:3] == (
         Span("m.onnx", BOLD),
         Span(": "),
         Span("warning KV109", YELLOW),
     )
+    assert fix.spans == (Span("  "), Span("->", CYAN), Span(" mend it"))
     assert error.spans[2] == Span("error KV101", RED)
 
 
@@ -63,10 +81,10 @@ def test_an_error_is_one_line_for_stderr_whatever_it_names() -> None:
 def test_long_names_do_not_make_a_long_line() -> None:
     """Each part keeps its beginning and its end, and the short ones are whole."""
     long = "first" + "x" * 65536 + "last"
-    (line,) = told(report(fault(name=long)))
+    line, _ = told(report(fault(name=long)))
     assert len(line) <= 400
     assert line.startswith("m.onnx: error KV101: firstxxx")
-    assert line.endswith("xxxlast is wrong (mend it)")
+    assert line.endswith("xxxlast is wrong")
     assert " characters ...]" in line
     error = build_error_line(WriteError(long, path=long, hint=long))
     assert len(error.text) <= 400
@@ -77,11 +95,12 @@ def test_verbose_shows_all_but_what_no_reader_can_use() -> None:
     """Lists and names are whole with -v, up to some thousand characters."""
     names = ", ".join(f"past_key.{n}{'x' * 90}" for n in range(9))
     finding = Finding("KV101", "error", "", f"{names} are wrong", "mend them")
-    (line,) = told(report(finding))
+    line, _ = told(report(finding))
     assert len(line) < 500
     assert " characters ...]" in line
     assert told(report(finding), verbose=True) == [
-        f"m.onnx: error KV101: {names} are wrong (mend them)"
+        f"m.onnx: error KV101: {names} are wrong",
+        "  -> mend them",
     ]
-    (line,) = told(report(fault(name="x" * 65536)), verbose=True)
+    line, _ = told(report(fault(name="x" * 65536)), verbose=True)
     assert len(line) <= 4000

