@@ -289,47 +289,50 @@ class _ValueUses:
                 seen.update(roots)
         return frozenset(found)
 
-    def _list_gated_terms(self, name: str) -> list[str]:
+    def _list_gated_terms(self, name: str) -> Sequence[str]:
         """Return what is scaled by gates and added up to a value; nothing if it is not made so."""
-        operation, _ = self._producers.get(name, (None, 0))
-        if operation is None or operation.domain or operation.op_type not in _SUM_OPS:
-            return []
-        scaled = [self._find_scaled_value(operand) for operand in operation.inputs]
-        if all(scaled):
+        operands = self._get_operands(name, *_SUM_OPS)
+        scaled = [self._find_scaled_value(operand) for operand in operands]
+        if operands and all(scaled):
             return scaled
-        for term, other in zip(scaled, operation.inputs[::-1], strict=True):
-            difference, _ = self._producers.get(term, (None, 0))
-            if difference is None or difference.op_type != "Sub" or len(scaled) != 2:
-                continue
-            ends = [self.find_roots(each) for each in difference.inputs]
-            if self.find_roots(other) in ends:
-                return [*difference.inputs]
-        return []
+        for term, other in zip(scaled, operands[::-1], strict=True):
+            ends = self._get_operands(term, "Sub")
+            if self.find_roots(other) in map(self.find_roots, ends):
+                return ends
+        return ()
 
     def _find_scaled_value(self, name: str) -> str:
         """Return what a gate is multiplied with to make a value; empty if none is."""
         for root in self.find_roots(name):
-            operation, _ = self._producers.get(root, (None, 0))
-            if operation is not None and operation.op_type == "Mul" and not operation.domain:
-                first, second = operation.inputs
-                if self._is_gate(second):
-                    return first
-                return second if self._is_gate(first) else ""
+            operands = self._get_operands(root, "Mul")
+            for gate, value in zip(operands, operands[::-1], strict=True):
+                if self._is_gate(gate):
+                    return value
         return ""
 
     def _is_gate(self, name: str) -> bool:
         """Return whether a value, or what it leaves of a constant, is computed as a gate."""
         roots = self.find_roots(name, through_cuts=True)
-        operation, _ = self._producers.get(roots[0] if len(roots) == 1 else "", (None, 0))
-        if operation is None or operation.domain:
-            return False
-        if operation.op_type == "Sub" and self._is_constant(operation.inputs[0]):
-            return self._is_gate(operation.inputs[1])
-        return operation.op_type in _GATE_OPS
+        for root in roots:
+            operands = self._get_operands(root, "Sub")
+            if operands and self._is_constant(operands[0]):
+                roots = self.find_roots(operands[1], through_cuts=True)
+        makers = [self._producers.get(root, (None, 0))[0] for root in roots]
+        return bool(makers) and all(
+            maker is not None and maker.op_type in _GATE_OPS and not maker.domain
+            for maker in makers
+        )
 
     def _is_constant(self, name: str) -> bool:
         operation, _ = self._producers.get(name, (None, 0))
         return name in self._weights if operation is None else operation.op_type == "Constant"
+
+    def _get_operands(self, name: str, *op_types: str) -> Sequence[str]:
+        """Return both operands of the operator that makes a value; none if it is not of a type."""
+        operation, _ = self._producers.get(name, (None, 0))
+        if operation is None or operation.domain or operation.op_type not in op_types:
+            return ()
+        return operation.inputs if len(operation.inputs) == 2 else ()
 
     def find_partners(self, name: str) -> Iterator[str]:
         """Yield what is joined to a value, or written into it, wherever it was moved to before."""

@@ -117,6 +117,112 @@ def test_recurrent_states_are_found_layer_by_layer() -> None:
     assert find(model) == {"s0 t0": "inplace", "s1 t1": "inplace"}
 
 
+# Recurrent cells in single operators
+
+
+GATES = """
+    xz = MatMul(x, w) hz = MatMul(h, w) sz = Add(xz, hz) z = Sigmoid(sz) rest = Sub(one, z)
+    hn = MatMul(h, w) rn = Mul(z, hn) sn = Add(rn, xz) n = Tanh(sn)
+"""
+
+
+@pytest.mark.parametrize(
+    "sum_",
+    [
+        "new = Mul(rest, n) old = Mul(z, h) t = Add(new, old)",
+        "gap = Sub(h, n) part = Mul(gap, z) t = Add(part, n)",
+        "gap = Sub(n, h) part = Mul(z, gap) t = Add(h, part)",
+        "gap = Sub(h, n) part = Mul(gap, z) t = Sub(h, part)",
+    ],
+)
+def test_the_state_of_a_gru_cell_is_found(sum_: str) -> None:
+    nodes = f"{GATES} {sum_} y = MatMul(t, w)"
+    weights = ", float[1] one = {1}"
+    cell = ("float[n,4] x, float[n,4] h", "float[n,4] y, float[n,4] t", nodes, weights)
+    assert find(build_model(*cell)) == {"h t": "inplace"}
+    for gate in ("Identity", "Tanh"):  # the weight of a filter's or a scheduler's step
+        other = nodes.replace("Sigmoid", gate)
+        assert find(build_model(*cell[:2], other, weights)) == {}
+
+
+def test_the_layers_of_gru_cells_in_one_tensor_are_a_state() -> None:
+    layer = """
+        h{0} = Gather<axis = 0>(h, n{0}) a{0} = MatMul(x{0}, w) b{0} = MatMul(h{0}, w)
+        s{0} = Add(a{0}, b{0}) z{0} = Sigmoid(s{0}) c{0} = Tanh(b{0}) d{0} = Sub(h{0}, c{0})
+        e{0} = Mul(d{0}, z{0}) x{1} = Add(e{0}, c{0}) t{0} = Unsqueeze(x{1}, first)
+    """
+    model = build_model(
+        "float[n,4] x0, float[2,n,4] h",
+        "float[n,4] y, float[2,n,4] t",
+        f"{layer.format(0, 1)} {layer.format(1, 2)} t = Concat<axis = 0>(t0, t1) y = MatMul(x2, w)",
+        ", int64 n0 = {0}, int64 n1 = {1}, int64[1] first = {0}",
+    )
+    assert [*find(model)] == ["h t"]
+
+
+@pytest.mark.parametrize("peephole", [False, True])
+@pytest.mark.parametrize("order", ["float[n,4] c2, float[n,4] h2", "float[n,4] h2, float[n,4] c2"])
+@pytest.mark.parametrize("gate", ["Sigmoid", "HardSigmoid"])
+def test_the_cell_state_of_an_lstm_is_found_and_its_output_is_not_guessed(
+    gate: str, order: str, peephole: bool
+) -> None:
+    seen = "p = Mul(c, w0) i0 = Add(a, p) f0 = Add(b, p)" if peephole else ""
+    i, f = ("i0", "f0") if peephole else ("a", "b")
+    nodes = f"""
+        xh = Concat<axis = 1>(x, h) all = MatMul(xh, gates)
+        a, b, d, e = Split<axis = 1, num_outputs = 4>(all) {seen}
+        i = {gate}({i}) f = {gate}({f}) g = Tanh(d) o = {gate}(e)
+        ig = Mul(i, g) fc = Mul(f, c) c2 = Add(fc, ig) shown = Tanh(c2) h2 = Mul(o, shown)
+        y = MatMul(h2, w)
+    """
+    model = build_model(
+        "float[n,4] x, float[n,4] h, float[n,4] c",
+        f"{order}, float[n,4] y",
+        nodes,
+        ", float[8,16] gates = {0}, float[4] w0 = {1}",
+    )
+    assert find(model) == {"c c2": "inplace"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "nodes"),
+    [
+        (  # Adam, with its decay as an input
+            "float[4,4] p, float[4,4] g, float[4,4] m, float beta",
+            "float[4,4] p2, float[4,4] m2",
+            "mb = Mul(m, beta) r = Sub(one, beta) gr = Mul(g, r) m2 = Add(mb, gr) p2 = Sub(p, m2)",
+        ),
+        (  # a scheduler, which also returns its guess of the last sample
+            "float[n,4,8,8] sample, float[n,4,8,8] noise, int64[n] t",
+            "float[n,4,8,8] previous, float[n,4,8,8] guess",
+            """
+            row = Gather(table, t) a = Reshape(row, shape) an = Mul(noise, a)
+            d = Sub(sample, an) guess = Div(d, a) ag = Mul(guess, a) previous = Add(ag, an)
+            """,
+        ),
+        (  # two pictures of which a gate takes more or less
+            "float[1,3,4] p, float[1,3,4] q",
+            "float[1,3,4] y, float z",
+            """
+            s = Add(p, q) u = MatMul(s, w) g = Sigmoid(u) r = Sub(one, g)
+            gp = Mul(g, p) rq = Mul(r, q) y = Add(gp, rq) z = ReduceMean(y)
+            """,
+        ),
+        (  # a picture with its channels scaled by a gate, and a residual
+            "float[1,4,8,4] x, float[1,4] cond",
+            "float[1,4,8,4] y, float z",
+            """
+            m = ReduceMean(x) mc = Add(m, cond) g = Sigmoid(mc) u = Mul(x, g) v = MatMul(x, w)
+            y = Add(u, v) z = ReduceMean(y)
+            """,
+        ),
+    ],
+)
+def test_a_step_that_is_no_cell_has_no_state(inputs: str, outputs: str, nodes: str) -> None:
+    weights = ", float[1] one = {1}, float[9] table = {1}, int64[4] shape = {-1,1,1,1}"
+    assert find(build_model(inputs, outputs, nodes, weights)) == {}
+
+
 # What is not proved is not said
 
 
