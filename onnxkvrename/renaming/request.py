@@ -53,7 +53,7 @@ class Request(NamedTuple):
             "Use the token that this consumer requires, and check that it can use the results, as "
             "`onnxkvrename check-consumer` does. One of: {names}.",
             "NAME",
-            names="consumers",
+            names="consumers for a rename",
         ),
     ] = None
     full_transfer: Annotated[
@@ -79,10 +79,10 @@ class Request(NamedTuple):
         Option(
             "--to",
             "Give the buffers the names of this profile, if they are made and laid out as it says: "
-            "{names}. They keep their token, unless --prefix or --strip is given.",
+            "{names}. They keep their token, unless --prefix, --target or --strip is given.",
             "NAME",
             names="profiles",
-            excludes=("seed_cache", "target"),
+            excludes=("seed_cache",),
             why="convert first",
         ),
     ] = None

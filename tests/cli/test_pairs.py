@@ -51,7 +51,7 @@ def test_a_model_without_states_says_so(tmp_path: Path, run) -> None:
     )
     path = saved(model, tmp_path / "m.onnx")
     outcome = run("pairs", path)
-    assert (outcome.code, outcome.out) == (0, f"{path}: no output is a later state of an input\n")
+    assert (outcome.code, outcome.out) == (0, f"{path}: no output is proved to be a later state of an input\n")
 
 
 def test_a_node_that_chooses_by_nothing_is_not_a_bug(tmp_path: Path, run) -> None:
