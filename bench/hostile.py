@@ -103,7 +103,7 @@ class Kind(NamedTuple):
 KINDS = {
     "model": Kind("m.onnx", hostile_inputs.MODELS, MODEL_COMMANDS),
     "rules": Kind("rules.toml", hostile_texts.RULES, RULES_COMMANDS),
-    "json": Kind("hashed_compile_params.json", hostile_texts.JSON_SIDECARS, SIDECAR_COMMANDS),
+    "json": Kind("aic_batch_io.json", hostile_texts.JSON_SIDECARS, SIDECAR_COMMANDS),
     "yaml": Kind("custom_io.yaml", hostile_texts.YAML_SIDECARS, SIDECAR_COMMANDS),
     "manifest": Kind("manifest.json", hostile_texts.MANIFESTS, MANIFEST_COMMANDS),
     "specializations": Kind(

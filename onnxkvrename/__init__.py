@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from onnxkvrename.api.arguments import load_rules
     from onnxkvrename.api.files import rename, rename_all
+    from onnxkvrename.api.graphs import rename_graph
     from onnxkvrename.api.layouts import check_consumer, compare, inspect, load_layout
     from onnxkvrename.api.memory import rename_bytes, rename_model
     from onnxkvrename.api.verification import find_pairs, suggest_rules, verify
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "api.arguments": ("load_rules",),
     "api.files": ("rename", "rename_all"),
+    "api.graphs": ("rename_graph",),
     "api.memory": ("rename_bytes", "rename_model"),
     "api.layouts": ("check_consumer", "compare", "inspect", "load_layout"),
     "api.verification": ("find_pairs", "suggest_rules", "verify"),
@@ -83,6 +85,7 @@ __all__ = [
     "rename",
     "rename_all",
     "rename_bytes",
+    "rename_graph",
     "rename_model",
     "suggest_rules",
     "verify",

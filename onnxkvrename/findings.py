@@ -52,6 +52,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV202": ("error", "buffers already carry a different token"),
     "KV203": ("error", "a buffer that does not fit the profile of --to"),
     "KV204": ("warning", "the token differs from a known consumer's token only in capitals"),
+    "KV205": ("warning", "a program of the exporter looks for the old names"),
     "KV301": ("error", "a layer in two windows"),
     "KV302": ("error", "a layer in no window"),
     "KV303": ("error", "files of one model with different tokens, or only some with a token"),

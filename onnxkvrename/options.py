@@ -36,6 +36,10 @@ class Option(NamedTuple):
         needs: Fields of which one must be set, or it has no meaning.
         excludes: Fields that cannot be set together with it.
         why: The reason for `needs` or `excludes`, for the message; empty where it is plain.
+        envvar: The environment variable that sets it where nothing is typed.
+        yields_to: Fields that, if typed, make the variable count for nothing, as those do that
+            exclude it.
+        is_main: Whether the help of the program itself shows it.
     """
 
     flags: str
@@ -52,6 +56,21 @@ class Option(NamedTuple):
     needs: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
     why: str = ""
+    envvar: str | None = None
+    yields_to: tuple[str, ...] = ()
+    is_main: bool = False
+
+
+class Example(NamedTuple):
+    """A command line that the help shows, and that the tests run.
+
+    Attributes:
+        line: The command line.
+        meaning: What it does.
+    """
+
+    line: str
+    meaning: str
 
 
 class Conflict(NamedTuple):
@@ -86,6 +105,18 @@ def list_options(request: Any) -> Mapping[str, Option]:
     }
 
 
+def find_overruled(options: Mapping[str, Option], typed: Collection[str]) -> set[str]:
+    """Return the fields whose variables count for nothing beside those that a user typed."""
+    excluded = {other for name in typed for other in options[name].excludes}
+    return {
+        name
+        for name, option in options.items()
+        if name in excluded
+        or not {*option.excludes, *option.yields_to}.isdisjoint(typed)
+        or (option.needs and {*option.needs}.isdisjoint(typed))
+    }
+
+
 def find_conflict(options: Mapping[str, Option], given: Collection[str]) -> Conflict | None:
     """Return the first conflict among fields that a user sets; ``None`` without one."""
     for name, option in options.items():
@@ -114,7 +145,12 @@ DIM = Option(
     "--dim", "The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated.", "SYMBOL=SIZE"
 )
 TARGET = Option(
-    "--target", "The consumer, one of: {names}.", "NAME", names="consumers", shows_default=True
+    "--target",
+    "The consumer, one of: {names}.",
+    "NAME",
+    names="consumers",
+    shows_default=True,
+    envvar="ONNXKVRENAME_TARGET",
 )
 PAGE = Option("--html", "Also write an HTML page.", "FILE", writes="file")
 ReplacedByPage = Annotated[
@@ -122,13 +158,19 @@ ReplacedByPage = Annotated[
 ]
 NO_SET = Option("--no-set", "Skip the checks across the windows of one model.", negates=True)
 FORMAT = Option(
-    "--format", "Output format: {names}.", "FORMAT", names="formats", shows_default=True
+    "--format",
+    "Output format: {names}.",
+    "FORMAT",
+    names="formats",
+    shows_default=True,
+    envvar="ONNXKVRENAME_FORMAT",
 )
 JOBS = Option(
     "--jobs",
     "Number of processes; by default one for each core, if there are enough models.",
     "N",
     most=10_000,
+    envvar="ONNXKVRENAME_JOBS",
 )
 
 SERVE = Option(
@@ -143,7 +185,9 @@ ServeLine = NewType("ServeLine", str)
 
 Models = Annotated[tuple[Path, ...], Option("", metavar="MODEL...")]
 GroupWindows = Annotated[bool, NO_SET]
-Strict = Annotated[bool, Option("--strict", "Treat warnings as errors.")]
+Strict = Annotated[
+    bool, Option("--strict", "Treat warnings as errors.", envvar="ONNXKVRENAME_STRICT")
+]
 Profile = Annotated[
     str | None,
     Option(
@@ -153,10 +197,15 @@ Profile = Annotated[
         "NAME",
         names="profiles, auto",
         excludes=("rules", "pairs"),
+        envvar="ONNXKVRENAME_PROFILE",
     ),
 ]
 RULES = Option(
-    "--rules", "Your own rules, in TOML like a profile.", "FILE", excludes=("profile", "pairs")
+    "--rules",
+    "Your own rules, in TOML like a profile.",
+    "FILE",
+    excludes=("profile", "pairs"),
+    envvar="ONNXKVRENAME_RULES",
 )
 RulesFile = Annotated[Path | None, RULES]
 Pairs = Annotated[

@@ -12,6 +12,7 @@ from onnxkvrename.layout.layout import Layout
 
 _ATTENTION = ("batch_size", 8, "ctx_len", 64)
 _WINDOW = ("batch_size", 8, "sliding_window", 64)
+_WHISPER_BUFFERS = ("past_key_self", "past_value_self", "past_key_cross", "past_value_cross")
 _CONV, _RECURRENT = ("batch_size", 512, 4), ("batch_size", 16, 128, 128)
 LAYERS: dict[str, dict[str, tuple[int | str, ...]]] = {
     "full": {"past_key": _ATTENTION, "past_value": _ATTENTION},
@@ -81,3 +82,22 @@ def build_layout_model(layout: Layout) -> ModelProto:
         for values, name in zip((inputs, outputs), names, strict=True):
             values.append(info(name, *(buffer.shape or ()), dtype=TensorProto.FLOAT16))
     return onnx.helper.make_model(onnx.helper.make_graph(nodes, "main", inputs, outputs))
+
+
+def build_whisper(layers: int) -> ModelProto:
+    """Build a decoder that writes what it heard into one cache, and keeps the other."""
+    frames = info("feature_len", 1, dtype=TensorProto.BOOL)
+    inputs, outputs, nodes = [info("x", 1, 2, 1, 4), frames], [info("logits", 1, 2, 1, 4)], []
+    for layer in range(layers):
+        for name in _WHISPER_BUFFERS:
+            axis = "encoder_ctx_len" if name.endswith("cross") else "decoder_ctx_len"
+            given, kept = f"{name}.{layer}", f"{name}.{layer}_RetainedState"
+            inputs.append(info(given, "batch_size", 2, axis, 4))
+            outputs.append(info(kept, "batch_size", 2, axis, 4))
+            written = f"written_{name}_{layer}"
+            nodes.append(node("Add", [given, "x"], [written]))
+            nodes.append(node("Where", ["feature_len", given, written], [kept]))
+    nodes.append(node("Neg", ["x"], ["logits"]))
+    graph = onnx.helper.make_graph(nodes, "whisper", inputs, outputs)
+    opset = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)

@@ -90,6 +90,8 @@ def _forget_surroundings() -> None:
     """Give each test the same terminal and the same umask, wherever it is started."""
     for name in ("COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
         os.environ.pop(name, None)
+    for name in ("TARGET", "PREFIX", "PROFILE", "RULES", "FORMAT", "STRICT", "JOBS"):
+        os.environ.pop(f"ONNXKVRENAME_{name}", None)
     os.umask(0o022)
 
 

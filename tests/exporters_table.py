@@ -1,6 +1,6 @@
 """Rename, verify, run and strip the real exports of other exporters, and show it as a table.
 
-``python tests/exporters_table.py`` runs everything and writes the table beside this file.
+``python tests/exporters_table.py`` runs everything and writes the table of ``docs/exporters.md``.
 The exports are not in the repository: see `real_exports`.
 """
 
@@ -10,18 +10,21 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from real_exports import EXPORTS
 
 from onnxkvrename import ModelReport, Report, VerifiedModel, rename, rename_all, verify
+from onnxkvrename.errors import RulesError
 from onnxkvrename.findings import Finding
 from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
 
 OTHERS = EXPORTS.with_name("exports-other")
-PAGE = Path(__file__).with_suffix(".md")
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "exporters.md"
 MARKS = ("<!-- table -->\n", "<!-- /table -->\n")
-HEADINGS = ("export", "profile", "names", "verify", "strip", "onnxruntime")
+HEADINGS = ("export", "options", "profile", "names", "verify", "strip", "onnxruntime")
+TOKEN = "KV"
+NO_CACHE = "no cache found"
 FOLDERS = (
     *(f"optimum/{name}" for name in ("llama", "gemma2", "gpt2", "bloom", "gpt_bigcode")),
     *("optimum/t5", "optimum/whisper"),
@@ -29,7 +32,13 @@ FOLDERS = (
     *("genai/llama-cuda-paged-int8kv", "genai/whisper-fp32-t5"),
     *("mobius/llama-ort-genai", "mobius/qwen3_5-ort-genai", "mobius/llama-static"),
     *("qnn", "by-hand", "dynamo"),
+    *(f"new/hf5-{name}" for name in ("llama", "llama_static", "lfm2", "t5")),
+    *("new/mobius-bart", "new/mobius-mamba2", "new/genai-llama-dml", "new/optimum-marian"),
+    *("new/ort-gpt2", "new/ort-phi2", "new/tf2onnx-decoder", "new/tf2onnx-lstmcell"),
+    *("new/rwkv4", "new/sherpa-zipformer2", "new/silero-vad", "new/no-cache"),
 )
+SIZES = {"new/hf5-llama/model.onnx": {"s53": 16}, "new/silero-vad/model.onnx": {"sequence": 64}}
+"""Sizes for a run that no name suggests: a mask as long as the longest context, enough samples."""
 
 
 class Row(NamedTuple):
@@ -37,6 +46,7 @@ class Row(NamedTuple):
 
     Attributes:
         export: Its path below the exports.
+        options: The options that rename it; empty if nothing does.
         profile: The profile that was picked.
         names: How many names changed.
         verify: The verdict on the result.
@@ -45,6 +55,7 @@ class Row(NamedTuple):
     """
 
     export: str
+    options: str
     profile: str
     names: str
     verify: str
@@ -61,14 +72,14 @@ def check_folder(name: str, work: Path, *, with_run: bool) -> Iterator[Row]:
         with_run: Whether to run models in onnxruntime.
     """
     source, renamed, back = OTHERS / name, work / "renamed", work / "back"
-    report = rename_all([source], "VLLM", directory=renamed)
+    report = rename_all([source], TOKEN, directory=renamed)
     refusals = {model.path: list_errors(model) for model in report.models if model.failed}
-    if report.has_no_buffers:
+    if refusals:
+        report = rename_all([source], TOKEN, directory=renamed, sidecars="off")
+    if all(model.failed or not model.pairs for model in report.models):
         for model in report.models:
             yield check_pairs_of_dataflow(model.path, work, with_run=with_run)
         return
-    if refusals:
-        report = rename_all([source], "VLLM", directory=renamed, sidecars="off")
     if all(model.status in ("renamed", "unchanged") for model in report.models):
         rename_all([renamed], strip=True, directory=back, sidecars="off" if refusals else "auto")
     for model in report.models:
@@ -78,12 +89,17 @@ def check_folder(name: str, work: Path, *, with_run: bool) -> Iterator[Row]:
 def check_pairs_of_dataflow(model: str, work: Path, *, with_run: bool) -> Row:
     """Return the row of a model whose names no profile knows: the graph tells the pairs."""
     path = Path(model)
-    rules = infer_rules([trace_model(path)], ["VLLM"]).rules
     renamed, back = work / "renamed" / path.name, work / "back" / path.name
-    report = rename(path, "VLLM", output=renamed, rules=rules)
+    try:
+        rules = infer_rules([trace_model(path)], [TOKEN]).rules
+    except RulesError:
+        assert not renamed.exists()
+        return Row(path.relative_to(OTHERS).as_posix(), "", "", NO_CACHE, "", "", "")
+    report = rename(path, TOKEN, output=renamed, rules=rules)
     rename(renamed, strip=True, output=back, rules=rules)
-    verified = verify(renamed, rules=rules, run=with_run, reference=path if with_run else None)
-    return build_row(path, "`--pairs dataflow`", str(len(report.name_map)), back, verified)
+    verified = verify_run(renamed, path, with_run=with_run, rules=rules)
+    options = f"`--prefix {TOKEN} --pairs dataflow`"
+    return build_row(path, (options, "", str(len(report.name_map))), back, verified)
 
 
 def check_model(
@@ -97,26 +113,34 @@ def check_model(
 ) -> Row:
     """Return the row of one model of a report."""
     path = Path(model.path)
-    export = path.relative_to(OTHERS).as_posix()
     profile = report.profile.name if report.profile is not None else ""
     if not model.pairs:
-        return Row(export, "", "no cache in it", "", "", "")
-    names = str(len(model.name_map))
+        return Row(path.relative_to(OTHERS).as_posix(), "", "", NO_CACHE, "", "", "")
+    options, names = f"`--prefix {TOKEN}`", str(len(model.name_map))
     if path.as_posix() in refusals:
-        (first, *_) = refusals[model.path] or [None]
-        names += f", with `--sidecars off`{'' if first is None else f' ({first.code})'}"
-    verified = verify(model.output, run=with_run, reference=path if with_run else None)
-    return build_row(path, profile, names, back / path.relative_to(source), verified)
+        options = f"`--prefix {TOKEN} --sidecars off`"
+        names += "".join(f" ({error.code})" for error in refusals[model.path][:1])
+    verified = verify_run(Path(model.output), path, with_run=with_run)
+    return build_row(path, (options, profile, names), back / path.relative_to(source), verified)
 
 
-def build_row(path: Path, profile: str, names: str, stripped: Path, verified: VerifiedModel) -> Row:
+def verify_run(renamed: Path, source: Path, *, with_run: bool, **rules: Any) -> VerifiedModel:
+    """Verify a renamed model, and perhaps that it gives the results of its source."""
+    if not with_run:
+        return verify(renamed, **rules)
+    sizes = SIZES.get(source.relative_to(OTHERS).as_posix(), {})
+    return verify(renamed, run=True, reference=source, dims=sizes, **rules)
+
+
+def build_row(
+    path: Path, cells: tuple[str, str, str], stripped: Path, verified: VerifiedModel
+) -> Row:
     """Return the row of a model that was renamed, verified and stripped again."""
     is_same = stripped.exists() and stripped.read_bytes() == path.read_bytes()
     errors = sorted({finding.code for finding in list_errors(verified.report)})
     return Row(
         path.relative_to(OTHERS).as_posix(),
-        profile,
-        names,
+        *cells,
         "holds" if not errors else " ".join(errors),
         "same bytes" if is_same else "differs",
         describe_run(verified.run is not None, verified.report.findings),

@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 import onnx.parser
 from cache_models import build_cache_model
-from exporter_models import build_decoder, build_qnn_decoder
+from exporter_models import build_decoder, build_model, build_qnn_decoder, list_caches
 from models import written
 from onnx import ModelProto
 from qefficient_exports import build_merged, write_export
@@ -322,6 +322,16 @@ show(
     "fixtures/plain/decoder.onnx --prefix vllmkvcache -o new.onnx",
     fix=("fixtures/plain/decoder.onnx --target vllm-qaic -o served.onnx",),
 )
+
+
+@show("KV205", "decoder.onnx --prefix VLLM -o new.onnx", fix=("new.onnx --strip",))
+def make_kv205() -> None:
+    """The names are those of transformers' own exporter."""
+    names = (
+        "input.past_key_values.layers.{layer}.{part}",
+        "output.past_key_values.layers.{layer}.{part}",
+    )
+    onnx.save(build_model(list_caches(names, parts=("keys", "values"))), "decoder.onnx")
 
 
 @show("KV301", "windows --prefix VLLM")

@@ -151,10 +151,14 @@ def every(message: Message) -> Iterator[Message]:
 # What a model must come to
 
 BUFFER = re.compile(r"((?:.*/)?past_(?:key|value)\.\d+)((?:_RetainedState)?)", re.DOTALL)
+INSIDE = re.compile(
+    r"((?:.*/)?past_(?:key|value)\.\d+)((?:_(?:Internal)?RetainedState)?)", re.DOTALL
+)
 
 NAMES = {
     *("NodeProto.input", "NodeProto.output", "ValueInfoProto.name", "TensorProto.name"),
     *("TensorAnnotation.tensor_name", "ShardingSpecProto.tensor_name"),
+    *("FunctionProto.input", "FunctionProto.output"),
 }
 ENTRIES = {
     "TensorAnnotation.quant_parameter_tensor_names": ("value",),
@@ -175,7 +179,18 @@ def patched(model: ModelProto, symbols: Mapping[str, str] | None = None) -> Mode
     names = {name: f"{m[1]}_VLLM{m[2]}" for name, m in matches.items() if m}
     result = ModelProto.FromString(model.SerializeToString())
     _patch(result, names, symbols or {})
+    for function in result.functions if names else ():
+        found = {name: INSIDE.fullmatch(name) for name in list_names(function)}
+        _patch(function, {name: f"{m[1]}_VLLM{m[2]}" for name, m in found.items() if m}, {})
     return result
+
+
+def list_names(message: Message) -> Iterator[str]:
+    """The names of values in a message, also in graphs within it."""
+    for inner in every(message):
+        for descriptor, value in inner.ListFields():
+            if f"{inner.DESCRIPTOR.name}.{descriptor.name}" in NAMES:
+                yield from value if descriptor.is_repeated else [value]
 
 
 def _patch(message: Message, names: Mapping[str, str], symbols: Mapping[str, str]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FunctionType
 
 import onnx
+import onnx_graphsurgeon
 import pytest
 
 import onnxkvrename
@@ -193,6 +194,7 @@ CALLS = {
     "rename": {"model": ABSENT, "token": "X"},
     "rename_all": {"models": ABSENT, "token": "X"},
     "rename_bytes": {"data": b"", "token": "X"},
+    "rename_graph": {"graph": onnx_graphsurgeon.Graph(), "token": "X"},
     "rename_model": {"model": onnx.ModelProto(), "token": "X"},
     "suggest_rules": {"models": ABSENT},
     "verify": {"model": ABSENT, "run": True, "renamed_from": ABSENT},
@@ -372,8 +374,8 @@ def test_the_path_of_a_directory_is_no_output(tmp_path: Path) -> None:
             "strip and replace cannot be used together",
         ),
         (
-            lambda: onnxkvrename.rename_all(PLAIN, to="qeff", target="vllm-qaic"),
-            "to and target cannot be used together: convert first",
+            lambda: onnxkvrename.rename_all(PLAIN, strip=True, replace=True),
+            "strip and replace cannot be used together",
         ),
         (
             lambda: onnxkvrename.rename_bytes(b"", strip=True, replace=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from models import list_names
 from real_exports import BROKEN, ENCODER, EXPORTS, VARYING, names
 from tiers import thin
 
 from onnxkvrename import load_rules, rename
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.verification.inner_names import differ_only_in_inner_names
 
 pytestmark = pytest.mark.skipif(
     not EXPORTS.is_dir(), reason=f"no real exports to compare with: {EXPORTS} is not there"
@@ -66,6 +70,30 @@ def test_an_export_with_the_token_needs_nothing(case: str) -> None:
 def test_where_exports_vary_every_name_of_the_graph_is_the_same(case: str, tmp_path: Path) -> None:
     rename(PLAIN[case], "VLLM", output=tmp_path / "m.onnx")
     assert names(tmp_path / "m.onnx") == names(TWIN[case])
+
+
+@pytest.mark.parametrize("case", sorted(VARYING & PLAIN.keys()))
+def test_where_exports_vary_all_but_the_numbers_in_inner_names_is_the_same(
+    case: str, tmp_path: Path
+) -> None:
+    rename(PLAIN[case], "VLLM", output=tmp_path / "m.onnx")
+    sources = [ByteSource.from_bytes(p.read_bytes()) for p in (tmp_path / "m.onnx", TWIN[case])]
+    is_broken = case == BROKEN
+    assert differ_only_in_inner_names(*sources) is not is_broken
+    assert (read_inner_names(tmp_path / "m.onnx") == read_inner_names(TWIN[case])) or is_broken
+
+
+def read_inner_names(path: Path) -> set[str]:
+    """Return the names of buffers in local functions, whichever layer has given them."""
+    functions = onnx.load(path, load_external_data=False).functions
+    inside = {name for function in functions for name in list_names(function)}
+    return {re.sub(r"\.[0-9]+", ".N", name) for name in inside if name.startswith("past_")}
+
+
+def test_the_layer_function_of_an_export_has_the_token_inside() -> None:
+    names = read_inner_names(TWIN["llama2l_subfn/LlamaForCausalLM.onnx"])
+    ends = ("", "_InternalRetainedState")
+    assert names == {f"past_{part}.N_VLLM{end}" for part in ("key", "value") for end in ends}
 
 
 def results(path: Path) -> list[Any]:

@@ -5,36 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import onnx.helper
+import onnx
 import pytest
-from models import info, node, saved
-from onnx import ModelProto, TensorProto
-
-BUFFERS = ("past_key_self", "past_value_self", "past_key_cross", "past_value_cross")
-
-
-def whisper(layers: int) -> ModelProto:
-    """A decoder that writes what it heard into one cache, and keeps the other."""
-    frames = info("feature_len", 1, dtype=TensorProto.BOOL)
-    inputs, outputs, nodes = [info("x", 1, 2, 1, 4), frames], [info("logits", 1, 2, 1, 4)], []
-    for layer in range(layers):
-        for name in BUFFERS:
-            axis = "encoder_ctx_len" if name.endswith("cross") else "decoder_ctx_len"
-            given, kept = f"{name}.{layer}", f"{name}.{layer}_RetainedState"
-            inputs.append(info(given, "batch_size", 2, axis, 4))
-            outputs.append(info(kept, "batch_size", 2, axis, 4))
-            written = f"written_{name}_{layer}"
-            nodes.append(node("Add", [given, "x"], [written]))
-            nodes.append(node("Where", ["feature_len", given, written], [kept]))
-    nodes.append(node("Neg", ["x"], ["logits"]))
-    graph = onnx.helper.make_graph(nodes, "whisper", inputs, outputs)
-    opset = [onnx.helper.make_opsetid("", 17)]
-    return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+from cache_models import build_whisper
+from models import saved
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return saved(whisper(2), tmp_path / "whisper.onnx")
+    return saved(build_whisper(2), tmp_path / "whisper.onnx")
 
 
 def names(path: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -157,6 +158,16 @@ def build_request(
     return record(**given, **fields)
 
 
+def find_graph_library(value: object) -> str:
+    """Return the library whose live model a value is; empty for none. It is loaded already."""
+    for library, kind in (("onnx_graphsurgeon", "Graph"), ("onnx_ir", "Model")):
+        module = sys.modules.get(library)
+        is_function = isinstance(value, getattr(module, "Function", ()))
+        if isinstance(value, getattr(module, kind, ())) and not is_function:
+            return library
+    return ""
+
+
 class _Argument(NamedTuple):
     """An argument.
 
@@ -207,6 +218,10 @@ _PLAIN_TYPES: Mapping[str, _PlainType] = {
     "ModelProto": _PlainType(
         "an onnx.ModelProto",
         lambda value: hasattr(value, "SerializeToString") and hasattr(value, "graph"),
+    ),
+    "Graph | Model": _PlainType(
+        "an onnx_graphsurgeon.Graph or an onnx_ir.Model",
+        lambda value: bool(find_graph_library(value)),
     ),
     "Executor": _PlainType("a concurrent.futures.Executor", lambda value: hasattr(value, "submit")),
 }

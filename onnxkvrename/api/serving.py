@@ -10,7 +10,7 @@ from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import configure_consumer
-from onnxkvrename.handoff.same_model import Basis
+from onnxkvrename.handoff.same_model import Basis, find_shared_files
 from onnxkvrename.handoff.simulate import merge_ranges
 from onnxkvrename.handoff.slots import find_clipped_axes
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
@@ -212,6 +212,7 @@ def compare_served(
         more_basis=Basis(judgement.facts, judgement.conditions),
         faults=faults,
         context_limits=(None, None) if served is None else served.context_limits,
+        shared_files=find_shared_files(paths, sides),
         strict=strict,
     )
     return ServedHandoff(handoff, judgement.reads)

@@ -24,22 +24,10 @@ from onnxkvrename.verification.pairs.infer_rules import (
     trace_source,
 )
 
-_LEFT_OUT = frozenset(
-    [
-        "models",
-        "profile",
-        "rules",
-        "pairs",
-        "check",
-        "diff",
-        "dry_run",
-        "jobs",
-        "dask",
-        "output_format",
-        "quiet",
-        "verbose",
-    ]
-)
+_LEFT_OUT = {
+    *("models", "profile", "rules", "pairs", "jobs", "dask", "output_format", "quiet", "verbose"),
+    *("check", "diff", "dry_run"),
+}
 """The fields of a request that change no result, or that exclude ``--pairs``."""
 _NO_CACHE_HINT = (
     "export the model with its cache as inputs and outputs; if it is an encoder, pass its decoder"

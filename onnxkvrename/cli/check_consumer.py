@@ -34,6 +34,7 @@ from onnxkvrename.options import (
     SPECIALIZATIONS,
     TARGET,
     VERBOSE,
+    Example,
     Format,
     GroupWindows,
     Models,
@@ -90,6 +91,8 @@ class CheckConsumerArguments(NamedTuple):
     CheckConsumerArguments,
     "Exit codes: 0 it can use them; 1 a finding of severity error; 2 the job could not be done; "
     "130 interrupted.",
+    Example("onnxkvrename check-consumer renamed.onnx", "Check for vllm-qaic."),
+    Example("onnxkvrename check-consumer renamed.onnx -v", "Also list the names that it selects."),
 )
 def command(arguments: CheckConsumerArguments) -> int:
     """Check whether a consumer can use the KV buffers of MODEL, and what would fail.

@@ -44,6 +44,7 @@ from onnxkvrename.options import (
     SIDES,
     SPECIALIZATIONS,
     TARGET,
+    Example,
     Format,
     GroupWindows,
     Option,
@@ -128,6 +129,8 @@ class CompareArguments(NamedTuple):
     CompareArguments,
     "Exit codes: 0 the hand-off works; 1 it would corrupt data, lose data or fail, or this cannot "
     "be decided; 2 the job could not be done; 130 interrupted.",
+    Example("onnxkvrename compare prefill.onnx decode.onnx", "Check for every prompt length."),
+    Example("onnxkvrename compare prefill.onnx decode.onnx --html page.html", "Also draw a page."),
 )
 def command(arguments: CompareArguments) -> int:
     """Predict for every prompt length whether decode reads the KV buffers that prefill wrote.

@@ -12,6 +12,7 @@ from onnxkvrename.cli.output import print_choice, print_lines
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, format_list, quote_path
 from onnxkvrename.options import (
+    Example,
     Option,
     Profile,
     RulesFile,
@@ -52,7 +53,7 @@ class CustomIoArguments(NamedTuple):
             "NAME",
             names=tuple(PRECISIONS),
         ),
-    ]
+    ] = None
     output: Annotated[
         Path | None,
         Option(
@@ -61,16 +62,18 @@ class CustomIoArguments(NamedTuple):
             "FILE",
             writes="file or stdout",
         ),
-    ]
-    force: Annotated[bool, Option("--force", "Replace a file that is there.")]
-    profile: Profile
-    rules: RulesFile
+    ] = None
+    force: Annotated[bool, Option("--force", "Replace a file that is there.")] = False
+    profile: Profile = None
+    rules: RulesFile = None
 
 
 @declare_command(
     "custom-io",
     CustomIoArguments,
     "Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
+    Example("onnxkvrename custom-io renamed.onnx --precision mxint8", "Write it beside the model."),
+    Example("onnxkvrename custom-io renamed.onnx --precision float16 -o -", "Print it."),
 )
 def command(arguments: CustomIoArguments) -> int:
     """Write a fresh custom_io.yaml: the precision of every KV input and output of MODEL."""

@@ -12,7 +12,7 @@ from onnxkvrename.cli.output import find_width, print_answer, print_lines
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import CODES, decide_exit_code
-from onnxkvrename.options import FORMAT, Option
+from onnxkvrename.options import FORMAT, Example, Option
 from onnxkvrename.report.finding_pages import describe_finding, render_finding_list
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.log_text import build_log_answer
@@ -42,6 +42,8 @@ class ExplainArguments(NamedTuple):
     ExplainArguments,
     "Exit codes: 0 done; 1 a message in the log means a finding of severity error; 2 there is no "
     "such code, or the log cannot be read; 130 interrupted.",
+    Example("onnxkvrename explain KV402", "Explain a finding."),
+    Example("onnxkvrename explain --log serve.log", "Explain the messages in a log."),
 )
 def command(arguments: ExplainArguments) -> int:
     """Explain findings: what they mean, why they matter, how to fix them.

@@ -15,6 +15,7 @@ from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.layout.inspect import ModelSummary, fold_windows, inspect_models
 from onnxkvrename.options import (
     PAGE,
+    Example,
     Format,
     Models,
     Pairs,
@@ -52,6 +53,8 @@ class InspectArguments(NamedTuple):
     InspectArguments,
     "Exit codes: 0 nothing wrong; 1 a finding of severity error; 2 the job could not be done; "
     "130 interrupted.",
+    Example("onnxkvrename inspect model.onnx", "Show buffers and what is wrong."),
+    Example("onnxkvrename inspect exports/ --html page.html", "Show all models, also as a page."),
 )
 def command(arguments: InspectArguments) -> int:
     """Show what is in a model: its KV buffers by layer, their kinds, token, weights, findings.

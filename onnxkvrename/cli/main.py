@@ -18,7 +18,12 @@ from typing import Any
 import click
 
 from onnxkvrename import __version__
-from onnxkvrename.cli.options import CONTEXT_SETTINGS
+from onnxkvrename.cli.options import (
+    CONTEXT_SETTINGS,
+    HelpContext,
+    RequestCommand,
+    write_examples,
+)
 from onnxkvrename.cli.output import (
     occupy_closed_streams,
     print_answer,
@@ -27,26 +32,44 @@ from onnxkvrename.cli.output import (
 )
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code, find_similar, suggest_similar
+from onnxkvrename.options import FORMAT, Example
 from onnxkvrename.report.formats import Answer, Line, list_formats
 from onnxkvrename.report.formats.text import build_error_line
 from onnxkvrename.storage.read import is_occupied
 
-COMMANDS = {
-    "rename": "Rename KV buffers (the default: the word can be left out).",
-    "verify": "Check whether each KV buffer is retained.",
-    "inspect": "Show what is in a model.",
-    "check-consumer": "Check whether a consumer can use the KV buffers.",
-    "compare": "Check whether prefill and decode fit together.",
-    "manifest": "Describe the KV layout as JSON, and what vLLM makes of it.",
-    "custom-io": "Write a custom_io.yaml with the precision of every KV buffer.",
-    "recover": "Finish or undo a run that was killed halfway.",
-    "profiles": "List built-in rules, or print some.",
-    "pairs": "Show caches and states by the graph alone, whatever their names are.",
-    "explain": "Explain a finding, such as KV402, or a log of vLLM.",
+_COMMAND_GROUPS = {
+    "Change models": {
+        "rename": "Rename KV buffers (the default: the word can be left out).",
+        "recover": "Finish or undo a run that was killed halfway.",
+        "custom-io": "Write custom_io.yaml with the precision of every KV buffer.",
+    },
+    "Check models": {
+        "verify": "Check whether each KV buffer is retained.",
+        "check-consumer": "Check whether a consumer can use the KV buffers.",
+        "compare": "Check whether prefill and decode fit together.",
+    },
+    "See and explain": {
+        "inspect": "Show what is in a model.",
+        "manifest": "Describe the KV layout as JSON, and what vLLM makes of it.",
+        "pairs": "Find caches and states in the graph, whatever their names.",
+        "explain": "Explain a finding, such as KV402, or a log of vLLM.",
+        "profiles": "List built-in rules, or print some.",
+    },
 }
+"""The commands, by what people want of them."""
+COMMANDS = {name: does for group in _COMMAND_GROUPS.values() for name, does in group.items()}
 """Each command, and what it does. The first is the default; each is a module of this package,
 which is loaded when the command runs."""
 DEFAULT_COMMAND = next(iter(COMMANDS))
+EXAMPLES = (
+    Example("onnxkvrename model.onnx --target vllm-qaic -n", "Show what would change."),
+    Example("onnxkvrename exports/ --target vllm-qaic -d renamed/", "Rename all models, or none."),
+    Example("onnxkvrename verify exports/", "Prove that every KV buffer is retained."),
+)
+_VARIABLES = "ONNXKVRENAME_"
+"""How the names of variables begin that set options."""
+_HELP = "help"
+"""The word that asks for the help of what follows it."""
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
 _JSON_WITHOUT_QUOTES = re.compile(
     r"[^\"]*(?:transfer|speculative|attention)[-_]config[ =][^\"]*", re.DOTALL
@@ -60,8 +83,12 @@ _COMPLETION_VARIABLE = "_ONNXKVRENAME_COMPLETE"
 class Program(click.Group):
     """All commands; what does not begin with one is for the default command."""
 
+    context_class = HelpContext
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command's name, or put in that of the default command."""
+        if args[:1] == [_HELP]:  # a shell completes what follows
+            args = args[1:]
         if args and args[0] not in COMMANDS and args[0] not in _EAGER_OPTIONS:
             args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
@@ -76,16 +103,24 @@ class Program(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each command does."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, group in _COMMAND_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{name:{max(map(len, COMMANDS))}}", group[name]) for name in group]
+                )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, the options of the default command, and the own one."""
+        """Write the examples, the commands, the main options of the default one, and the own."""
+        write_examples(formatter, EXAMPLES)
         self.format_commands(ctx, formatter)
-        default: click.Command = load_command(DEFAULT_COMMAND).command
-        default.format_options(click.Context(default, parent=ctx), formatter)
-        with formatter.section("Without a command"):
-            records = (param.get_help_record(ctx) for param in self.params)
+        default: RequestCommand = load_command(DEFAULT_COMMAND).command
+        main = [param for param in default.params if default.options[param.name or ""].is_main]
+        with formatter.section(f"Main options of {DEFAULT_COMMAND}"):
+            context = click.Context(default, parent=ctx)
+            records = (
+                *(param.get_help_record(context) for param in main),
+                *(param.get_help_record(ctx) for param in self.get_params(ctx)),
+            )
             formatter.write_dl([record for record in records if record is not None])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
@@ -95,6 +130,7 @@ class Program(click.Group):
         default: click.Command = load_command(DEFAULT_COMMAND).command
         context = click.Context(default, info_name=DEFAULT_COMMAND, parent=ctx)
         items = super().shell_complete(ctx, incomplete)
+        items += [CompletionItem(word) for word in (_HELP,) if word.startswith(incomplete)]
         if incomplete.startswith("-"):
             known = {item.value for item in items}
             others = default.shell_complete(context, incomplete)
@@ -123,15 +159,13 @@ def _list_models() -> list[str]:
     context_settings=CONTEXT_SETTINGS,
     options_metavar="",
     subcommand_metavar="[COMMAND] MODEL... [OPTIONS]",
-    epilog="`onnxkvrename COMMAND --help` shows the options of a command. Exit codes: 0 done or "
-    "nothing to do; 1 a finding of severity error, or --check found a name that would change; "
-    "2 the job could not be done; 130 interrupted.",
+    epilog="`onnxkvrename help rename` shows all options of rename, `onnxkvrename help COMMAND` "
+    "those of another command.",
 )
 @click.version_option(__version__, "-V", "--version", message="onnxkvrename %(version)s")
 def program() -> None:
     """Rename the KV-cache buffers of exported ONNX models so that vLLM can select them.
-
-    MODEL is an .onnx file, or a directory: then every .onnx file below it.
+    MODEL is an .onnx file, or a directory: every .onnx file below it.
     """
 
 
@@ -149,6 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if _COMPLETION_VARIABLE in os.environ:
         _complete_values_after_equals_signs()
     args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] == [_HELP]:
+        args = [*(word for word in args if word != _HELP), "--help"]
     is_named = bool(args) and args[0] in COMMANDS
     name = args[0] if is_named else DEFAULT_COMMAND
     try:
@@ -156,10 +192,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             load_command(name)  # here, as click would print a line if this is interrupted
             if not is_named and args:
                 _check_command_name(args[0])
-            code = program.main(
-                args or [name], prog_name="onnxkvrename", standalone_mode=False, obj=args
-            )
+            code = program.main(args, prog_name="onnxkvrename", standalone_mode=False, obj=args)
         return int(code or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print_lines(Line(line, err=True) for line in error.message.splitlines())
+        return decide_exit_code(not_done=True)
     except SystemExit as end:  # what a shell completes is printed, and nothing is run
         return int(end.code or 0)
     except click.ClickException as error:
@@ -239,7 +276,8 @@ def _build_usage_failure(
         hint = _explain_lost_quotes(name, args)
     if hint is None and not message.endswith(")"):  # else it says itself what to do
         hint = f"`onnxkvrename {name} --help` lists all options"
-    return KvRenameError(message[:1].lower() + message[1:], hint=hint)
+    first = message[:1] if message.startswith(_VARIABLES) else message[:1].lower()
+    return KvRenameError(first + message[1:], hint=hint)
 
 
 def _explain_lost_quotes(name: str, args: Sequence[str]) -> str | None:
@@ -312,6 +350,9 @@ def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: 
     If the system refuses to open even the modules for that, the message alone is printed.
     """
     try:
+        variables = " and ".join(_list_variables(name, args, error))
+        set_by = f"set by {variables}" if variables else None
+        error.hint = "; ".join(filter(None, (error.hint, set_by))) or None
         output_format = _find_requested_format(args)
         if output_format is not None and _find_loaded_command(name) is not None:
             from onnxkvrename.report.documents import MODULES  # only for a failure
@@ -328,6 +369,20 @@ def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: 
     return code
 
 
+def _list_variables(name: str, args: Sequence[str], error: KvRenameError) -> Iterator[str]:
+    """Yield the variables whose values an error is about, where no option was typed instead."""
+    command = _find_loaded_command(name)
+    typed = {arg.partition("=")[0] for arg in args}
+    for option in command.command.options.values() if command is not None else ():
+        value = os.environ.get(option.envvar or "")
+        if not option.envvar or not value or not typed.isdisjoint(option.flags.split()):
+            continue
+        text = f"{error.path} {error.message}"
+        shown = "|".join(map(re.escape, (value, repr(value)[1:-1])))
+        if option.envvar not in text and re.search(rf"(?<![\w-])(?:{shown})(?![\w-])", text):
+            yield option.envvar
+
+
 def _find_requested_format(args: Sequence[str]) -> str | None:
     """Return the last format asked for, though not all options could be understood."""
     formats = list_formats()
@@ -335,7 +390,7 @@ def _find_requested_format(args: Sequence[str]) -> str | None:
         arg.partition("=")[2] if arg.startswith("--format=") else following
         for arg, following in pairwise([*args, ""])
         if arg == "--format" or arg.startswith("--format=")
-    ]
+    ] or [os.environ.get(FORMAT.envvar or "", "")]
     return next((name for name in reversed(requested) if name in formats), None)
 
 

@@ -33,6 +33,7 @@ from onnxkvrename.options import (
     FORMAT,
     SERVE,
     SPECIALIZATIONS,
+    Example,
     GroupWindows,
     Models,
     Option,
@@ -170,6 +171,10 @@ class _ManifestResult(NamedTuple):
     ManifestArguments,
     "Exit codes: 0 nothing wrong; 1 a finding of severity error (the manifest is written "
     "anyway); 2 the job could not be done; 130 interrupted.",
+    Example("onnxkvrename manifest renamed.onnx -o layout.json", "Write the layout."),
+    Example(
+        "onnxkvrename manifest renamed.onnx --block-size 16 --format text", "Show it for vLLM."
+    ),
 )
 def command(arguments: ManifestArguments) -> int:
     """Describe the KV buffers of a model: layers, kinds, dtypes, shapes, bytes, vLLM's view.

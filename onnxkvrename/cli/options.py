@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin
@@ -14,15 +14,25 @@ from click.core import ParameterSource
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import find_similar, quote_path
-from onnxkvrename.options import SIDES, Option, find_conflict, list_options, read_hints
+from onnxkvrename.options import (
+    SIDES,
+    Example,
+    Option,
+    find_conflict,
+    find_overruled,
+    list_options,
+    read_hints,
+)
 from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
 from onnxkvrename.rules.patterns import NamePattern, compile_pattern
 from onnxkvrename.storage.read import is_directory, read_status
 
-CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 """The settings of every command."""
+_HYPHEN_IN_WORD = re.compile(r"(?<=\S)-(?=\S)")
+_UNBROKEN_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 _Value = TypeVar("_Value")
 _Request = TypeVar("_Request")
 
@@ -41,16 +51,53 @@ class SideValues(NamedTuple, Generic[_Value]):
     decode: tuple[_Value, ...] = ()
 
 
+class UnbrokenFormatter(click.HelpFormatter):
+    """Writes help in which no line is broken at a hyphen, as within a name."""
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs."""
+        super().write_text(_HYPHEN_IN_WORD.sub(_UNBROKEN_HYPHEN, text))
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        """Write terms with what they mean."""
+        unbroken = [(term, _HYPHEN_IN_WORD.sub(_UNBROKEN_HYPHEN, text)) for term, text in rows]
+        super().write_dl(unbroken, col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        """Return the text."""
+        return super().getvalue().replace(_UNBROKEN_HYPHEN, "-")
+
+
+class HelpContext(click.Context):
+    """A context whose help is written by :class:`UnbrokenFormatter`."""
+
+    formatter_class = UnbrokenFormatter
+
+
+def write_examples(formatter: click.HelpFormatter, examples: Sequence[Example]) -> None:
+    """Write a section of the help with command lines, each above what it does."""
+    with formatter.section("Examples"):
+        formatter.write_dl(examples, col_max=2)
+
+
 class RequestCommand(click.Command):
     """A command whose parameters are the options of a request.
 
     Args:
         options: The options by the names of their fields, in the order of the help.
+        examples: What its help shows first.
     """
 
-    def __init__(self, *args: Any, options: Mapping[str, Option], **kwargs: Any) -> None:
+    context_class = HelpContext
+
+    def __init__(
+        self, *args: Any, options: Mapping[str, Option], examples: Sequence[Example], **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.options = options
+        self.examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments; a usage error if there is no model, or options contradict."""
@@ -62,15 +109,20 @@ class RequestCommand(click.Command):
         return rest
 
     def _check_combinations(self, ctx: click.Context) -> None:
-        typed = [
-            name
-            for name in self.options
-            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        ]
-        conflict = find_conflict(self.options, typed)
+        sources = {name: ctx.get_parameter_source(name) for name in self.options}
+        typed = [name for name in sources if sources[name] is ParameterSource.COMMANDLINE]
+        variables = {name for name in sources if sources[name] is ParameterSource.ENVIRONMENT}
+        overruled = variables & find_overruled(self.options, typed)
+        for name in overruled:
+            del ctx.params[name]  # the request has its default
+        variables -= overruled
+        conflict = find_conflict(self.options, {*typed, *variables})
         if conflict is None:
             return
-        spellings = {param.name: max(param.opts, key=len) for param in self.params}
+        spellings = {
+            param.name: str(param.envvar) if param.name in variables else max(param.opts, key=len)
+            for param in self.params
+        }
         name, other = spellings[conflict.name], spellings[conflict.other]
         if not conflict.is_missing:
             raise click.UsageError(f"{name} and {other} cannot be used together{conflict.why}")
@@ -78,7 +130,8 @@ class RequestCommand(click.Command):
         raise KvRenameError(f"{name} requires {needed}{conflict.why}", hint=f"add `{needed}`")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, section by section."""
+        """Write the examples, and the options section by section."""
+        write_examples(formatter, self.examples)
         title = "Options"
         rows: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
@@ -93,7 +146,7 @@ class RequestCommand(click.Command):
 
 
 def declare_command(
-    name: str, request: Callable[..., _Request], epilog: str
+    name: str, request: Callable[..., _Request], epilog: str, *examples: Example
 ) -> Callable[[Callable[[_Request], int]], click.Command]:
     """Return a decorator that makes a command of a function, which gets the request.
 
@@ -101,6 +154,7 @@ def declare_command(
         name: The name of the command.
         request: A named tuple; fields that are annotated with an option become parameters.
         epilog: The last lines of the help; its first ones are the docstring of the function.
+        examples: What the help shows between them.
     """
     defaults: Mapping[str, Any] = getattr(request, "_field_defaults", {})
     options = list_options(request)
@@ -118,6 +172,7 @@ def declare_command(
             epilog=epilog,
             context_settings=CONTEXT_SETTINGS,
             options=options,
+            examples=examples,
         )
 
     return decorate
@@ -127,9 +182,12 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
     """Return the parameter of a field whose values are of some kind."""
     origin = get_origin(kind)
     words = [name, *option.flags.split()]
+    variable: dict[str, Any] = (
+        {"envvar": option.envvar, "show_envvar": True} if option.envvar else {}
+    )
     if kind is bool:
         callback = _negate if option.negates else None
-        return click.Option(words, is_flag=True, callback=callback, help=option.help)
+        return VariableOption(words, is_flag=True, callback=callback, help=option.help, **variable)
     how: dict[str, Any] = {"metavar": option.metavar, "required": option.is_required}
     value_type = _choose_type(kind, option)
     if option.names:
@@ -146,6 +204,7 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
         return click.Option(words, multiple=True, **how)
     if origin is Mapping:
         return click.Option(words, multiple=True, callback=_parse_sizes, **how)
+    how |= variable
     if option.shows_default:
         how |= {"default": default, "show_default": True}
     return (NamesOption if option.names else SingleOption)(words, **how)
@@ -279,7 +338,18 @@ class OutputFile(NonEmptyPath):
         return super().convert(value, param, ctx)
 
 
-class SingleOption(click.Option):
+class VariableOption(click.Option):
+    """An option that an environment variable may set."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return where a wrong value is from: the option, or the variable."""
+        is_typed = (
+            ctx is None or ctx.get_parameter_source(self.name) is not ParameterSource.ENVIRONMENT
+        )
+        return click.Parameter.get_error_hint(self, ctx) if is_typed else str(self.envvar)
+
+
+class SingleOption(VariableOption):
     """An option with one value: two different ones are an error, so that none is dropped."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:

@@ -116,7 +116,8 @@ def _render_lines(lines: Sequence[Line], color: bool) -> Iterable[str]:
 def _render_line(line: Line, color: bool) -> str:
     """Return a line as it is printed: everything in it escaped, then its styles."""
     ends = tuple(accumulate(len(span.text) for span in line.spans)) if color else ()
-    pieces = escape_line(line.text, ends[:-1], is_command=line.is_command)
+    text = "".join(span.text for span in line.spans) if ends else line.text
+    pieces = escape_line(text, ends[:-1], is_command=line.is_command)
     if not ends:
         return "".join(pieces)
     styled = zip(pieces, (span.style for span in line.spans), strict=True)
@@ -144,9 +145,9 @@ def is_terminal(stream: Any) -> bool:
 
 def show_progress(*, is_wanted: bool) -> AbstractContextManager[ProgressBars | None]:
     """Return progress bars for someone who watches, else nothing."""
-    if not is_wanted or not is_terminal(sys.stderr):
+    if not is_wanted or not is_terminal(sys.stderr) or os.environ.get("TERM") == "dumb":
         return nullcontext()
-    from onnxkvrename.report.progress_bars import ProgressBars  # rich only for terminals
+    from onnxkvrename.report.progress_bars import ProgressBars  # only for terminals
 
     return ProgressBars()
 

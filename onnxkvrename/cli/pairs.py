@@ -15,6 +15,7 @@ from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import decide_exit_code, format_list
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.options import (
+    Example,
     Format,
     Models,
     Option,
@@ -56,6 +57,8 @@ class PairsArguments(NamedTuple):
     "pairs",
     PairsArguments,
     "Exit codes: 0 done; 2 the job could not be done; 130 interrupted.",
+    Example("onnxkvrename pairs model.onnx", "Show caches and states as a table."),
+    Example("onnxkvrename pairs model.onnx --as rules > rules.toml", "Write rules for its names."),
 )
 def command(arguments: PairsArguments) -> int:
     """Show each input that an output is a later state of: the caches and states of MODEL.

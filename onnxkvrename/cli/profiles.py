@@ -10,7 +10,7 @@ from onnxkvrename.cli.output import print_lines
 from onnxkvrename.documents import parse_toml
 from onnxkvrename.errors import RulesError
 from onnxkvrename.findings import decide_exit_code
-from onnxkvrename.options import Option
+from onnxkvrename.options import Example, Option
 from onnxkvrename.report.formats import Line
 from onnxkvrename.rules.load import list_profiles, read_profile
 
@@ -25,6 +25,8 @@ class ProfilesArguments(NamedTuple):
     "profiles",
     ProfilesArguments,
     "Exit codes: 0 done; 2 there is no such profile; 130 interrupted.",
+    Example("onnxkvrename profiles", "List all."),
+    Example("onnxkvrename profiles qeff > rules.toml", "Start rules of your own."),
 )
 def command(arguments: ProfilesArguments) -> int:
     """List the rules for --profile and --to, or print some as a start for a file of your own.

@@ -14,7 +14,7 @@ from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import decide_exit_code, format_count, quote_path
-from onnxkvrename.options import Format, Option
+from onnxkvrename.options import Example, Format, Option
 from onnxkvrename.report.documents.recover_json import Action, RecoverContent, Run
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note
 from onnxkvrename.report.formats.text import format_files
@@ -55,6 +55,8 @@ class RecoverArguments(NamedTuple):
     "The command that was stopped finishes its work as well. Exit codes: 0 done or nothing to do; "
     "1 there is a run to undo or to finish, a file has changed since the run stopped, or a record "
     "was skipped; 2 the job could not be done; 130 interrupted.",
+    Example("onnxkvrename recover exports/", "List what a killed run has left."),
+    Example("onnxkvrename recover exports/ --undo", "Restore the old files."),
 )
 def command(arguments: RecoverArguments) -> int:
     """List the files of a run that stopped half way, restore the old or place the new ones.

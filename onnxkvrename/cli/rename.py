@@ -7,6 +7,7 @@ from functools import partial
 from onnxkvrename.api.files import run_rename
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, show_progress
+from onnxkvrename.options import Example
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.rename_text import build_rename_answer
 from onnxkvrename.rules.results import report_placed
@@ -17,6 +18,10 @@ from onnxkvrename.rules.results import report_placed
     Request,
     "Exit codes: 0 done or nothing to do; 1 a finding of severity error, or --check found "
     "a name that would change; 2 the job could not be done; 130 interrupted.",
+    Example("onnxkvrename model.onnx --target vllm-qaic -n", "Show what would change."),
+    Example("onnxkvrename model.onnx --target vllm-qaic", "Rename in place, and check the result."),
+    Example("onnxkvrename exports/ --prefix VLLM -d renamed/", "Rename all models, or none."),
+    Example("onnxkvrename renamed.onnx --strip", "Give back the bytes before the rename."),
 )
 def command(request: Request) -> int:
     """Rename the KV-cache buffers of exported ONNX models so that vLLM can select them.

@@ -13,6 +13,7 @@ from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.options import Example
 from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.parallel import map_ordered, open_executor
 from onnxkvrename.renaming.run import check_token_change
@@ -34,6 +35,8 @@ from onnxkvrename.verification.verify import (
     VerifyRequest,
     "Exit codes: 0 all holds; 1 a finding of severity error; 2 the job could not be done; "
     "130 interrupted.",
+    Example("onnxkvrename verify exports/", "Check all models, and windows together."),
+    Example("onnxkvrename verify renamed.onnx --renamed-from model.onnx", "Prove a rename."),
 )
 def command(request: VerifyRequest) -> int:
     """Prove that every KV buffer is retained, in the models as they are; write nothing.

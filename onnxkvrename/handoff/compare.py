@@ -15,8 +15,10 @@ from onnxkvrename.handoff.comparison import Comparison, build_comparison
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.same_model import (
     NO_BASIS,
+    NO_SHARED_FILES,
     Basis,
     ModelIdentity,
+    SharedFiles,
     check_same_model,
     check_scales_known,
     compare_models,
@@ -98,6 +100,7 @@ class Handoff(NamedTuple):
         shared_symbols: The symbols without a size that must be equal on both sides.
         root_causes: The findings that are not consequences of others, with their buffers.
         basis: What a success rests on.
+        is_same_graph: Whether both sides are known to be the same graph.
         context_limits: The tokens that prefill and decode take of a prompt and its answer, as they
             are started; ``None`` where that is not said.
     """
@@ -117,6 +120,7 @@ class Handoff(NamedTuple):
     shared_symbols: tuple[str, ...] = ()
     root_causes: tuple[RootCause, ...] = ()
     basis: Basis = Basis()
+    is_same_graph: bool = False
     context_limits: tuple[int | None, int | None] = (None, None)
 
     @property
@@ -138,6 +142,7 @@ def compare_sides(
     more_basis: Basis = NO_BASIS,
     faults: PromptFaults = NO_FAULTS,
     context_limits: tuple[int | None, int | None] = (None, None),
+    shared_files: SharedFiles = NO_SHARED_FILES,
     strict: bool = False,
 ) -> Handoff:
     """Compare two sides, and simulate the hand-off between them for every prompt length.
@@ -145,7 +150,8 @@ def compare_sides(
     Without `ranks`, heads and states are not checked. Prompts of the lengths in `tokens` are
     simulated, in addition to those at which something changes, unless they are beyond the context
     of a side. Further findings, notes and what a success rests on are about both sides together;
-    further findings explain the `faults` of prompts. `context_limits` are as in `Handoff`.
+    further findings explain the `faults` of prompts. `context_limits` are as in `Handoff`; the
+    `shared_files` are what both sides are known to have alike.
     With `strict`, scales that are not known are a finding, not a note.
 
     Raises:
@@ -160,7 +166,7 @@ def compare_sides(
     writer = check_side(prefill, consumer, full_transfer)
     reader = check_side(decode, consumer, full_transfer)
     comparison = build_comparison(writer, reader)
-    identity = compare_models(prefill.layout, decode.layout)
+    identity = compare_models(prefill.layout, decode.layout, shared_files)
     root_causes = find_root_causes(comparison)
     findings, notes = _collect_findings(
         writer, reader, comparison, identity, root_causes, strict=strict
@@ -190,6 +196,7 @@ def compare_sides(
         requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
         root_causes=root_causes,
+        is_same_graph=identity.is_same_graph,
         context_limits=context_limits,
         basis=Basis((*basis.facts, *more_basis.facts), (*basis.conditions, *more_basis.conditions)),
     )

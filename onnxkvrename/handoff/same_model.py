@@ -7,27 +7,47 @@ the framework that both sides have is the same parameter; a name that only one s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.findings import Finding, begin_message, build_finding, format_count, report_names
 from onnxkvrename.handoff.comparison import BufferPair
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.layout.load import LoadedLayout
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.model.weights import Weight
+from onnxkvrename.storage.read import has_content, open_file, read_chunks, resolve_path
+
+
+class SharedFiles(NamedTuple):
+    """Which files both sides are known to have alike.
+
+    Attributes:
+        is_same_graph: Whether their ONNX files are equal, byte for byte.
+        is_same_data: Whether all weights are in these, or in the same other files.
+    """
+
+    is_same_graph: bool = False
+    is_same_data: bool = False
+
+
+NO_SHARED_FILES = SharedFiles()
 
 
 class ModelIdentity(NamedTuple):
     """What is known of whether both sides are one model.
 
     Attributes:
-        is_same_file: Whether both are the same files.
+        is_same_graph: Whether both are known to be the same graph: their ONNX files are equal.
+        is_same_model: Whether all of their weights are known to be the same files, too.
         weights: The weights with the same name on both sides.
         unknown_sides: The sides whose weights are not known.
         logits: How the logits differ; empty if they do not, or if that is not known.
     """
 
-    is_same_file: bool
+    is_same_graph: bool
+    is_same_model: bool
     weights: tuple[tuple[Weight, Weight], ...]
     unknown_sides: tuple[str, ...]
     logits: str
@@ -38,12 +58,40 @@ class ModelIdentity(NamedTuple):
         return sum(_have_comparable_values(*pair) for pair in self.weights)
 
 
-def compare_models(prefill: Layout, decode: Layout) -> ModelIdentity:
+def find_shared_files(
+    paths: tuple[Path, Path], sides: tuple[LoadedLayout, LoadedLayout]
+) -> SharedFiles:
+    """Return which files both sides have alike; of two manifests that is not known.
+
+    Args:
+        paths: The model, directory or manifest of prefill, and of decode.
+        sides: What was read there.
+
+    Raises:
+        ModelError: A model cannot be read any more.
+    """
+    if resolve_path(paths[0]) == resolve_path(paths[1]):
+        return SharedFiles(is_same_graph=True, is_same_data=True)
+    models = [list(side.identities.items()) for side in sides]
+    if not all(models) or len(models[0]) != len(models[1]):
+        return NO_SHARED_FILES
+    for (path, identity), (other_path, other_identity) in zip(*models, strict=True):
+        if identity != other_identity:
+            with open_file(Path(path)) as file:
+                chunks = read_chunks(file, 0, file.size)
+                if not has_content(Path(other_path), file.size, chunks):
+                    return NO_SHARED_FILES
+    data = [list(map(resolve_path, side.data_paths)) for side in sides]
+    return SharedFiles(is_same_graph=True, is_same_data=data[0] == data[1])
+
+
+def compare_models(prefill: Layout, decode: Layout, shared: SharedFiles) -> ModelIdentity:
     """Return what is known of whether both sides are one model."""
     others = {weight.name: weight for weight in decode.weights or ()}
     sides = {"prefill": prefill, "decode": decode}
     return ModelIdentity(
-        prefill.models == decode.models,
+        shared.is_same_graph,
+        shared.is_same_graph and shared.is_same_data,
         tuple((w, others[w.name]) for w in prefill.weights or () if w.name in others),
         tuple(label for label, layout in sides.items() if layout.weights is None),
         _compare_logits(prefill, decode),
@@ -72,7 +120,7 @@ def list_model_notes(identity: ModelIdentity) -> list[str]:
 
     Equal sizes are not enough: two trainings of one architecture have the same sizes.
     """
-    if identity.is_same_file or identity.compared_count:
+    if identity.is_same_model or identity.compared_count:
         return []
     reason = "no weight has the same name on both sides"
     if identity.unknown_sides:
@@ -118,13 +166,14 @@ def find_basis(
         conditions.append("use the same scales (KV627)")
     elif True in scales:
         facts.append(f"equal scales of {format_count(scales.count(True), 'buffer')}")
-    if identity.is_same_file:
-        facts.append("one model on both sides")
-    elif identity.compared_count:
+    if identity.is_same_graph:
+        weights = " and weights" if identity.is_same_model else ""
+        facts.append(f"the same graph{weights} on both sides")
+    if identity.compared_count and not identity.is_same_model:
         equal, shared = identity.compared_count, len(identity.weights)
         others = f" of {shared:,} with the same name" if equal < shared else ""
         facts.append(format_count(equal, "equal weight") + others)
-    else:
+    elif not identity.is_same_model:
         conditions.append("are the same model")
     return Basis(tuple(facts), tuple(conditions))
 

@@ -1,17 +1,19 @@
 """Find occurrences: every position in a model where a name denotes a value, and its role there.
 
-Field numbers are those of onnx.proto (ONNX IR version 13). Local functions have names of
-their own, so names in them do not count; they are walked only for external data.
+Field numbers are those of onnx.proto (ONNX IR version 13). A local function has names of its
+own: they are found by texts that they contain, or not at all.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
-from onnxkvrename.limits import MAX_ENTRIES
+from onnxkvrename.limits import MAX_ENTRIES, MAX_MATCHED_CHARS
 from onnxkvrename.model.proto_reader import (
     FUNCTION,
     GRAPH_INPUT,
@@ -47,6 +49,9 @@ _TEXT_TAGS = frozenset(number << 3 | LENGTH for number in (1, 2, 3, 4, 6, 7, 8))
 """The tags of the fields of a node that are texts: names of values and operators, and docs."""
 _NAMED = frozenset({1, 2})
 """The fields of a message whose first is a name: the name, and what it is for."""
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
+_LONGEST_IN_FUNCTION = 4 * MAX_MATCHED_CHARS
+"""Bytes of the longest name in a local function that counts: no rule is tried on longer ones."""
 _STEM_COUNT = 64
 _STEM_SIZE = 5
 """Bytes that few other names begin with. Longer stems are more searches, and each costs as much
@@ -89,6 +94,7 @@ class Occurrences(NamedTuple):
             inputs and outputs, and of each value_info that contains one of the names.
         references: The external data of all tensors, one for each file and problem.
         parent_scopes: For each scope the scope around it; -1 for the main graph.
+        functions: The same of each local function, which is its own main graph.
     """
 
     occurrences: tuple[Occurrence, ...]
@@ -96,10 +102,27 @@ class Occurrences(NamedTuple):
     symbols: tuple[tuple[str, Record], ...]
     references: tuple[ExternalReference, ...]
     parent_scopes: tuple[int, ...]
+    functions: tuple[Occurrences, ...] = ()
 
-    def build_name_uses(self, names: Mapping[str, str]) -> NameUses:
-        """Return how the graph uses old names, and which of their new names it has already."""
+    @property
+    def names_in_functions(self) -> frozenset[str]:
+        """The names of values of local functions."""
+        return frozenset(item.name for each in self.functions for item in each.in_main_graph)
+
+    def build_name_uses(
+        self, names: Mapping[str, str], function_names: Mapping[str, str] = _NO_NAMES
+    ) -> NameUses:
+        """Return how the graph uses old names, and which new names graph and functions have.
+
+        The names that change in functions are `function_names`.
+        """
         main = self.in_main_graph
+        taken = {item.name: _describe_occurrence(item) for item in self._find_clashes(names)}
+        hidden = {item.name: _describe_occurrence(item) for item in self._find_hiding(names)}
+        for function in self.functions if function_names else ():
+            inner = function._build_inner_uses(function_names)
+            taken |= inner.taken_names
+            hidden |= inner.hidden_names
         return NameUses(
             producer_op_types={
                 item.name: item.op_type
@@ -112,12 +135,21 @@ class Occurrences(NamedTuple):
                 if item.role == "reads" or (item.role == "output" and item.scope > 0)
             ),
             symbols=frozenset(symbol for symbol, _ in self.symbols),
+            taken_names=taken,
+            hidden_names=hidden,
+        )
+
+    def _build_inner_uses(self, names: Mapping[str, str]) -> NameUses:
+        """Return the new names that this function has already; it may have a part of the names."""
+        new_names = {i.name: names[i.name] for i in self.in_main_graph if i.name in names}
+        uses = self.build_name_uses(new_names)
+        counts = Counter(new_names.values())
+        taken = {new: "the new name of two values" for new, count in counts.items() if count > 1}
+        return uses._replace(
             taken_names={
-                item.name: _describe_occurrence(item) for item in self._find_clashes(names)
-            },
-            hidden_names={
-                item.name: _describe_occurrence(item) for item in self._find_hiding(names)
-            },
+                name: f"{use.replace('a graph', 'an')} of a local function"
+                for name, use in {**taken, **uses.taken_names}.items()
+            }
         )
 
     def _find_clashes(self, names: Mapping[str, str]) -> Iterator[Occurrence]:
@@ -163,16 +195,20 @@ class Occurrences(NamedTuple):
                     yield item
 
     def build_edits(
-        self, names: Mapping[str, str], symbols: Mapping[str, str]
+        self,
+        names: Mapping[str, str],
+        symbols: Mapping[str, str],
+        function_names: Mapping[str, str] = _NO_NAMES,
     ) -> list[tuple[Record, bytes]]:
-        """Return each record that must change, with its new payload; both maps are old to new."""
+        """Return each record that must change, with its new payload; all maps are old to new."""
+        inside = (function.build_edits(function_names, {}) for function in self.functions)
         values = ((names.get(item.name), item.record) for item in self.in_main_graph)
         dims = ((symbols.get(symbol), record) for symbol, record in self.symbols)
         return [
             (record, new_name.encode("utf-8", "surrogateescape"))
             for new_name, record in chain(values, dims)
             if new_name is not None
-        ]
+        ] + list(chain.from_iterable(inside))
 
 
 def _is_visible(definition: Occurrence, inner: Occurrence) -> bool:
@@ -194,27 +230,33 @@ def _describe_occurrence(occurrence: Occurrence) -> str:
     return description if occurrence.scope == 0 else f"{description} in a subgraph"
 
 
-def find_occurrences(source: ByteSource, names: Iterable[str]) -> Occurrences:
+def find_occurrences(
+    source: ByteSource, names: Iterable[str], texts_in_functions: Iterable[str] = ()
+) -> Occurrences:
     """Find every occurrence of some names, in the main graph and all graphs below it.
+
+    In local functions every name is found that contains one of some texts.
 
     Raises:
         ModelError: The bytes are not a model, or one that two readers could understand
             differently. Nodes without any of the names are not checked.
     """
-    walker = _GraphWalker(source, names)
+    names_by_bytes = {name.encode("utf-8", "surrogateescape"): name for name in names}
+    names_by_bytes.pop(b"", None)
+    longest = max(map(len, names_by_bytes), default=0)
+    walker = _GraphWalker(source, names_by_bytes, _choose_stems(names_by_bytes), longest)
+    inside = _NamesWithText(tuple(text.encode("utf-8") for text in texts_in_functions))
+    functions = []
     main = walker.walk_graph(find_graph(source), -1)
     for record in list_root_fields(source):
         if record.wire_type == LENGTH and record.number == TRAINING_INFO:
             walker.walk_training_info(record, main)
         elif record.wire_type == LENGTH and record.number == FUNCTION:
-            walker.walk_function(record)
-    return Occurrences(
-        tuple(walker.occurrences),
-        _select_main_graph(walker.occurrences, walker.parent_scopes),
-        tuple(walker.symbols),
-        tuple(walker.references.values()),
-        tuple(walker.parent_scopes),
-    )
+            function = _GraphWalker(source, inside, inside.texts, _LONGEST_IN_FUNCTION)
+            function.references = walker.references
+            function.walk_function(record)
+            functions.append(function)
+    return walker.get_result()._replace(functions=tuple(each.get_result() for each in functions))
 
 
 def _select_main_graph(
@@ -246,23 +288,51 @@ def _choose_stems(names: Iterable[bytes]) -> tuple[bytes, ...] | None:
     return tuple(sorted({stem[:_STEM_SIZE] for stem in stems}))
 
 
+class _NamesWithText:
+    """All names that contain one of some texts, like a mapping of bytes to names."""
+
+    def __init__(self, texts: tuple[bytes, ...]) -> None:
+        self.texts = texts
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, bytes) and any(text in name for text in self.texts)
+
+    def get(self, name: bytes) -> str | None:
+        """Return a name as text if it is one of these."""
+        return name.decode("utf-8", "surrogateescape") if name in self else None
+
+
 class _GraphWalker:
     """Collects occurrences and references, with a method for each message that may hold some.
 
-    A scope of `None` means that names do not count, as in local functions.
+    A scope of `None` means that names do not count.
     """
 
-    def __init__(self, source: ByteSource, names: Iterable[str]) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        names_by_bytes: Mapping[bytes, str] | _NamesWithText,
+        stems: tuple[bytes, ...] | None,
+        longest_name: int,
+    ) -> None:
         self.source = source
-        self.names_by_bytes = {name.encode("utf-8", "surrogateescape"): name for name in names}
-        self.names_by_bytes.pop(b"", None)
-        stems = _choose_stems(self.names_by_bytes)
+        self.names_by_bytes = names_by_bytes
         self.stems = None if stems is None else (*stems, _LOCATION_KEY)
-        self.longest_name = max(map(len, self.names_by_bytes), default=0)
+        self.longest_name = longest_name
         self.occurrences: list[Occurrence] = []
         self.parent_scopes: list[int] = []
         self.symbols: list[tuple[str, Record]] = []
         self.references: dict[tuple[str, str], ExternalReference] = {}
+
+    def get_result(self) -> Occurrences:
+        """Return what was found."""
+        return Occurrences(
+            tuple(self.occurrences),
+            _select_main_graph(self.occurrences, self.parent_scopes),
+            tuple(self.symbols),
+            tuple(self.references.values()),
+            tuple(self.parent_scopes),
+        )
 
     def walk_graph(self, graph: Record, parent_scope: int | None) -> int | None:
         """Walk a graph as a scope of its own, and return that scope."""
@@ -433,7 +503,17 @@ class _GraphWalker:
                 self.add_occurrence(find_string(fields, 2), "binding", producer_scope)
 
     def walk_function(self, function: Record) -> None:
-        stems = (_LOCATION_KEY,)
-        for node in read_fields(self.source, function, stems=stems):
-            if node.number == 7 and node.wire_type == LENGTH:
-                self.walk_node(node, None)
+        """Walk a function as the main graph of its own names."""
+        self.parent_scopes.append(-1)
+        for record in read_fields(self.source, function, stems=self.stems):
+            if record.wire_type != LENGTH:
+                continue
+            match record.number:
+                case 4:
+                    self.add_occurrence(record, "input", 0)
+                case 5:
+                    self.add_occurrence(record, "output", 0)
+                case 7:
+                    self.walk_node(record, 0)
+                case 12:
+                    self.walk_value(record, "value_info", 0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,9 +48,6 @@ _VISION_ENCODER_CLASS = "QEffVisionEncoderForTextImageToTextModel"
 _QEFFICIENT_KV_PATTERN = (
     r"(?:past_key|past_value|compressed_kv|k_pe|conv_state|recurrent_state)\.[0-9]+"
     r"(?:_[A-Za-z0-9]+)?_(?:Internal)?RetainedState"
-)
-_OUTPUT_DIRECTORY_HINT = (
-    "`-d renamed` writes the renamed model elsewhere, to be passed to compile(onnx_path=…)"
 )
 PARAMS_FILE = "hashed_export_params.json"
 """The file in which QEfficient saves the parameters of an export."""
@@ -212,13 +209,22 @@ def explain_token_refusal(params: ExportParams, rules: Rules) -> str | None:
     return None
 
 
-def build_unrecognized_finding(directory: str, params: ExportParams) -> Finding:
+def build_elsewhere_hint(directories: Iterable[Path]) -> str:
+    """Return how to rename exports that belong together outside of the cache, and no others."""
+    paths = " ".join(quote_path(str(directory)) for directory in directories)
+    return (
+        f"for {paths} alone, `-d renamed` writes the result elsewhere, to be passed to "
+        "compile(onnx_path=…)"
+    )
+
+
+def build_unrecognized_finding(directory: Path, params: ExportParams) -> Finding:
     """Return KV401 for a directory whose name does not follow from its parameters."""
-    if split_directory_name(directory) is None:
+    if split_directory_name(directory.name) is None:
         message = "is not named NAME-HASH, as a directory of QEfficient's export cache is"
     else:
         message = f"does not have the hash that {PARAMS_FILE} gives, {compute_export_hash(params)}"
-    return build_finding("KV401", directory, message, _OUTPUT_DIRECTORY_HINT)
+    return build_finding("KV401", directory.name, message, build_elsewhere_hint([directory]))
 
 
 def check_export_reuse(
@@ -243,7 +249,7 @@ def check_export_reuse(
         model,
         f"is in QEfficient's export cache, as an export {kind}; renamed here, the next export of "
         "that kind silently reuses it",
-        _OUTPUT_DIRECTORY_HINT
+        build_elsewhere_hint([directory])
         if explain_token_refusal(params, rules)
         else f"`{seed}` puts it where QEfficient will look for it",
     )

@@ -15,6 +15,7 @@ from onnxkvrename.qefficient.export_cache import (
     PARAMS_FILE,
     CacheEntry,
     ExportParams,
+    build_elsewhere_hint,
     build_occupied_finding,
     build_renamed_entry,
     build_unrecognized_finding,
@@ -181,9 +182,12 @@ def plan_seeds(
         if not refused:
             seeds.append(seed)
         left_out += refused
-    if not all(report.pairs for report in left_out):  # an encoder that fills buffers
+    encoders = [report for report in left_out if not report.pairs]  # they fill buffers
+    if encoders:
+        filled = [_require_export_directory(Path(report.path)) for report in encoders]
         for seed in tuple(seeds):
-            unfed = list(_report_unfed(models_by_directory[seed.directory], rules))
+            own_models = models_by_directory[seed.directory]
+            unfed = list(_report_unfed(seed.directory, own_models, filled, rules))
             if unfed:
                 seeds.remove(seed)
             left_out += unfed
@@ -301,7 +305,7 @@ def _require_export_directory(model: Path) -> Path:
     raise ModelError(
         f"is not part of a QEfficient export: there is no {PARAMS_FILE} beside or above it",
         path=str(model),
-        hint="`-d renamed` writes it to another directory",
+        hint=build_elsewhere_hint([model]),
     )
 
 
@@ -317,7 +321,7 @@ def _plan_seed(directory: Path, rules: Rules, change: TokenChange, *, in_place: 
                 hint="run that command again",
             )
     if entry is None:
-        unrecognized = build_unrecognized_finding(directory.name, params)
+        unrecognized = build_unrecognized_finding(directory, params)
         return Seed(directory, directory, None, unrecognized)
     if explain_token_refusal(params, rules) is not None:
         return Seed(directory, directory, entry)
@@ -430,10 +434,12 @@ def _report_refused(
             except ModelError as error:
                 raise opened.source.build_error(error.message, hint=error.hint) from None
         if plan.pairs or plan.feeds:
-            yield _build_refusal(model, plan, f"cannot be seeded: {reason}")
+            yield _build_refusal(model, plan, f"cannot be seeded: {reason}", directory)
 
 
-def _report_unfed(models: Sequence[Path], rules: Rules) -> Iterator[ModelReport]:
+def _report_unfed(
+    directory: Path, models: Sequence[Path], encoders: Sequence[Path], rules: Rules
+) -> Iterator[ModelReport]:
     """Yield a report on each decoder whose buffers an encoder fills, which is not seeded.
 
     QEfficient looks for the encoder under its plain names whatever the token, so the two would
@@ -446,11 +452,12 @@ def _report_unfed(models: Sequence[Path], rules: Rules) -> Iterator[ModelReport]
                 f"cannot be seeded: QEfficient's vision encoder fills {model.needs[0]}, "
                 "and that name never gets a token"
             )
-            yield _build_refusal(path, model.plan, message)
+            yield _build_refusal(path, model.plan, message, *encoders, directory)
 
 
-def _build_refusal(path: Path, plan: RenamePlan, message: str) -> ModelReport:
-    finding = build_finding("KV407", "", message, "`-d renamed` writes it to another directory")
+def _build_refusal(path: Path, plan: RenamePlan, message: str, *directories: Path) -> ModelReport:
+    """Build the report on a model of exports that can be renamed elsewhere, all together."""
+    finding = build_finding("KV407", "", message, build_elsewhere_hint(directories))
     return ModelReport(str(path), str(path), "unchanged", pairs=plan.pairs, findings=(finding,))
 
 

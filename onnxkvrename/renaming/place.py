@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
-from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming.parallel import SAME_FILES_HINT, map_ordered
 from onnxkvrename.renaming.prepare import SplicePlan
 from onnxkvrename.renaming.write import WriteTask, write_temp_file
@@ -46,15 +46,15 @@ class Progress(Protocol):
             A function to call with the number of models done since its last call, or ``None``.
         """
 
-    def track_data_file(self, name: str, size: int) -> ProgressCallback | None:
-        """Announce the copy of a data file.
+    def track_bytes(self, doing: str, size: int) -> ProgressCallback | None:
+        """Announce that ``size`` bytes are written next.
 
         Args:
-            name: The name of the file.
-            size: Its size in bytes.
+            doing: The step, such as ``writing``.
+            size: The number of bytes.
 
         Returns:
-            A function to call with the number of bytes copied since its last call, or ``None``.
+            A function to call with the number of bytes written since its last call, or ``None``.
         """
 
 
@@ -187,11 +187,13 @@ class BatchWriter:
         transaction.place([*other_files, *model_files], self.directory_map)
 
     def _write_temp_files(self, tasks: Sequence[WriteTask]) -> list[ReadyFile]:
-        count_file = None
+        count_file, write = None, write_temp_file
         if self.progress is not None:
             count_file = self.progress.track_models("writing", len(tasks))
-        # A worker cannot show its progress here.
-        write = write_temp_file if self.executor is not None else self._write_temp_file
+            if self.executor is None:  # a worker cannot count its bytes here
+                size = sum(task.source.size for task in tasks)
+                count_bytes = self.progress.track_bytes("writing", size)
+                write = partial(write_temp_file, count_bytes=count_bytes)
         files = []
         with closing(map_ordered(write, tasks, self.executor, count_file)) as results:
             for task, result in zip(tasks, results, strict=True):
@@ -204,12 +206,6 @@ class BatchWriter:
                     raise PlaceError(task.model_index, error)
                 files.append(result)
         return files
-
-    def _write_temp_file(self, task: WriteTask) -> ReadyFile | KvRenameError:
-        count_bytes = None
-        if self.progress is not None and isinstance(task.source, DataFile):
-            count_bytes = self.progress.track_data_file(task.source.location, task.source.size)
-        return write_temp_file(task, count_bytes)
 
 
 def _read_overwritten(tasks: Iterable[WriteTask]) -> dict[Path, os.stat_result]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError, RulesError
+from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import Finding
 from onnxkvrename.model.external_data import DataFile, plan_data_copies
 from onnxkvrename.model.file import (
@@ -54,6 +55,11 @@ class SidecarPlan(NamedTuple):
     path: Path
     identity: FileIdentity
     content: bytes
+
+    @property
+    def size(self) -> int:
+        """The bytes of the new content."""
+        return len(self.content)
 
 
 class PreparedModel(NamedTuple):
@@ -143,7 +149,7 @@ def _prepare_open_model(
     if not request.group_windows:
         model = model.set_apart()
     prepared = PreparedModel(job, report, model, splice_plan, model.data_files)
-    return _check_output(prepared, opened, force=request.force, only_checks=request.only_checks)
+    return _check_output(prepared, opened, request)
 
 
 def prepare_stamp(
@@ -166,7 +172,7 @@ def prepare_stamp(
             size = sum_piece_sizes(pieces)
             plan = SplicePlan(job.model, opened.file.identity, pieces, opened.signature, size)
             prepared = prepared._replace(report=report, splice_plan=plan)
-            return _check_output(prepared, opened, force=force)
+            return _check_output(prepared, opened, Request(force=force))
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=error))
 
@@ -224,12 +230,11 @@ def _check_declared_growth(scanned: ScannedModel, rules: Rules) -> Iterator[Find
         yield finding._replace(severity="warning")
 
 
-def _check_output(
-    prepared: PreparedModel, opened: OpenModel, *, force: bool, only_checks: bool = False
-) -> PreparedModel:
+def _check_output(prepared: PreparedModel, opened: OpenModel, request: Request) -> PreparedModel:
     """Add problems of the output path to the report, and plan the copies of external data.
 
-    Where only checks are asked for, it only matters whether the result is there already.
+    Where only checks are asked for, it only matters whether the result is there already. In
+    QEfficient's cache so is a model that differs only in names that nothing outside of it uses.
     """
     job, report, plan = prepared.job, prepared.report, prepared.splice_plan
     assert plan is not None
@@ -237,8 +242,8 @@ def _check_output(
     places = tuple(job.output.parent / file.location for file in own_data)
     try:
         check_result_size(plan.size, str(job.model))
-        if only_checks:
-            is_done = _has_result(prepared, opened, force=force)
+        if request.only_checks:
+            is_done = _has_result(prepared, opened, request)
             report = report._replace(status="unchanged") if is_done else report
             return prepared._replace(report=report)
         is_there, blocking = check_output(
@@ -248,12 +253,14 @@ def _check_output(
             read_pieces(opened.file, plan.pieces),
             places,
             changes=report.has_changes,
-            force=force,
+            force=request.force,
             has_choice=not report.stamp,  # only a rename can be written elsewhere
         )
+        if blocking and request.seed_cache and _has_equal_model(prepared, opened):
+            is_there, blocking = True, ()
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=name_worker(error)))
-    copies = tuple(plan_data_copies(own_data, job.output.parent, force=force))
+    copies = tuple(plan_data_copies(own_data, job.output.parent, force=request.force))
     if is_there and not copies:
         report = report._replace(status="unchanged")
     clashes = (finding for _, _, finding in copies if finding is not None)
@@ -265,7 +272,21 @@ def _check_output(
     )
 
 
-def _has_result(prepared: PreparedModel, opened: OpenModel, *, force: bool) -> bool:
+def _has_equal_model(prepared: PreparedModel, opened: OpenModel) -> bool:
+    """Return whether the output path has the result, except for inner names.
+
+    What cannot be read there does not count.
+    """
+    from onnxkvrename.verification import inner_names  # onnx, where another file is in the way
+
+    assert prepared.splice_plan is not None
+    expected = build_spliced_source(opened.source, prepared.splice_plan.pieces)
+    with suppress(ModelError), open_model(prepared.job.output) as there:
+        return inner_names.differ_only_in_inner_names(expected, there.source)
+    return False
+
+
+def _has_result(prepared: PreparedModel, opened: OpenModel, request: Request) -> bool:
     """Return whether the output path already has the result and its data, as after a run.
 
     What cannot be read there does not count and is not an error: nothing is to be written.
@@ -276,7 +297,9 @@ def _has_result(prepared: PreparedModel, opened: OpenModel, *, force: bool) -> b
         return False
     try:
         parts = read_pieces(opened.file, plan.pieces)
-        if not has_result(job, plan.size, parts, force=force):
+        if not has_result(job, plan.size, parts, force=request.force) and not (
+            request.seed_cache and _has_equal_model(prepared, opened)
+        ):
             return False
         copies = plan_data_copies(prepared.data_files, job.output.parent, force=True)
         return job.same_directory or not any(True for _ in copies)

@@ -367,7 +367,8 @@ def _complete_error(error: KvRenameError | None, decision: Decision) -> KvRename
 
 
 def _describe_model(report: ModelReport) -> OneModel:
-    return OneModel(report.pairs, report.value_names, report.name_map)
+    names = report.value_names, report.name_map, report.function_name_map
+    return OneModel(report.pairs, *names)
 
 
 def _bind_models(directory: Path, run: _Run) -> tuple[BoundModels, dict[str, str]]:

@@ -44,6 +44,9 @@ class Request(NamedTuple):
             "The token for every KV buffer, e.g. VLLM.",
             "TOKEN",
             section="Names",
+            envvar="ONNXKVRENAME_PREFIX",
+            yields_to=("target", "strip", "to"),
+            is_main=True,
         ),
     ] = None
     target: Annotated[
@@ -54,6 +57,9 @@ class Request(NamedTuple):
             "`onnxkvrename check-consumer` does. One of: {names}.",
             "NAME",
             names="consumers for a rename",
+            envvar="ONNXKVRENAME_TARGET",
+            yields_to=("token", "strip"),
+            is_main=True,
         ),
     ] = None
     full_transfer: Annotated[
@@ -64,7 +70,12 @@ class Request(NamedTuple):
     ] = False
     strip: Annotated[
         bool,
-        Option("--strip", "Remove the token; with --prefix only this one.", excludes=("replace",)),
+        Option(
+            "--strip",
+            "Remove the token; with --prefix only this one.",
+            excludes=("replace",),
+            is_main=True,
+        ),
     ] = False
     replace: Annotated[bool, Option("--replace", "Replace a different token.")] = False
     normalize: Annotated[
@@ -96,6 +107,7 @@ class Request(NamedTuple):
             writes="file",
             excludes=("directory",),
             why="-o names a file, -d a directory",
+            is_main=True,
         ),
     ] = None
     directory: Annotated[
@@ -108,12 +120,12 @@ class Request(NamedTuple):
             writes="directory",
         ),
     ] = None
-    check: Annotated[bool, Option("--check", "Write nothing; exit 1 if a name would change.")] = (
-        False
-    )
+    check: Annotated[
+        bool, Option("--check", "Write nothing; exit 1 if a name would change.", is_main=True)
+    ] = False
     diff: Annotated[bool, Option("--diff", "Like --check, and show the names.")] = False
     dry_run: Annotated[
-        bool, Option("-n --dry-run", "Plan and check everything, write nothing.")
+        bool, Option("-n --dry-run", "Plan and check everything, write nothing.", is_main=True)
     ] = False
     force: Annotated[
         bool,
@@ -127,7 +139,7 @@ class Request(NamedTuple):
         Option(
             "--sidecar",
             "Also rename in this text file, which must belong to the model: custom_io.yaml, "
-            "genai_config.json, compile parameters, node precisions. May be repeated.",
+            "genai_config.json, node precisions. May be repeated.",
             "FILE",
             section="Files that repeat the names",
         ),

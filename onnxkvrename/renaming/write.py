@@ -108,14 +108,13 @@ def write_temp_file(
 ) -> ReadyFile | KvRenameError:
     """Write a file completely, under a temporary name beside its target.
 
-    A model is read back and compared with its plan. The bytes of a data file are counted as they
-    are copied. Either the file is ready to be put in place; or there is an error, and no file is
-    left.
+    A model is read back and compared with its plan. Bytes are counted as they are written. Either
+    the file is ready to be put in place; or there is an error, and no file is left.
     """
     try:
         with (
             _open_source(task) as source,
-            TempFile(task.target, task.display_path, task.root, task.run_key) as file,
+            TempFile(task.target, task.display_path, task.root, task.run_key, count_bytes) as file,
         ):
             if isinstance(task.source, SplicePlan):
                 write_pieces(source, task.source.pieces, file)
@@ -123,7 +122,7 @@ def write_temp_file(
             elif isinstance(task.source, SidecarPlan):
                 file.write(task.source.content)
             else:
-                file.copy_from(source, 0, source.size, count_bytes)
+                file.copy_from(source, 0, source.size)
             # The model chose the name of its data: what comes with it is never a program.
             mask = 0o666 if isinstance(task.source, DataFile) else 0o777
             file.copy_attributes(source, owner=task.in_place, force=task.force, mask=mask)

@@ -1,23 +1,19 @@
-"""Progress bars on stderr for work that takes long; loads rich, so imported only for a terminal."""
+"""Progress bars on a terminal, for work that takes long; only then, rich is loaded."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, Any, cast
+from threading import Lock, Timer
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from rich.console import Console
-from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TextColumn
-
-from onnxkvrename.report.inert import escape_text
 from onnxkvrename.storage.temp_file import ProgressCallback
 
-_MIN_MODELS_FOR_BAR = 64
-"""Models that take long enough for a bar to be read."""
-_MIN_BYTES_FOR_BAR = 1 << 28
-"""Bytes that take as long to copy."""
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_SECONDS_WITHOUT_BARS = 1.0
+"""For work that takes no longer, a bar would only flicker."""
 
 
 class _LossyStream:
@@ -39,49 +35,106 @@ class _LossyStream:
             self._stream.flush()
 
 
-class ProgressBars:
-    """Bars on stderr that disappear at the end of the context.
+class _Bar:
+    """How far one step of the work is.
 
-    A ``Progress`` of :mod:`onnxkvrename.renaming.place`.
+    Attributes:
+        doing: The step.
+        total: How much there is to do.
+        is_bytes: Whether bytes are counted, else files.
+        done: How much is done.
+        task: Its number on the display, once there is one.
+    """
+
+    def __init__(self, doing: str, total: int, is_bytes: bool) -> None:
+        self.doing = doing
+        self.total = total
+        self.is_bytes = is_bytes
+        self.done = 0
+        self.task: Any = None
+
+
+class ProgressBars:
+    """Bars on stderr that appear if the work takes long, and disappear at the end of the context.
+
+    Until then, nothing is loaded or drawn. A ``Progress`` of :mod:`onnxkvrename.renaming.place`.
     """
 
     def __init__(self) -> None:
-        self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[amount]}"),
-            console=Console(file=cast(IO[str], _LossyStream(sys.stderr))),
-            transient=True,
-        )
+        self.progress: Progress | None = None
+        self._bars: list[_Bar] = []
+        self._lock = Lock()
+        self._timer = Timer(_SECONDS_WITHOUT_BARS, self.show)
+        self._timer.daemon = True
 
     def __enter__(self) -> ProgressBars:
+        self._timer.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self.progress.tasks:  # on a dumb terminal it would leave an empty line behind
+        self._timer.cancel()
+        self._timer.join()
+        if self.progress is not None:
             self.progress.stop()
 
     def track_models(self, doing: str, count: int) -> ProgressCallback | None:
-        """Start a bar for `count` models; ``None`` for a few."""
-        return self._start_bar(doing, count, str) if count >= _MIN_MODELS_FOR_BAR else None
+        """Start a bar for `count` models; ``None`` for a single one."""
+        return self._start_bar(_Bar(doing, count, is_bytes=False)) if count > 1 else None
 
-    def track_data_file(self, name: str, size: int) -> ProgressCallback | None:
-        """Start a bar for a file of `size` bytes; ``None`` for a small one."""
-        if size < _MIN_BYTES_FOR_BAR:
-            return None
-        return self._start_bar(f"copying {escape_text(name)}", size, decimal)
+    def track_bytes(self, doing: str, size: int) -> ProgressCallback:
+        """Start a bar for `size` bytes."""
+        return self._start_bar(_Bar(doing, size, is_bytes=True))
 
-    def _start_bar(
-        self, description: str, total: int, format_amount: Callable[[int], str]
-    ) -> ProgressCallback:
-        task = self.progress.add_task(description, total=total, amount="")
-        self.progress.start()
-        done = 0
+    def _start_bar(self, bar: _Bar) -> ProgressCallback:
+        with self._lock:
+            self._bars.append(bar)
+            self._update(bar)
 
         def advance(amount: int) -> None:
-            nonlocal done
-            done += amount
-            text = f"{format_amount(done)} of {format_amount(total)}"
-            self.progress.update(task, completed=done, amount=text, visible=done < total)
+            with self._lock:
+                bar.done += amount
+                self._update(bar)
 
         return advance
+
+    def show(self) -> None:
+        """Draw the bars from now on, if the system lets it."""
+        with suppress(ImportError, OSError):
+            self._open_display()
+
+    def _open_display(self) -> None:
+        from rich.console import Console  # only for work that takes long
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[amount]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        console = Console(file=cast(IO[str], _LossyStream(sys.stderr)))
+        with self._lock:
+            self.progress = Progress(*columns, console=console, transient=True)
+            for bar in self._bars:
+                self._update(bar)
+            self.progress.start()
+
+    def _update(self, bar: _Bar) -> None:
+        """Draw a bar as it is; one of bytes stays, as the disk takes longer than the copy."""
+        if self.progress is None:
+            return
+        from rich.filesize import decimal  # as above
+
+        if bar.task is None:
+            bar.task = self.progress.add_task(bar.doing, total=bar.total, amount="")
+        is_done = bar.done >= bar.total
+        format_amount = decimal if bar.is_bytes else "{:,}".format
+        speed = next(task.speed for task in self.progress.tasks if task.id == bar.task)
+        rate = f", {decimal(int(speed))}/s" if speed and bar.is_bytes else ""
+        self.progress.update(
+            bar.task,
+            completed=bar.done,
+            description="waiting for the disk" if is_done and bar.is_bytes else bar.doing,
+            amount=f"{format_amount(bar.done)} of {format_amount(bar.total)}{rate}",
+            visible=bar.is_bytes or not is_done,
+        )

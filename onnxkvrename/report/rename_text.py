@@ -403,6 +403,8 @@ def format_model_state(model: ModelReport) -> str:
     if model.new_profile:
         profile = model.new_profile
         return f"unchanged: the buffers already have the names of profile {profile}"
+    if any(finding.code == "KV407" for finding in model.findings):
+        return "unchanged: it cannot be seeded"
     tokens = {side.token for pair in model.pairs for side in pair.sides}
     carried = ", ".join(sorted(token for token in tokens if token))
     return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token"
@@ -420,6 +422,8 @@ def _format_change(model: ModelReport, verb: str) -> str:
     if model.stamp:
         return "stamped"
     changes = [f"{format_count(len(model.name_map), 'name')} {verb}"] if model.name_map else []
+    if model.function_name_map:
+        changes.append(f"{len(model.function_name_map):,} in local functions as well")
     if model.stamp is not None:
         changes.append("its stamp is removed")
     return "; ".join(changes)

@@ -126,11 +126,14 @@ def _check_both_sides(
             f"{hint}{patterns}",
         )
     elif pair.output is None and pair.input is not None:
+        hint = "export the model again"
+        if any(unchanged.name.isdecimal() for unchanged in plan.unchanged_names):
+            hint += " without use_onnx_subfunctions, which leaves outputs with bare numbers"
         yield build_finding(
             "KV102",
             pair.input.old_name,
             f"has no retained output, so {pair.buffer} of layer {pair.layer} is lost after a step",
-            f"export the model again{patterns}",
+            f"{hint}{patterns}",
         )
 
 
@@ -226,6 +229,13 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
             f"the token {token} differs from {known} only in capitals; {consumer} selects names "
             f"with {known} and ignores these buffers",
             f"rename with `--prefix {known} --replace`",
+        )
+    for runner in plan.runners if plan.name_map and not plan.token_change.strip else ():
+        yield build_finding(
+            "KV205",
+            "",
+            f"{runner} looks for the names of the export, so it does not run the renamed model",
+            "keep the export for it, by a rename with `-d`; a rename with `--strip` restores it",
         )
     sides = [side for pair in plan.pairs for side in pair.sides]
     sides += [feed.side for feed in plan.feeds]

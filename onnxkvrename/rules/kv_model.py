@@ -22,6 +22,8 @@ from onnxkvrename.rules.plan import (
     TokenChange,
     build_minimal_plan,
     build_rename_plan,
+    list_parts_in_functions,
+    map_function_names,
     rename_symbols,
 )
 from onnxkvrename.rules.profile import Rules
@@ -143,8 +145,10 @@ def scan_model(
     except ModelError as error:
         raise source.build_error(error.message, hint=error.hint) from None
     names = plan.old_names.union(plan.name_map, plan.name_map.values())
-    occurrences = find_occurrences(source, names)
-    uses = occurrences.build_name_uses(plan.name_map)
+    occurrences = find_occurrences(source, names, list_parts_in_functions(plan, rules))
+    in_functions = map_function_names(occurrences.names_in_functions, plan, rules)
+    plan = plan._replace(function_name_map=in_functions)
+    uses = occurrences.build_name_uses(plan.name_map, plan.function_name_map)
     references = occurrences.references
     data = tuple(find_data_files(references, data_beside)) if data_beside and references else ()
     part = rules.set_rule.parse_path(path.as_posix())
@@ -208,8 +212,10 @@ def splice_model(
     Returns:
         The pieces of the result, and the signature that reading it must give.
     """
-    name_map = scanned.model.plan.name_map
-    pieces = splice_payloads(source, scanned.occurrences.build_edits(name_map, scanned.symbols))
+    plan = scanned.model.plan
+    name_map = plan.name_map
+    edits = scanned.occurrences.build_edits(name_map, scanned.symbols, plan.function_name_map)
+    pieces = splice_payloads(source, edits)
     if drops_stamp:
         pieces = write_stamp(source, None, pieces)
     return pieces, scanned.model.signature.apply_name_map(name_map, scanned.symbols)

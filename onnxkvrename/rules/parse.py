@@ -29,8 +29,9 @@ from onnxkvrename.rules.profile import (
 
 _TOP_KEYS = (
     *("description", "retained", "update", "kv", "keep", "suffixes", "sidecar", "dims", "branch"),
+    "functions",
 )
-_PATTERN_KEYS = ("input", "output", "input_name", "output_name", "kinds", "defaults")
+_PATTERN_KEYS = ("input", "output", "input_name", "output_name", "kinds", "defaults", "runner")
 _KIND_KEYS = ("roles", "parts", "kind", "update", "by_shape", "axes", "beside", "alone")
 _NAME_KEYS = ("layer", "buffer", "input", "output", "suffix")
 _PAGE = "docs/rules.md explains each key"
@@ -74,6 +75,11 @@ def _parse_rules(document: ObjectReader, name: str) -> Rules:
     if not kv_rules:
         raise document.build_error("kv", "is missing: a file of rules needs at least one [[kv]]")
     has_retained = "retained" in document.values
+    in_functions = document.read_boolean("functions", default=False)
+    if in_functions and not all(
+        "{buffer}" in rule.templates[s] for rule in kv_rules for s in SIDES
+    ):
+        raise document.build_error("functions", "needs {buffer} in all templates of names")
     return Rules(
         name,
         kv_rules,
@@ -84,6 +90,7 @@ def _parse_rules(document: ObjectReader, name: str) -> Rules:
         dims=_parse_dims(_read_table(document, "dims")),
         branches=tuple(map(_parse_branch, _read_tables(document, "branch"))),
         sidecar_rules=tuple(map(_parse_sidecar_rule, _read_tables(document, "sidecar"))),
+        renames_in_functions=in_functions,
     )
 
 
@@ -122,7 +129,7 @@ def _parse_branch(table: ObjectReader) -> BranchRule:
 def _parse_kv_rule(table: ObjectReader, update: str) -> KvRule:
     """Parse a table ``[[kv]]``; `update` is for kinds that do not say how they are updated."""
     has_names = "names" in table.values
-    _check_keys(table, ("names", "kinds") if has_names else _PATTERN_KEYS)
+    _check_keys(table, ("names", "kinds", "runner") if has_names else _PATTERN_KEYS)
     patterns, templates = _parse_names(table) if has_names else _parse_patterns(table)
     groups = {group for pattern in patterns.values() for group in pattern.groups}
     description = "a table of roles or parts: write [kv.kinds.NAME] above them"
@@ -138,7 +145,8 @@ def _parse_kv_rule(table: ObjectReader, update: str) -> KvRule:
             raise table.build_error(side, "has no group (?P<buffer>…)")
     defaults = _read_texts(table, "defaults")
     _check_words(table, "defaults", defaults, groups)
-    return KvRule(patterns, templates, tuple(kinds), defaults)
+    runner = table.read_string("runner", default="")
+    return KvRule(patterns, templates, tuple(kinds), defaults, runner)
 
 
 def _parse_patterns(table: ObjectReader) -> tuple[dict[str, Pattern], dict[str, str]]:

@@ -24,16 +24,18 @@ class _Fit(NamedTuple):
         rules: The profile.
         whole: The number of buffers that have the sides that they should have.
         broken: The number of missing sides, duplicates and states that it does not know.
+        names: The names that it knows.
     """
 
     rules: Rules
     whole: int
     broken: int
+    names: frozenset[str]
 
     @property
-    def rank(self) -> tuple[bool, int, int]:
-        """A key that sorts better profiles later."""
-        return not self.broken, self.whole, -self.broken
+    def rank(self) -> tuple[bool, int, int, int]:
+        """A key that sorts better profiles later, of equals the one for fewer kinds of names."""
+        return not self.broken, self.whole, -self.broken, -len(self.rules.kv_rules)
 
 
 def pick_rules(paths: Sequence[Path], profile: str | None, rules_path: Path | None) -> Rules:
@@ -91,7 +93,7 @@ def choose_rules(signatures: Sequence[Signature], default: Rules) -> Rules:
             f"{len(rivals)} profiles know these names of KV buffers: {format_list(rivals)}",
             hint=f"choose one: {' or '.join(f'`--profile {name}`' for name in rivals[:3])}",
         )
-    also = tuple(fit.rules.name for fit in fits if fit is not best)
+    also = tuple(fit.rules.name for fit in fits if fit.names != best.names)
     return best.rules._replace(choice=ProfileChoice(best.rules.name, True, also))
 
 
@@ -125,4 +127,5 @@ def _rate_profile(name: str, signatures: Iterable[Signature]) -> _Fit | None:
     unknown = sum(item.reason == REASON_UNKNOWN for plan in plans for item in plan.unchanged_names)
     duplicates = sum(len(plan.duplicates) for plan in plans)
     broken = len(pairs) - whole + unknown + duplicates
-    return _Fit(rules, whole, broken) if pairs else None
+    names = frozenset[str]().union(*(plan.old_names for plan in plans))
+    return _Fit(rules, whole, broken, names) if pairs else None

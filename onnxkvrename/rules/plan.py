@@ -9,7 +9,7 @@ from typing import NamedTuple
 from onnxkvrename.limits import MAX_BUFFERS, MAX_MATCHED_CHARS, build_limit_error, shorten_text
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules.kinds import is_state
-from onnxkvrename.rules.profile import DIM_WORDS, NameMatch, Rules, find_terms
+from onnxkvrename.rules.profile import DIM_WORDS, SIDES, NameMatch, Rules, find_terms
 from onnxkvrename.rules.rewrite import normalize_suffix, rewrite_name
 
 REASON_UNKNOWN = "unknown"
@@ -18,7 +18,10 @@ REASON_TOO_LONG = "too long"
 """The reason for keeping an output whose name no pattern is tried on."""
 REASON_NOT_RETAINED = "not retained"
 """The reason for keeping an output that is not a retained state."""
+REASON_OTHER_RANK = "input and output differ in rank"
+"""The reason for keeping what has the names of an encoder's cache, but is never fed back."""
 _NO_DIMS: Mapping[str, str] = {}
+_NO_NAMES: Mapping[str, str] = {}
 
 
 class TokenChange(NamedTuple):
@@ -175,11 +178,14 @@ class RenamePlan(NamedTuple):
         old_names: The names of all sides, as they are in the file.
         name_map: Old to new, of all names that change; applied at once.
         output_name_map: The same, of outputs only.
+        function_name_map: Old to new, of the names that change in local functions; each function
+            has some of them.
         updates_by_kind: How buffers of each kind are meant to be updated, empty where the rules
             do not say.
         feeds: Outputs that fill KV inputs of another model, and are renamed like those.
         dims: What symbols of sizes mean, as the rules say it.
         is_built_in: True if the rules are a profile of the program, not the user's own.
+        runners: Programs that look for the names that the buffers have now, and for no others.
     """
 
     token_change: TokenChange
@@ -195,6 +201,8 @@ class RenamePlan(NamedTuple):
     feeds: tuple[KvFeed, ...] = ()
     dims: Mapping[str, str] = _NO_DIMS
     is_built_in: bool = False
+    runners: tuple[str, ...] = ()
+    function_name_map: Mapping[str, str] = _NO_NAMES
 
     @property
     def token_counts(self) -> Counter[str]:
@@ -239,6 +247,10 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
     order = {name: index for index, name in enumerate(part_order)}
     pairs = [_build_pair(match, sides[key], rules) for key, match in matches.items()]
     pairs.sort(key=lambda pair: (pair.layer, order[pair.buffer], pair.scope))
+    for lost in [pair for pair in pairs if _is_never_fed_back(pair, rules)]:
+        names = [end.old_name for end in lost.sides]
+        unchanged |= {name: UnchangedName(name, REASON_OTHER_RANK) for name in names}
+        pairs.remove(lost)
     pairs = list(_mark_lone_sides(pairs, rules))
     feeds = tuple(_find_feeds(signature, unchanged, sides, rules, change))
     feed_names = {feed.side.old_name for feed in feeds}
@@ -258,6 +270,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         feeds=feeds,
         dims=dict(rules.dims),
         is_built_in=rules.is_built_in,
+        runners=tuple(dict.fromkeys(m.rule.runner for m in matches.values() if m.rule.runner)),
     )
 
 
@@ -275,6 +288,42 @@ def build_minimal_plan(signature: Signature, rules: Rules) -> RenamePlan:
 def build_name_map(pairs: Iterable[KvPair]) -> dict[str, str]:
     """Return the old and new names of the sides that change."""
     return _map_changed_names(side for pair in pairs for side in pair.sides)
+
+
+def list_parts_in_functions(plan: RenamePlan, rules: Rules) -> tuple[str, ...]:
+    """Return the texts that the names of buffers contain in local functions, if they change there.
+
+    They only follow a change of token in the graph, so a model whose graph has all its names stays.
+    """
+    if not (rules.renames_in_functions and plan.name_map) or rules.target is not None:
+        return ()
+    return tuple(dict.fromkeys(pair.buffer.rpartition(".")[2] for pair in plan.pairs))
+
+
+def map_function_names(names: Iterable[str], plan: RenamePlan, rules: Rules) -> dict[str, str]:
+    """Return the old and new names of buffers in local functions, whatever their layers are.
+
+    A token there counts if the graph has it too, or the user names it: else it is a part of the
+    name of another value. The suffix stays, because nothing pairs names in a function.
+
+    Raises:
+        RulesError: A template makes a name that does not lead back to the same buffer.
+    """
+    change = plan.token_change
+    parts = {(pair.kind, pair.buffer) for pair in plan.pairs}
+    tokens = {"", change.token, *plan.token_counts}
+    name_map = {}
+    for name in names:
+        matches = (rules.match(side, name) for side in SIDES)
+        match = next((match for match in matches if match is not None), None)
+        if (
+            match is not None
+            and (match.kind.name, match.buffer) in parts
+            and match.token in tokens
+            and change.can_replace(match.token)
+        ):
+            name_map[name] = rewrite_name(rules, match, change.final_token)
+    return {old: new for old, new in name_map.items() if old != new}
 
 
 def rename_symbols(
@@ -416,6 +465,15 @@ def _find_word(dim: Dim, dims: Mapping[str, str]) -> str:
         return "sequence" if meaning == "new" else meaning
     words = [dims.get(term, "") for term in find_terms(dim, dims)]
     return next((word for word in words if word in ("window", "sequence")), "")
+
+
+def _is_never_fed_back(pair: KvPair, rules: Rules) -> bool:
+    """Return whether what is written once cannot be its own input in the next step.
+
+    An exporter may have such names for what the model computes again in each step.
+    """
+    ranks = {len(side.value.shape) for side in pair.sides if side.value.shape is not None}
+    return len(ranks) > 1 and rules.kinds[pair.kind].update == "once"
 
 
 def _mark_lone_sides(pairs: Sequence[KvPair], rules: Rules) -> Iterator[KvPair]:

@@ -27,8 +27,14 @@ TOKEN_LENGTH = 64
 """The most characters of a token."""
 UPDATES = ("inplace", "append", "delta", "once")
 """The ways in which a profile may say that buffers are updated; see `layout.updates`."""
-AXES = ("batch", "heads", "sequence", "window", "head", "encoder", "blocks", "block", "state")
-"""Words for the axes of a buffer: ``head`` is the size of one, ``sequence`` the context."""
+AXES = (
+    *("batch", "heads", "sequence", "window", "head", "encoder", "blocks", "block", "state"),
+    "stack",
+)
+"""Words for the axes of a buffer: ``head`` is the size of one, ``sequence`` the context.
+
+A ``stack`` has keys and values one after the other.
+"""
 DIM_WORDS = (*AXES, "new")
 """Words for symbols of sizes: those of axes, and ``new`` for the positions of one step."""
 ROLES = (
@@ -107,12 +113,14 @@ class KvRule(NamedTuple):
         kinds: The kinds that have these names; of two with the same part the first one counts.
             Where names say their kind, it is in front of the part, as in ``cross.key``.
         defaults: The values of groups in a name that is converted from another profile.
+        runner: A program that looks for these names only; empty for none.
     """
 
     patterns: Mapping[str, Pattern]
     templates: Mapping[str, str]
     kinds: tuple[KindRule, ...]
     defaults: Mapping[str, str] = _NOTHING
+    runner: str = ""
 
     def match(self, side: str, name: str) -> NameMatch | None:
         """Split a name, or return ``None`` if this rule does not match it."""
@@ -200,6 +208,8 @@ class Rules(NamedTuple):
             do.
         dims: The meaning of symbols of sizes: a word of `DIM_WORDS`, or a sum of symbols.
         branches: Inputs that choose a branch of the graph by the step.
+        renames_in_functions: Whether local functions have the names of buffers inside, which get
+            the token as well.
         sidecar_rules: Files that repeat the names, in addition to those of known formats.
         is_built_in: Whether it is a profile of this program, not the user's own.
         choice: How the profile was picked; ``None`` if the user or the default names it.
@@ -215,6 +225,7 @@ class Rules(NamedTuple):
     dims: Mapping[str, str]
     branches: tuple[BranchRule, ...]
     sidecar_rules: tuple[SidecarRule, ...]
+    renames_in_functions: bool = False
     is_built_in: bool = False
     choice: ProfileChoice | None = None
     target: Rules | None = None

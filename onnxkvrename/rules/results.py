@@ -57,12 +57,13 @@ class ModelReport(NamedTuple):
         feed_back_call: The call that hands the result back to its exporter.
         value_names: The names of all graph inputs and outputs in the file.
         stamp: The layout digest that the model gets; empty if it loses one.
-        name_map: Old to new, of the names that change.
+        name_map: Old to new, of the names that change in the graph.
         new_profile: The profile whose names the buffers get; empty if they keep the same.
         feeds: The outputs that fill KV buffers of another model.
         consumer: The consumer for which the result was checked; empty for none.
         proved: How many buffers the graph of the result was shown to retain; ``None`` if nothing
             was proved.
+        function_name_map: Old to new, of the names that change in local functions.
     """
 
     path: str
@@ -80,6 +81,7 @@ class ModelReport(NamedTuple):
     feeds: tuple[str, ...] = ()
     consumer: str = ""
     proved: int | None = None
+    function_name_map: Mapping[str, str] = _NO_NAMES
 
     @property
     def has_changes(self) -> bool:
@@ -102,6 +104,7 @@ def report_model(model: KvModel) -> ModelReport:
         unchanged_names=model.plan.unchanged_names,
         findings=model.findings,
         name_map=model.plan.name_map,
+        function_name_map=model.plan.function_name_map,
         feeds=tuple(feed.side.old_name for feed in model.plan.feeds),
     )
 

@@ -16,7 +16,7 @@ from onnxkvrename.storage.read import is_occupied
 
 _COMPILE_DIRECTORY = "qpc-[0-9A-Za-z]+"
 """The names of directories below an export in which QEfficient keeps a compile of it."""
-_SIDECAR_NAMES = ("hashed_compile_params.json", "genai_config.json", "metadata.json")
+_SIDECAR_NAMES = ("genai_config.json", "metadata.json")
 """The names that files of the built-in formats of sidecars can have, beside families of them."""
 _PACKAGE_NAMES = ("genai_config.json", "inference_metadata.yaml")
 """The files of those formats that may be in the directory above that of a model."""

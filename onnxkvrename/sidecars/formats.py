@@ -15,7 +15,6 @@ from onnxkvrename.sidecars.custom_io import find_custom_io_names
 from onnxkvrename.sidecars.tree import (
     MappingNode,
     Node,
-    OpaqueNode,
     ScalarNode,
     SequenceNode,
     expect,
@@ -86,14 +85,6 @@ class SidecarFormat:
         return self.is_binding and MODEL_SUFFIX.encode() in data
 
 
-def _find_compile_params_names(tree: Node) -> Iterator[ScalarNode]:
-    """Yield the keys of ``custom_io``."""
-    buffers = expect(MappingNode, tree, "its content").get("custom_io")
-    if buffers is not None and not isinstance(buffers, OpaqueNode):
-        for name, _ in expect(MappingNode, buffers, "custom_io").entries:
-            yield expect(ScalarNode, name, "a key")
-
-
 def _find_batch_io_names(tree: Node) -> Iterator[ScalarNode]:
     """Yield the ``map-to`` of every entry that has one."""
     batches = expect(MappingNode, tree, "its content").get("IO-files")
@@ -141,21 +132,6 @@ BUILT_IN = (
         only_graph_values=True,
         requires_pairs=True,
     ),
-    # ``hashed_compile_params.json``: the parameters of a compile, its custom I/O included.
-    #
-    # QEfficient writes the file after a successful compile, names the directory after the file's
-    # hash, and does not read it again:
-    # https://github.com/quic/efficient-transformers/blob/main/QEfficient/base/modeling_qeff.py
-    # (``_compile``).
-    SidecarFormat(
-        caption="compile parameters",
-        expected_form="an object with custom_io, as QEfficient writes it",
-        parse=parse_json_tree,
-        find_names=_find_compile_params_names,
-        has_file_name=re.compile(r"hashed_compile_params\.json").fullmatch,
-        only_graph_values=True,
-        requires_pairs=True,
-    ),
     # ``aic_batch_io.json``: the files that qaic-runner reads inputs from and writes outputs to.
     #
     # Only ``map-to`` names a buffer. Paths of files that contain a buffer's name stay, because the
@@ -176,8 +152,7 @@ BUILT_IN = (
     # Node-precision files (NPI): the tensors that are computed in another precision.
     #
     # ``FP32NodeInstanceNames`` and similar keys list outputs of nodes, also of nodes within local
-    # functions. Inputs and outputs of the graph are renamed; the values of a function
-    # (``past_key.53_InternalRetainedState``) are not.
+    # functions (``past_key.53_InternalRetainedState``), which are renamed if they change there.
     #
     # QEfficient has examples in ``examples/**/*npi*.yaml``
     # (https://github.com/quic/efficient-transformers); Glow reads them with

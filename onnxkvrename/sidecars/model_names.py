@@ -27,6 +27,7 @@ class OneModel(NamedTuple):
     pairs: tuple[KvPair, ...] = ()
     graph_values: tuple[str, ...] = ()
     name_map: Mapping[str, str] = _NO_NAMES
+    function_name_map: Mapping[str, str] = _NO_NAMES
 
 
 class _Match(NamedTuple):
@@ -55,6 +56,7 @@ class ModelNames(NamedTuple):
         token_change: The tokens to add and to remove.
         rules: The rules that recognise KV names.
         neighbour_names: Inputs and outputs of other models that the sidecar may be of.
+        function_name_map: The new name of each name that changes in local functions.
     """
 
     name_map: Mapping[str, str]
@@ -67,6 +69,7 @@ class ModelNames(NamedTuple):
     token_change: TokenChange
     rules: Rules
     neighbour_names: frozenset[str] = frozenset()
+    function_name_map: Mapping[str, str] = _NO_NAMES
 
     @classmethod
     def from_models(
@@ -75,11 +78,13 @@ class ModelNames(NamedTuple):
         """Collect the names of models, including models that were renamed before."""
         pairs: list[KvPair] = []
         name_map: dict[str, str] = {}
+        function_name_map: dict[str, str] = {}
         graph_values: set[str] = set()
         staying_values: set[str] = set()
         for model in models:
             pairs += model.pairs
             name_map |= model.name_map
+            function_name_map |= model.function_name_map
             graph_values.update(model.graph_values)
             staying_values.update(set(model.graph_values) - model.name_map.keys())
         first_layers: dict[tuple[str, str], int] = {}
@@ -97,6 +102,7 @@ class ModelNames(NamedTuple):
             first_layers,
             change,
             rules,
+            function_name_map=function_name_map,
         )
 
     def find_new_names(
@@ -144,6 +150,8 @@ class ModelNames(NamedTuple):
             return None
         if name in self.name_map or name in self.graph_values:
             return _Match(self.name_map.get(name, name))
+        if name in self.function_name_map and not is_graph_value:
+            return _Match(self.function_name_map[name])
         found = list(self._rewrite_name(name, is_graph_value))
         own_tokens = {"", self.token_change.final_token, *self.tokens}
         for token, new_name in found:

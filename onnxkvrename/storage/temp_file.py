@@ -257,6 +257,7 @@ class TempFile:
         display_path: The target in messages, by default the same path.
         root: A directory above the target, below which no link may lead to it.
         key: The key of the run, which its temporary name has; by default a new one.
+        progress: Called with the number of bytes of each step.
 
     Raises:
         WriteError: No file can be written in the directory of the target. All methods raise
@@ -269,7 +270,9 @@ class TempFile:
         display_path: Path | None = None,
         root: Path | None = None,
         key: str | None = None,
+        progress: ProgressCallback | None = None,
     ) -> None:
+        self.progress = progress
         self.target, self.root = target, root
         self.display_path = display_path or target
         self.temp_path = target.parent / build_temp_name(
@@ -301,30 +304,29 @@ class TempFile:
         """Append bytes."""
         with translate_write_errors(self.display_path):
             write_all(self.descriptor, data)
+        if self.progress is not None:
+            self.progress(len(data))
 
     def read(self, offset: int, size: int) -> bytes:
         """Return up to `size` of the written bytes from `offset` on, fewer only at the end."""
         with translate_write_errors(self.display_path):
             return read_at(self.descriptor, offset, size)
 
-    def copy_from(
-        self, source: OpenFile, offset: int, size: int, progress: ProgressCallback | None = None
-    ) -> None:
+    def copy_from(self, source: OpenFile, offset: int, size: int) -> None:
         """Append `size` bytes of `source` from `offset` on, copied by the kernel if it can.
 
         Args:
             source: The file to copy from.
             offset: Where the bytes begin.
             size: Their number.
-            progress: Called with the number of bytes of each step.
 
         Raises:
             ModelError: The source cannot be read.
         """
         try:
             for copied in copy_range(source.descriptor, self.descriptor, offset, size):
-                if progress is not None:
-                    progress(copied)
+                if self.progress is not None:
+                    self.progress(copied)
         except SourceError as error:
             raise ModelError(f"cannot be read: {error.strerror}", path=str(source.path)) from None
         except OSError as error:

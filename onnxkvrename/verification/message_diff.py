@@ -59,14 +59,16 @@ def compare_models(
     key = token_bytes(16)
     models = [read_model_without_weights(source, digest_key=key) for source in (expected, actual)]
     reordered: dict[str, None] = {}
-    for difference in _list_differences(models[0], models[1], ()):
+    for difference in list_differences(models[0], models[1]):
         if difference.text:
             return difference, ()
         reordered[difference.path] = None
     return None, tuple(reordered)
 
 
-def _list_differences(expected: Message, actual: Message, steps: _Steps) -> Iterator[Difference]:
+def list_differences(
+    expected: Message, actual: Message, steps: _Steps = ()
+) -> Iterator[Difference]:
     """Yield where two messages differ, field by field in the order of the schema."""
     if _serialize(expected) == _serialize(actual):
         return
@@ -91,7 +93,7 @@ def _compare_field(
         one, other = ours.get(key), theirs.get(key)
         inside = (*steps, (field.name, _format_key(key, other if one is None else one)))
         if isinstance(one, Message) and isinstance(other, Message):
-            yield from _list_differences(one, other, inside)
+            yield from list_differences(one, other, inside)
         elif repr(one) != repr(other):  # so NaN is NaN, and 0 is not -0
             shown = _show_value(other), _show_value(one)
             is_visible = shown[0] != shown[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,9 +24,10 @@ from onnxkvrename.model.file import (
     sum_piece_sizes,
     write_stamp,
 )
+from onnxkvrename.model.occurrences import find_occurrences
 from onnxkvrename.model.protobuf import ByteSource, Piece
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
-from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.plan import RenamePlan, TokenChange, list_parts_in_functions
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import is_content_of, read_chunks
 from onnxkvrename.verification.message_diff import compare_models
@@ -90,7 +92,7 @@ def prove_renamed(
         model = scan_model(
             result.source, result.signature, path, rules, data_beside=data_beside
         ).model
-        scanned = _plan_source(model, source, rules, check_data=compare_data)
+        scanned = _plan_source(model, result.source, source, rules, check_data=compare_data)
         pieces = _build_expected_pieces(result.source, source.source, scanned)
         findings = list(_find_refusals(scanned.model))
         reordered: tuple[str, ...] = ()
@@ -112,33 +114,48 @@ def prove_renamed(
     equality: Equality = "different" if is_different else "bytes" if has_same_bytes else "content"
     plan = scanned.model.plan
     token = plan.token_change.final_token
+    names = {**plan.name_map, **plan.function_name_map, **plan.name_map}
     return (
-        RenameProof(str(source_path), token, plan.name_map, equality, reordered, digests),
+        RenameProof(str(source_path), token, names, equality, reordered, digests),
         tuple(findings),
     )
 
 
 def _plan_source(
-    model: KvModel, source: OpenModel, rules: Rules, *, check_data: bool
+    model: KvModel, result: ByteSource, source: OpenModel, rules: Rules, *, check_data: bool
 ) -> ScannedModel:
-    """Plan the change of token that leads from the source to the names of a model."""
+    """Plan the change of token that leads from the source to the names of a model.
+
+    Names in local functions change if the model has a new one there; some tools leave them.
+    """
     token = model.plan.token_change.token
+    in_graph = rules._replace(renames_in_functions=False)
     scans = []
-    for normalize in (False, True):
+    for normalize, used in product((False, True), (rules, in_graph)):
         change = TokenChange(token, strip=not token, replace=True, normalize=normalize)
         scanned = scan_model(
             source.source,
             source.signature,
             source.file.path,
-            rules,
+            used,
             change,
             data_beside=source.file if check_data else None,
         )
-        names = scanned.model.plan.name_map
-        if source.signature.apply_name_map(names, scanned.symbols) == model.signature:
+        plan = scanned.model.plan
+        new_signature = source.signature.apply_name_map(plan.name_map, scanned.symbols)
+        if new_signature == model.signature and _has_names_in_functions(result, plan, used):
             return scanned
         scans.append(scanned)
     return scans[0]
+
+
+def _has_names_in_functions(result: ByteSource, plan: RenamePlan, rules: Rules) -> bool:
+    """Return whether a model has a new name in a local function, if any name changes there."""
+    new_names = plan.function_name_map.values()
+    if not new_names:
+        return True
+    found = find_occurrences(result, (), list_parts_in_functions(plan, rules))
+    return not found.names_in_functions.isdisjoint(new_names)
 
 
 def _build_expected_pieces(

@@ -293,9 +293,15 @@ def _resolve_token_shape(buffer: KvBuffer, layout: Layout) -> tuple[int, ...]:
     rank = 0 if buffer.shape is None else len(buffer.shape)
     if axis is None and get_vllm_kind(buffer.kind) in ENCODER_KINDS and rank == 4:
         axis = 2  # the encoder's tokens, a fixed number
-    if axis is None or rank not in (3, 4):
+    if axis is None:
         raise RefusalError(
             [buffer.layer], f"{buffer.part} has no known context axis", "export it with shapes"
+        )
+    if rank not in (3, 4):
+        raise RefusalError(
+            [buffer.layer],
+            f"{buffer.part} has {rank} axes, and a key or a value of vLLM has 3 or 4",
+            "export keys and values apart",
         )
     sizes = _resolve_sizes(buffer, layout, axis)
     return tuple(size for index, size in enumerate(sizes) if index not in (buffer.batch_axis, axis))

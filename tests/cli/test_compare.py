@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ def test_a_model_hands_over_to_itself(run, named) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out == (
         "hand-off works: 6 buffers of layers 0-2, prompts of up to 32 tokens, if both sides are "
-        "compiled with the same precision; based on vllm-qaic's rules, one model on both sides\n"
+        "compiled with the same precision; based on vllm-qaic's rules, the same graph and weights "
+        "on both sides\n"
         "LAYERS  PARTS       PREFILL                         DECODE  HAND-OFF\n"
         "0, 2    key, value  FLOAT [2, ctx_len=32, 4]        same    ok\n"
         "1       key, value  FLOAT [2, sliding_window=8, 4]  same    ok\n"
@@ -137,7 +139,7 @@ def test_a_compile_beside_a_model_tells_precision_and_sizes(run, named) -> None:
     assert outcome.code == 0
     assert outcome.out.splitlines()[0].endswith(
         "prompts of up to 32 tokens; based on vllm-qaic's rules, the precision of both compiles, "
-        "one model on both sides"
+        "the same graph and weights on both sides"
     )
     assert "MXINT8 [2, ctx_len=32, 4]" in outcome.out
     assert "note: decode: dtypes and sizes of qpc-0123abcd" in outcome.out
@@ -184,6 +186,52 @@ def test_each_side_has_its_own_compile(run, named, tmp_path: Path) -> None:
     sizes = files[0].parent / "specializations.json"
     outcome = run("compare", model, model, "--specializations", f"decode:{sizes}")
     assert "prompts of up to 32 tokens" in outcome.out
+
+
+GRAPH = "the same graph"
+
+
+@pytest.mark.parametrize(
+    ("changed", "as_manifests", "said", "known"),
+    [
+        ((), False, f"{GRAPH} and weights on both sides", True),
+        (("decoder.onnx.data",), False, f"{GRAPH} on both sides", True),
+        (("decoder.onnx",), False, None, None),
+        ((), True, None, None),  # a path says nothing of what was there
+    ],
+)
+def test_two_copies_of_one_export_are_the_same_graph(
+    changed: tuple[str, ...],
+    as_manifests: bool,
+    said: str | None,
+    known: bool | None,
+    run,
+    tmp_path: Path,
+    monkeypatch,
+) -> None:
+    inline = not changed or "decoder.onnx" in changed
+    for side in ("prefill", "decode"):
+        source = FIXTURES / "VLLM" / ("serving/decoder.onnx" if inline else "external")
+        (tmp_path / side).mkdir()
+        for path in [source] if source.is_file() else source.iterdir():
+            shutil.copyfile(path, tmp_path / side / path.name)
+        assert run(tmp_path / side, "--prefix", "vllmKvCache", "--replace").code == 0
+        if as_manifests:
+            monkeypatch.chdir(tmp_path / side)
+            assert run("manifest", "decoder.onnx", "-o", "side.json").code == 0
+    for name in changed:
+        data = (tmp_path / "decode" / name).read_bytes()
+        appended = b"\0" if name.endswith("data") else b"\x32\x00"  # an empty description
+        (tmp_path / "decode" / name).write_bytes(data + appended)
+    name = "side.json" if as_manifests else "decoder.onnx"
+    sides = [tmp_path / side / name for side in ("prefill", "decode")]
+    outcome = run("compare", *sides, "--html", tmp_path / "page.html", "--format", "json")
+    found = document(outcome.out)
+    assert (outcome.code, found["same_graph"]) == (0, known)
+    sentence, page = found["verdict"]["sentence"], (tmp_path / "page.html").read_text("utf-8")
+    for text in (sentence, page):
+        assert (GRAPH in text) is (said is not None)
+    assert said is None or sentence.endswith(said)
 
 
 def test_a_manifest_of_a_compile_says_that_it_is_one(run, named, tmp_path: Path) -> None:

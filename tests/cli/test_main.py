@@ -50,7 +50,6 @@ def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 MISTAKES = pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "no MODEL given"),
         (
             (MODEL,),
             "no token given: pass a target or a token (for example",

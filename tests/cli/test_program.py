@@ -12,16 +12,80 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import FIXTURES
 from tiers import full, thin
 
-from onnxkvrename.cli.main import COMMANDS, load_command
+from onnxkvrename.cli.main import COMMANDS, EXAMPLES, load_command
+from onnxkvrename.options import Example
 
 
-def test_help_lists_the_commands_before_the_options_of_rename(run: Any) -> None:
+def test_help_lists_the_commands_before_the_main_options_of_rename(run: Any) -> None:
     text = run("--help").out
     places = [text.index(f"\n  {name} ") for name in COMMANDS]
     assert places == sorted(places)
     assert places[-1] < text.index("--prefix, --token TOKEN")
+    assert "--seed-cache" not in text
+    assert len(text.splitlines()) <= 50
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("command", ["", *thin(COMMANDS, 3)])
+def test_help_is_as_wide_as_the_terminal_and_breaks_no_name(
+    command: str, columns: str, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = run(*command.split(), "--help").out.splitlines()
+    assert [line for line in lines if re.search(r"\w-$", line)] == []
+    *_, longest = sorted(len(line) for line in lines if "onnxkvrename" not in line)
+    assert int(columns) - 25 < longest <= int(columns)
+
+
+def test_nothing_typed_is_answered_by_the_help_on_stderr(run: Any) -> None:
+    assert run() == (2, "", run("--help").out)
+
+
+@pytest.mark.parametrize("words", [(), ("verify",), ("help",), ("model.onnx",)])
+def test_help_is_a_word_too(words: tuple[str, ...], run: Any) -> None:
+    command = words[0] if words and words[0] in COMMANDS else "rename"
+    page = run(command, "--help") if words and words[0] != "help" else run("--help")
+    assert run("help", *words) == page
+
+
+def test_help_of_what_is_not_there_suggests_what_is(run: Any) -> None:
+    outcome = run("help", "verfy")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err == "error: verfy: no such file or command (did you mean verify?)\n"
+
+
+LISTED = [example for name in COMMANDS for example in load_command(name).command.examples]
+
+
+@pytest.mark.parametrize("example", [*EXAMPLES, *LISTED], ids=lambda example: example.line)
+def test_each_example_of_the_help_does_its_work(
+    example: Example, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = FIXTURES / "plain" / "serving" / "decoder.onnx"
+    shutil.copy(model, "model.onnx")
+    shutil.copytree(FIXTURES / "plain" / "windows", "exports")
+    shutil.copy(FIXTURES / "logs" / "decode.log", "serve.log")
+    assert run("model.onnx", "--target", "vllm-qaic", "-o", "renamed.onnx").code == 0
+    for side in ("prefill.onnx", "decode.onnx"):
+        shutil.copy("renamed.onnx", side)
+    line, _, output = example.line.partition(" > ")
+    outcome = run(*shlex.split(line)[1:])
+    assert outcome.code == ("--log" in line), outcome  # the log has an error
+    assert outcome.out or not output
+
+
+def test_each_command_has_examples_of_its_own(run: Any) -> None:
+    for name in COMMANDS:
+        lines = [example.line for example in load_command(name).command.examples]
+        assert len(lines) >= 2
+        own = "onnxkvrename" if name == "rename" else f"onnxkvrename {name}"
+        assert [line for line in lines if not f"{line} ".startswith(f"{own} ")] == []
+        text = run(name, "--help").out
+        assert [line for line in lines if f"\n  {line}\n" not in text] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -64,6 +128,8 @@ COMPLETED = [
     ("onnxkvrename --target = vllm-qaic --profile = mob", ["mobius-static"]),
     ("onnxkvrename verify --profile mob", ["mobius-static"]),
     ("onnxkvrename verify --renamed", ["--renamed-from"]),
+    ("onnxkvrename hel", ["help"]),
+    ("onnxkvrename help ver", ["verify"]),
     ("onnxkvrename explain KV50", ["KV501", "KV502", "KV503", "KV504"]),
 ]
 

@@ -41,7 +41,7 @@ OPTION = re.compile(r"^  ((?:-\w, )?--[a-z-]+(?:, --[a-z-]+)*)(.*(?:\n    .*)*)"
 VALUES = re.compile(
     r"\[([\w.-]+(?:\|[\w.-]+)+)\]|[:(] ?((?:[a-z\d_-]+, )+[a-z\d_-]+)(?=$|[.;)]| \()"
 )
-COMMAND = re.compile(r"^  ([a-z-]+)  ", re.MULTILINE)
+COMMAND = re.compile(r"^  ([a-z][a-z-]*)  ", re.MULTILINE)
 HIDDEN = re.compile(r"\.onnxkvrename-[\w-]+")
 MAPS = ("sizes", "dims", "names", "name_map")
 """Objects whose keys are data, not fields."""
@@ -300,7 +300,7 @@ def _observe_output(row: Row, answer: Answer, place: str, seen: Observation) -> 
 
 def _list_help(text: str) -> Iterator[str]:
     """List the commands, options and values of options that a help page names."""
-    for command in COMMAND.findall(text.partition("Commands:\n")[2].partition("\n\n")[0]):
+    for command in COMMAND.findall(text):
         yield f"command {command}"
     for names, rest in OPTION.findall(text):
         yield f"option {names}"

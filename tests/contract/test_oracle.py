@@ -13,6 +13,7 @@ order of what is unordered. The contents of weights are not compared here.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ from tiers import full
 gs = pytest.importorskip("onnx_graphsurgeon")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+INSIDE = re.compile(
+    r"((?:past_key|past_value|compressed_kv|k_pe)\.[0-9]+)(_InternalRetainedState)?"
+)
+"""What QEfficient calls a buffer within the function of a layer, whichever layer that is."""
 WITHOUT_BUFFERS = ("plain/vlm_dual/encoder.onnx",)
 Wiring = dict[str, Any]
 
@@ -59,12 +64,16 @@ def collect_tensors(graph: Any) -> dict[str, Any]:
 
 
 def rename_by_object(path: Path, names: dict[str, str]) -> Wiring:
-    """Rename tensors of the main graph as objects, and describe what is exported then."""
+    """Rename tensors as objects, those of functions too, and describe what is exported then."""
     graph = gs.import_onnx(load(path))
     tensors = collect_tensors(graph)
     missing = sorted(names.keys() - tensors.keys())
     assert missing == [], "renamed, and no tensor of the main graph"
     chosen = [(tensors[old], new) for old, new in names.items()]
+    for function in graph.functions if names else ():
+        found = {name: INSIDE.fullmatch(name) for name in collect_tensors(function)}
+        inner = {name: f"{m[1]}_VLLM{m[2] or ''}" for name, m in found.items() if m}
+        chosen += [(collect_tensors(function)[old], new) for old, new in inner.items()]
     for tensor, new in chosen:
         tensor.name = new
     return describe(gs.export_onnx(graph))
@@ -192,7 +201,8 @@ def change_one_name(model: onnx.ModelProto, names: dict[str, str]) -> None:
         for attribute in outer.attribute
         for node in attribute.g.node
     ]
-    for node in [*bodies, *model.graph.node]:
+    inside = [node for function in model.functions for node in function.node]
+    for node in [*inside, *bodies, *model.graph.node]:
         for index, name in enumerate(node.input):
             if name in names:
                 node.input[index] = names[name]

@@ -18,38 +18,33 @@ def json_text(head: str, unit: str, tail: str) -> Build:
     return lambda size: (head + unit * (size // len(unit)) + tail).encode()
 
 
-def compile_params(value: Callable[[int], str]) -> Build:
-    """Compile parameters of QEfficient with a value of a size in them."""
-    return lambda size: (
-        f'{{"custom_io": {{"{KEY}": "float16", "{KEY}_RetainedState": "float16"}}, '
-        f'"x": {value(size)}}}'
-    ).encode()
+def batch_io(value: Callable[[int], str]) -> Build:
+    """A list of batches for the runner with a value of a size beside it."""
+    return lambda size: (f'{{"IO-files": [{{"map-to": "{KEY}"}}], "x": {value(size)}}}').encode()
 
 
 JSON_SIDECARS: dict[str, Build] = {
-    "empty lists": compile_params(lambda size: f"[{'[],' * (size // 3)}[]]"),
-    "empty objects": compile_params(lambda size: f"[{'{},' * (size // 3)}0]"),
-    "numbers": compile_params(lambda size: f"[{'0,' * (size // 2)}0]"),
-    "empty texts": compile_params(lambda size: "[" + '"",' * (size // 3) + "0]"),
-    "different texts": compile_params(lambda size: json.dumps([f"{n}" for n in range(size // 9)])),
-    "keys": compile_params(lambda size: json.dumps({f"{n}": 0 for n in range(size // 12)})),
-    "one key": compile_params(lambda size: "{" + '"a":0,' * (size // 6) + '"a":0}'),
-    "depth": compile_params(lambda size: "[" * (size // 2) + "]" * (size // 2)),
-    "depth of objects": compile_params(lambda size: '{"a":' * (size // 5)),
-    "depth of 90": compile_params(
-        lambda size: f"[{','.join(['[' * 90 + ']' * 90] * (size // 181))}]"
-    ),
-    "digits": compile_params(lambda size: "9" * size),
-    "digits of a float": compile_params(lambda size: "0." + "9" * size),
-    "exponent": compile_params(lambda size: "1e" + "9" * size),
-    "text without an end": compile_params(lambda size: '"' + "a" * size),
-    "quotes": compile_params(lambda size: '"' * size),
-    "escapes": compile_params(lambda size: '"' + "\\u0061" * (size // 6) + '"'),
-    "blanks": compile_params(lambda size: " " * size + "0"),
+    "empty lists": batch_io(lambda size: f"[{'[],' * (size // 3)}[]]"),
+    "empty objects": batch_io(lambda size: f"[{'{},' * (size // 3)}0]"),
+    "numbers": batch_io(lambda size: f"[{'0,' * (size // 2)}0]"),
+    "empty texts": batch_io(lambda size: "[" + '"",' * (size // 3) + "0]"),
+    "different texts": batch_io(lambda size: json.dumps([f"{n}" for n in range(size // 9)])),
+    "keys": batch_io(lambda size: json.dumps({f"{n}": 0 for n in range(size // 12)})),
+    "one key": batch_io(lambda size: "{" + '"a":0,' * (size // 6) + '"a":0}'),
+    "depth": batch_io(lambda size: "[" * (size // 2) + "]" * (size // 2)),
+    "depth of objects": batch_io(lambda size: '{"a":' * (size // 5)),
+    "depth of 90": batch_io(lambda size: f"[{','.join(['[' * 90 + ']' * 90] * (size // 181))}]"),
+    "digits": batch_io(lambda size: "9" * size),
+    "digits of a float": batch_io(lambda size: "0." + "9" * size),
+    "exponent": batch_io(lambda size: "1e" + "9" * size),
+    "text without an end": batch_io(lambda size: '"' + "a" * size),
+    "quotes": batch_io(lambda size: '"' * size),
+    "escapes": batch_io(lambda size: '"' + "\\u0061" * (size // 6) + '"'),
+    "blanks": batch_io(lambda size: " " * size + "0"),
     "buffers": lambda size: json.dumps(
-        {"custom_io": {f"past_key.{n}": "float16" for n in range(size // 28)}}
+        {"IO-files": [{"map-to": f"past_key.{n}"} for n in range(size // 28)]}
     ).encode(),
-    "no JSON": compile_params(lambda size: "a" * size),
+    "no JSON": batch_io(lambda size: "a" * size),
 }
 
 

@@ -50,7 +50,8 @@ def test_two_sides_alike_work() -> None:
     assert (list_codes(found), found.verdict.outcome) == ([], "works")
     assert format_handoff_verdict(found) == (
         "hand-off works: 4 buffers of layers 0-1, prompts of up to 32 tokens, if both sides are "
-        "compiled with the same precision; based on vllm-qaic's rules, one model on both sides"
+        "compiled with the same precision; based on vllm-qaic's rules, the same graph and weights "
+        "on both sides"
     )
 
 

@@ -87,6 +87,25 @@ def test_what_is_called_like_a_buffer_in_a_function_is_not_one():
     assert found(survey(with_function, KEY, KEY_OUT)) == found(survey(decoder(), KEY, KEY_OUT))
 
 
+def test_in_functions_names_are_found_by_a_text_in_them_and_belong_to_the_function():
+    own = graph(node("Identity", [KEY], ["past_key.7"]), node("Neg", ["past_key.7"], ["y"]))
+    body = [node("Add", [KEY, "x"], [KEY_OUT], name=KEY), branch(own)]
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    function = onnx.helper.make_function("local", "Layer", [KEY, "x"], [KEY_OUT], body, opsets)
+    function.value_info.append(info(KEY, f"Add{KEY_OUT}_dim_2"))
+    source = ByteSource.from_bytes(decoder(functions=(function, function)).SerializeToString())
+    occurrences = find_occurrences(source, (VALUE,), ["past_key"])
+    assert {item.name for item in occurrences.occurrences} == {VALUE}
+    for inside in occurrences.functions:
+        assert [(item.name, item.role) for item in inside.in_main_graph] == [
+            *((KEY, "input"), (KEY_OUT, "output"), (KEY, "reads"), (KEY_OUT, "produces")),
+            *((KEY, "reads"), (KEY, "value_info")),
+        ]
+    assert len(occurrences.functions) == 2
+    assert occurrences.names_in_functions == {KEY, KEY_OUT}
+    assert occurrences.build_name_uses({}).symbols == frozenset()
+
+
 def test_names_that_are_not_utf8_are_found():
     raw = field(7, field(1, field(1, b"past_\xff.0") + field(2, "y")))
     (place,) = survey(raw, b"past_\xff.0".decode("utf-8", "surrogateescape")).occurrences

@@ -246,12 +246,13 @@ def test_parameters_with_both_kinds_of_input_are_none_of_a_layerwise_export() ->
 
 def test_an_unknown_directory_is_told_with_what_its_hash_should_be() -> None:
     params = export()
-    found = build_unrecognized_finding("Toy-0123456789abcdef", params)
+    found = build_unrecognized_finding(Path("cache/Toy-0123456789abcdef"), params)
     assert (found.code, found.severity, found.name) == ("KV401", "error", "Toy-0123456789abcdef")
     assert f"{PARAMS_FILE}" in found.message
     assert f"{hash_of(params)}" in found.message
-    assert found.hint.startswith("`-d renamed`")
-    assert build_unrecognized_finding("Toy", params).message.startswith("is not named NAME-HASH")
+    assert found.hint.startswith("for cache/Toy-0123456789abcdef alone, `-d renamed`")
+    unnamed = build_unrecognized_finding(Path("Toy"), params)
+    assert unnamed.message.startswith("is not named NAME-HASH")
 
 
 # Seeding
@@ -413,7 +414,7 @@ def test_where_seeding_is_of_no_use_another_directory_is_named_instead() -> None
     speech = export(PLAIN, "QEFFAutoModelForSpeechSeq2Seq")
     found = check_export_reuse("Toy.onnx", Path("Toy-0123456789abcdef"), speech, QEFF, VLLM)
     assert found is not None
-    assert found.hint.startswith("`-d renamed`")
+    assert found.hint.startswith("for Toy-0123456789abcdef alone, `-d renamed`")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count, product
 from pathlib import Path
 
+import onnx
 import pytest
 import qefficient_exports
 from conftest import FIXTURES, Run, Sample
@@ -276,7 +277,7 @@ def test_a_hash_that_does_not_follow_is_not_guessed_at(
     there = plain.rename(plain.with_name(name))
     before = snapshot(plain.parent)
     code, err = refused(run, there, *SEED, *in_place)
-    assert (code, said in err, "-d renamed` writes" in err) == (1, True, True)
+    assert (code, said in err, f"{there} alone, `-d renamed`" in err) == (1, True, True)
     assert snapshot(plain.parent) == before
     assert os.listdir(plain.parent) == [name]
     assert run_quietly(there, "--prefix", "VLLM", "-d", plain.parent.parent / "elsewhere") == 0
@@ -320,10 +321,87 @@ def test_an_export_that_is_seeded_already_cannot_be_so_in_place(
     assert snapshot(cache) == before
 
 
+def vary_inner_names(path: Path) -> None:
+    """Give an export other numbers, and the names of another layer, as QEfficient may."""
+    model = onnx.load(path)
+    (function,) = model.functions
+    function.name += ".1"
+    for each in model.graph.node:
+        each.op_type = function.name if each.op_type == "TinyDecoderLayer" else each.op_type
+        each.name += "_7"
+        for values in (each.input, each.output):
+            values[:] = [name.replace("hidden_", "onnx::Add_2") for name in values]
+    lists = [function.input, function.output]
+    lists += [values for each in function.node for values in (each.input, each.output)]
+    for values in lists:
+        values[:] = [
+            name.replace(".1_VLLM", ".0_VLLM").replace("hidden", "input.3") for name in values
+        ]
+    onnx.save(model, path)
+
+
+def test_an_export_with_the_token_may_differ_in_inner_names(
+    cache: Path, tmp_path: Path, snapshot, run
+) -> None:
+    """So it is where QEfficient exported with the token itself, with subfunctions."""
+    plain = qefficient_exports.write_export(cache, "functions.onnx")
+    other = qefficient_exports.write_export(cache, "mla.onnx")
+    own = qefficient_exports.write_export(cache, "functions.onnx", "VLLM")
+    vary_inner_names(own / "functions.onnx")
+    before = snapshot(own)
+    assert run(plain, *SEED, "--check").code == 0
+    assert run(cache, *SEED, "--check").code == 1
+    outcome = run(cache, *SEED)
+    assert (outcome.code, "1 renamed" in outcome.out + outcome.err) == (0, True)
+    seeded = qefficient_exports.write_export(tmp_path, "mla.onnx", "VLLM")
+    assert read_directory(cache) == below(plain, other, own) | below(seeded)
+    before |= snapshot(cache)
+    assert run(cache, *SEED).code == 0
+    assert run(cache, *SEED, "--check").code == 0
+    assert snapshot(cache).items() <= before.items()
+    # elsewhere the result is asked for, not a model like it
+    (tmp_path / "there").mkdir()
+    shutil.copyfile(own / "functions.onnx", tmp_path / "there" / "functions.onnx")
+    outcome = run(plain / "functions.onnx", "--prefix", "VLLM", "-d", tmp_path / "there")
+    assert (outcome.code, "KV504" in outcome.err) == (1, True)
+
+
+def test_an_earlier_seed_with_plain_names_in_functions_is_there_already(
+    cache: Path, snapshot, run
+) -> None:
+    plain = qefficient_exports.write_export(cache, "functions.onnx")
+    there = qefficient_exports.write_export(cache, "functions.onnx", "VLLM") / "functions.onnx"
+    model = onnx.load(there)
+    model.functions[0].CopyFrom(onnx.load(plain / "functions.onnx").functions[0])
+    onnx.save(model, there)
+    before = snapshot(cache)
+    for options in ((), ("--check",), ("--dry-run",)):
+        assert run(cache, *SEED, *options).code == 0
+    assert snapshot(cache) == before
+
+
+def test_an_export_with_the_token_that_is_another_one_stops_all_of_them(
+    cache: Path, snapshot, run
+) -> None:
+    qefficient_exports.write_export(cache, "mla.onnx")
+    plain = qefficient_exports.write_export(cache, "functions.onnx")
+    there = qefficient_exports.write_export(cache, "functions.onnx", "VLLM") / "functions.onnx"
+    model = onnx.load(there)
+    model.graph.node[-2].input[2:4] = reversed(model.graph.node[-2].input[2:4])
+    onnx.save(model, there)
+    before = snapshot(cache)
+    code, err = refused(run, cache, *SEED)
+    assert (code, f"KV504: {there}" in err) == (1, True)
+    assert snapshot(cache) == before
+    assert run(plain, *SEED, "--check").code == 1
+    there.write_bytes(b"no model")
+    code, err = refused(run, cache, *SEED)
+    assert (code, f"KV504: {there}" in err) == (1, True)
+
+
 def test_an_export_with_the_token_that_is_another_one_gives_way_by_force_only(
     cache: Path, plain: Path, twin: Path, snapshot, run
 ) -> None:
-    """So it is where QEfficient exported with the token itself, and what it made varies."""
     there = shutil.copytree(twin, cache / twin.name) / "decoder.onnx"
     there.write_bytes(there.read_bytes() + b"\x12\x01x")
     before = snapshot(cache)

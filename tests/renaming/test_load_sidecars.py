@@ -109,14 +109,15 @@ def test_what_else_lies_beside_a_model_stays(here: Path, run, snapshot) -> None:
     assert after == before
 
 
-def test_a_file_with_compile_parameters_follows(here: Path, run) -> None:
+def test_the_record_of_a_compile_stays_and_cannot_be_named(here: Path, run) -> None:
+    """It is hashed into the name of its directory, and its command compiles the plain model."""
     path = here / "hashed_compile_params.json"
-    ends = [name for name in PLAIN.split() if name.startswith("past_")]
-    path.write_text(json.dumps({"command": ["qaic"], "custom_io": dict.fromkeys(ends, "mxint8")}))
+    text = json.dumps({"command": [f"-m={MODEL}"], "custom_io": {"past_key.0": "mxint8"}})
+    path.write_text(text)
     assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
-    assert list(json.loads(path.read_text())["custom_io"]) == [
-        name for name in VLLM.split() if name.startswith("past_")
-    ]
+    assert path.read_text() == text
+    outcome = run(MODEL, "--strip", "--sidecar", path)
+    assert (outcome.code, path.name in outcome.err) == (2, True)
 
 
 def test_the_mode_of_a_sidecar_stays(here: Path, run) -> None:

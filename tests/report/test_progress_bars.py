@@ -4,6 +4,7 @@ import errno
 import io
 import re
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -11,23 +12,30 @@ from rich.console import Console
 from onnxkvrename.report import progress_bars
 from onnxkvrename.report.progress_bars import ProgressBars
 
-HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\/past_key.0"
-SHOWN = "[red]\\x1b[2J\\u202e:smiley:[/red]\\/past_key.0"
 
-
-def test_a_bar_is_drawn_only_for_what_takes_long(capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_loaded_or_drawn_within_a_second(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with ProgressBars() as bars:
-        assert bars.track_data_file("w.bin", (1 << 28) - 1) is None
-        assert bars.track_models("reading", 63) is None
-    assert capfd.readouterr() == ("", "")
-    with ProgressBars() as bars:
-        for heard, amount in (
-            (bars.track_data_file("w.bin", 1 << 28), 1 << 28),
-            (bars.track_models("r", 64), 64),
-        ):
+        for heard in (bars.track_bytes("writing", 9), bars.track_models("writing", 9)):
             assert heard is not None
-            heard(amount)
-    assert capfd.readouterr().out == ""
+            heard(9)
+        assert bars.progress is None
+        assert bars.track_models("reading", 1) is None  # one model has no count to show
+    assert capfd.readouterr() == ("", "")
+
+
+def test_work_that_takes_long_has_a_bar_though_nothing_is_heard_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress_bars, "_SECONDS_WITHOUT_BARS", 0.0)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with ProgressBars() as bars:
+        bars.track_bytes("writing", 9)
+        deadline = time.monotonic() + 60
+        while bars.progress is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert bars.progress is not None
 
 
 class GoneTerminal(io.StringIO):
@@ -48,27 +56,32 @@ def test_a_terminal_that_is_gone_disturbs_no_work(monkeypatch: pytest.MonkeyPatc
     with ProgressBars() as bars:
         heard = bars.track_models("reading", 64)
         assert heard is not None
+        bars.show()
         heard(64)
 
 
 def test_bars_say_what_is_done_and_how_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        progress_bars, "Console", lambda **how: Console(file=io.StringIO(), width=100)
-    )
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
     with ProgressBars() as bars:
-        models_heard, data_heard = (
-            bars.track_models("writing", 94),
-            bars.track_data_file(HOSTILE, 1 << 29),
-        )
+        models_heard = bars.track_models("writing", 1094)
         assert models_heard is not None
-        assert data_heard is not None
         models_heard(16)
-        models_heard(16)
-        data_heard(1 << 28)
-        shown = io.StringIO()
-        Console(file=shown, width=200).print(bars.progress.get_renderable())
-        first, second = shown.getvalue().splitlines()
-        data_heard(1 << 28)
-        assert [task.visible for task in bars.progress.tasks] == [True, False]
-    assert re.fullmatch(r"writing +\S+ +32 of 94 *", first)
-    assert re.fullmatch(rf"copying {re.escape(SHOWN)} +\S+ +268.4 MB of 536.9 MB *", second)
+        bars.show()  # as after a second
+        models_heard(1016)
+        bytes_heard = bars.track_bytes("writing", 1 << 29)
+        bytes_heard(1 << 28)
+        first, second = draw(bars)
+        assert re.fullmatch(r"writing +\S+ +1,032 of 1,094 +\S+ *", first)
+        assert re.fullmatch(r"writing +[^\d]+ +268.4 MB of 536.9 MB(, \S+ .B/s)? +\S+ *", second)
+        models_heard(62)
+        bytes_heard(1 << 28)
+        (last,) = draw(bars)
+    assert re.match(r"waiting for the disk +\S+ +536.9 MB of 536.9 MB", last)
+
+
+def draw(bars: ProgressBars) -> list[str]:
+    """Return the bars as a wide terminal shows them."""
+    assert bars.progress is not None
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(bars.progress.get_renderable())
+    return shown.getvalue().splitlines()

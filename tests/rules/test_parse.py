@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pickle
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from exporter_models import build_model, list_caches
+from models import saved
+from real_exports import EXPORTS
 
 from onnxkvrename import RulesError
 from onnxkvrename.rules.load import list_profiles, load_rules
@@ -181,6 +185,10 @@ def test_every_built_in_profile_can_be_sent_to_a_worker(name: str) -> None:
     assert pickle.loads(pickle.dumps(rules)).kinds == rules.kinds
 
 
+T5 = "input.past_key_values.self_attention_cache.layers.0.keys"
+REAL_T5 = EXPORTS.with_name("exports-other") / "new" / "hf5-t5" / "model.onnx"
+
+
 def test_the_examples_of_the_page_are_rules() -> None:
     page = Path(__file__).parents[2] / "docs" / "rules.md"
     examples = re.findall(r"```toml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
@@ -193,15 +201,44 @@ def test_the_examples_of_the_page_are_rules() -> None:
     assert rewrite_name(second, match, "") == "past.3.k_scale"
     assert (second.dims["total"], second.branches[0].first) == ("past + new", False)
     for word, update in (("self", "append"), ("cross", "once")):
-        match = third.match("input", f"past_key_values.0.{word}.key")
+        match = third.match("input", T5.replace("self", word))
         assert match is not None
         assert (match.kind.name, match.kind.update) == (word, update)
 
 
-def test_each_key_of_rules_is_on_the_page() -> None:
+def test_each_key_of_rules_is_explained_on_the_page() -> None:
+    """In a sentence: a key that only an example has is not explained."""
     from onnxkvrename.rules import parse
 
     page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text("utf-8")
+    prose = re.sub(r"```.*?```", "", page.partition("## Your own rules")[2], flags=re.DOTALL)
     keys = (parse._TOP_KEYS, parse._PATTERN_KEYS, parse._KIND_KEYS, parse._NAME_KEYS)
-    words = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`]*`|```.*?```", page, re.DOTALL))))
-    assert {key for group in keys for key in group} <= words
+    other = ("reason", "pattern", "file", "reader", "first")
+    words = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`]*`", prose))))
+    assert {key for group in (*keys, other) for key in group} <= words
+
+
+@pytest.mark.parametrize("where", ["small", "real"])
+def test_the_example_of_the_page_renames_what_it_is_for(where: str, tmp_path: Path, run) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text("utf-8")
+    rules = tmp_path / "t5.toml"
+    rules.write_text(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[2])
+    model = tmp_path / "model.onnx"
+    if where == "small":
+        into = T5.replace("0.keys", "{layer}.{part}")
+        own = into, into.replace("input", "output", 1)
+        cross = own[0].replace("self", "cross"), own[1].replace("self", "cross")
+        shape = ("batch_size", 2, "encoder_sequence_length", 4)
+        caches = list_caches(own, parts=("keys", "values"))
+        caches += list_caches(cross, parts=("keys", "values"), shape=shape, update="once")
+        saved(build_model(caches), model)
+    elif not REAL_T5.exists():
+        pytest.skip(f"no real export: no {REAL_T5}")
+    else:
+        shutil.copytree(REAL_T5.parent, tmp_path, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    before = model.read_bytes()
+    options = ("--prefix", "VLLM", "--rules", rules)
+    outcome = run(model, *options, "--verify")
+    assert (outcome.code, "16 names changed" in outcome.err) == (0, True), outcome.err
+    assert run(model, *options, "--strip", "-q").code == 0
+    assert model.read_bytes() == before

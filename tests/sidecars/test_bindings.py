@@ -447,7 +447,7 @@ def test_a_stale_one_is_found_and_repaired_by_the_same_command(genai: Path, go, 
     saved(build_decoder(), genai / "other.onnx")  # has the old names, but is not what it speaks of
     outcome = run("verify", "genai/model.onnx", "--rules", "rules.toml")
     assert f"error KV406: genai/{CONFIG}" in outcome.err
-    assert "(`onnxkvrename genai/model.onnx --prefix VLLM --rules rules.toml`)" in outcome.err
+    assert "-> `onnxkvrename genai/model.onnx --prefix VLLM --rules rules.toml`" in outcome.err
     assert go("genai/model.onnx", "--prefix", "VLLM").code == 0
     assert (genai / CONFIG).read_text() == with_token(render_config())
     assert "KV406" not in run("verify", "genai/model.onnx", "--rules", "rules.toml").err

@@ -24,7 +24,7 @@ from onnxkvrename.sidecars.rewrite import RewrittenSidecar, rewrite_sidecar
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 QEFF = load_rules()
 VLLM, STRIP = TokenChange("VLLM"), TokenChange(None, strip=True)
-CUSTOM, COMPILE, BATCH, PRECISION = BUILT_IN[:4]
+CUSTOM, BATCH, PRECISION = BUILT_IN[:3]
 BUFFERS = "past_key.0 past_value.0 past_key.1 past_value.1"
 ENTRIES = """\
 # past_key.0 comes first
@@ -305,25 +305,6 @@ def test_a_name_from_a_hostile_file_is_not_told_at_length() -> None:
 # Other kinds of files
 
 
-def test_compile_parameters_name_buffers_as_keys() -> None:
-    text = (
-        '{\n    "command":[\n        "-m=past_key.0"\n    ],\n    "custom_io":{\n'
-        '        "past_key.0":"mxint8",\n        "past_key.0_RetainedState":"mxint8"\n    },\n'
-        '    "past_key.0":NaN\n}'
-    )
-    expected = text.replace('"past_key.0":"', '"past_key.0_VLLM":"').replace(
-        "past_key.0_R", "past_key.0_VLLM_R"
-    )
-    assert (done(text, kind=COMPILE), found(text, kind=COMPILE)) == (expected, [])
-    half = '{"custom_io": {"past_key.0": "float16", "k_pe.0": 1}}'
-    assert [told[:5] for told in found(half, kind=COMPILE)] == ["KV404", "KV405"]
-
-
-@pytest.mark.parametrize("text", ['{"custom_io": null}', "{}", '{"custom_io": {}}'])
-def test_a_compile_may_have_had_no_custom_io(text: str) -> None:
-    assert (done(text, kind=COMPILE), found(text, kind=COMPILE)) == (text, [])
-
-
 def test_batch_io_maps_files_to_buffers_and_the_files_stay() -> None:
     document = {
         "IO-files": [
@@ -365,6 +346,19 @@ def test_of_node_precisions_only_names_of_the_graph_itself_follow(text: str) -> 
     assert done(text.format(""), behind, PRECISION) == text.format("_VLLM")
 
 
+def test_of_node_precisions_names_in_functions_follow_if_they_change_there() -> None:
+    inside = {INSIDE: "past_key.53_VLLM_InternalRetainedState", "past_key.0": "another"}
+    signature = Signature((Value("past_key.0", "FLOAT16", None),), ())
+    model = describe(signature, VLLM)._replace(function_name_map=inside)
+    both = ModelNames.from_models([model], VLLM, QEFF)
+    text = f"FP32NodeInstanceNames: [past_key.0, {INSIDE}]"
+    assert (
+        done(text, both, PRECISION) == f"FP32NodeInstanceNames: [past_key.0_VLLM, {inside[INSIDE]}]"
+    )
+    text = f'{{"IO-files": [{{"map-to": "{INSIDE}"}}]}}'
+    assert done(text, both, BATCH) == text
+
+
 def test_a_suffix_made_normal_changes_within_the_graph_only() -> None:
     buffers, wish = "past_key.0 past_key.53", TokenChange("VLLM", normalize=True)
     model = names(buffers, wish, "_InternalRetainedState")
@@ -387,9 +381,7 @@ def test_a_suffix_made_normal_changes_within_the_graph_only() -> None:
         (BATCH, '{"IO-files": [1]}'),
         (BATCH, '{"IO-files": [["past_key.0"]]}'),
         (BATCH, '{"IO-files": [{"map-to": ["past_key.0"]}]}'),
-        (COMPILE, '["past_key.0"]'),
-        (COMPILE, '{"custom_io": ["past_key.0"]}'),
-        (COMPILE, '{"custom_io": {"past_key.0": 1, "past_key.0": 2}}'),
+        (BATCH, '{"IO-files": [], "IO-files": [{"map-to": "past_key.0"}]}'),
         (CUSTOM, "past_key.0"),
     ],
 )
@@ -440,14 +432,14 @@ def test_a_new_name_that_is_not_utf_8_is_refused() -> None:
     with pytest.raises(ModelError, match="cannot hold"):
         done(custom("past_key.0"), model)
     with pytest.raises(ModelError, match="not UTF-8"):
-        done('{"custom_io": {"past_key.0": 1}}', model, COMPILE)
+        done('{"IO-files": [{"map-to": "past_key.0"}]}', model, BATCH)
 
 
 def test_an_escape_is_no_byte_of_a_name() -> None:
     model = names()._replace(name_map={"past_key\udcff.0": "past_key.9"})
     for escape in ("\\udcff", "\\ud800"):
-        text = f'{{"custom_io": {{"past_key{escape}.0": 1}}}}'
-        assert (done(text, model, COMPILE), found(text, model, COMPILE)[0][:5]) == (text, "KV404")
+        text = f'{{"IO-files": [{{"map-to": "past_key{escape}.0"}}]}}'
+        assert (done(text, model, BATCH), found(text, model, BATCH)[0][:5]) == (text, "KV404")
 
 
 # Which files are sidecars
@@ -459,7 +451,7 @@ def test_an_escape_is_no_byte_of_a_name() -> None:
         ("custom_io.yaml", b"", CUSTOM),
         ("custom_io_fp16.yaml", b"", CUSTOM),
         ("kv.yml", PAIR.encode(), CUSTOM),
-        ("hashed_compile_params.json", b'{"mdp_ts_json": {"partitions": []}}', COMPILE),
+        ("hashed_compile_params.json", b'{"custom_io": {"past_key.0": "mxint8"}}', None),
         ("aic_batch_io.json", b"", BATCH),
         ("decode.json", b'{"IO-files": []}', BATCH),
         ("npi.yaml", b"FP32NodeInstanceNames: []", PRECISION),
@@ -480,7 +472,7 @@ def test_among_the_files_beside_a_model_few_may_be_sidecars() -> None:
     there = ["npi.yaml", "custom_io_int8.yml", "m.onnx", "config.json", ".hidden.yaml"]
     there += ["aic_batch_io_1.json", "hashed_compile_params.json", "a.yaml.bak", "qconfig.json"]
     there += ["genai_config.json", "generation_config.json", "inference_metadata.yaml"]
-    few = ["npi.yaml", "custom_io_int8.yml", "aic_batch_io_1.json", "hashed_compile_params.json"]
+    few = ["npi.yaml", "custom_io_int8.yml", "aic_batch_io_1.json"]
     few += ["genai_config.json", "inference_metadata.yaml"]
     assert [name for name in there if may_be_sidecar(name)] == few
 

@@ -137,7 +137,7 @@ def test_a_rename_that_leaves_sidecars_warns_of_any_old_names(stale: Path, run) 
 def test_the_hint_has_the_rules_of_the_command(stale: Path, run) -> None:
     shutil.copyfile(PROFILES_DIRECTORY / "qeff.toml", "my rules.toml")
     outcome = run("verify", MODEL, "--rules", "my rules.toml")
-    assert f"(`onnxkvrename {MODEL} --prefix VLLM --rules 'my rules.toml'`)" in outcome.err
+    assert f"-> `onnxkvrename {MODEL} --prefix VLLM --rules 'my rules.toml'`" in outcome.err
 
 
 def test_one_of_an_earlier_compile_is_a_warning(stale: Path, run) -> None:

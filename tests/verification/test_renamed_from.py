@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 from conftest import Run
-from models import KEY, branch, decoder, graph, info, node, saved, tensor, written
+from models import KEY, VALUE, branch, decoder, graph, info, node, saved, tensor, written
 from onnx import ModelProto, TensorProto
 from real_exports import EXPORTS, VARYING
 from test_fidelity import MODELS
@@ -91,8 +91,8 @@ def rich_model() -> ModelProto:
 
 
 FAULTS: dict[str, tuple[Callable[[ModelProto], object], str]] = {
-    "a function's parameter that was renamed": (
-        lambda m: m.functions[0].input.__setitem__(0, f"{KEY}_VLLM"),
+    "a function's parameter that was not renamed": (
+        lambda m: m.functions[0].input.__setitem__(0, KEY),
         "KV121 functions.input",
     ),
     "metadata that were dropped": (
@@ -132,6 +132,23 @@ def test_what_other_tools_lose_is_found(
     fault(model)
     proof, findings = prove(saved(model, result), source)
     assert (proof.equal, proof.reordered, findings) == ("different", (), [finding])
+
+
+def test_plain_names_in_all_local_functions_are_proved_too(tmp_path: Path):
+    """So do tools, and releases of this one, that leave the names in functions."""
+    made = rich_model()
+    made.functions[1].input[0] = f"{VALUE}_InternalRetainedState"
+    source, result = rename_copy(made, tmp_path)
+    plain, model = onnx.load(source), onnx.load(result)
+    proof, _ = prove(result, source)
+    assert proof.names[f"{VALUE}_InternalRetainedState"] == model.functions[1].input[0]
+    model.functions[0].CopyFrom(plain.functions[0])
+    half, findings = prove(saved(model, result), source)
+    assert (half.equal, findings) == ("different", ["KV121 functions.input"])
+    model.functions[1].CopyFrom(plain.functions[1])
+    for given, other, token in ((result, source, "VLLM"), (source, result, "")):
+        proof, findings = prove(saved(model, result) if given == result else given, other)
+        assert (proof.equal, proof.token, findings) == ("bytes", token, [])
 
 
 def test_another_order_of_what_is_found_by_name_is_told_and_no_difference(tmp_path: Path, run: Run):

@@ -42,7 +42,8 @@ class Line(NamedTuple):
     Attributes:
         text: The line, without its end.
         err: Whether it is for stderr.
-        spans: The parts of the text for a stream with colour; empty for a plain line.
+        spans: The parts of the text for a stream with colour, where a coloured one may end with
+            spaces that the text lacks; empty for a plain line.
         is_command: Whether the line begins with a command for a CI runner on purpose.
     """
 

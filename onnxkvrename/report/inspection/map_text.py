@@ -21,7 +21,7 @@ from onnxkvrename.report.inspection.grid import (
     get_symbol,
     list_legend,
 )
-from onnxkvrename.report.tables import crop_text, measure_text, trim_line
+from onnxkvrename.report.tables import crop_text, measure_text
 from onnxkvrename.rules.kinds import get_kind_traits
 
 _STATUS_STYLES: Mapping[NameStatus, str] = {
@@ -133,7 +133,8 @@ def _render_row(
         symbol = get_symbol(cell, column).center(geometry.cell_width)
         parts += [" " * (start - end), Span(symbol, _choose_style(cell))]
         end = start + geometry.cell_width
-    return trim_line(parts)
+    line = build_line(*parts)
+    return line._replace(text=line.text.rstrip(" "))  # a color fills the last cell, too
 
 
 def _render_legend(grid: KvGrid) -> Iterator[tuple[Span, str]]:

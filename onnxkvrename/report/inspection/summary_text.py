@@ -44,4 +44,5 @@ def render_model_summary(summary: ModelSummary, width: int | None) -> Iterator[L
 
 
 def _indent(line: Line) -> Line:
-    return build_line(_INDENT, *(line.spans or (line.text,))) if line.text else line
+    spans = (Span(_INDENT), *line.spans) if line.spans else ()
+    return line._replace(text=_INDENT + line.text, spans=spans) if line.text else line

@@ -220,10 +220,7 @@ def _choose_transfers(
         return transfers, f"For longer prompts the bytes depend on a window: {option} shows them."
     if verdict is not None and verdict.longest is None:
         last = transfers[-1].tokens
-        return (
-            transfers,
-            f"The graphs do not limit the prompt: lengths of up to {last:,} tokens are shown.",
-        )
+        return transfers, f"The graphs do not limit the prompt: shown up to {last:,} tokens."
     return transfers, ""
 
 

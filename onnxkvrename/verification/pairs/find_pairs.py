@@ -28,7 +28,11 @@ from onnxkvrename.verification.pairs.hidden_states import (
     drop_hidden_states,
     drop_unread_values,
 )
-from onnxkvrename.verification.pairs.value_uses import find_branch_states, find_joined_outputs
+from onnxkvrename.verification.pairs.value_uses import (
+    find_branch_states,
+    find_gated_inputs,
+    find_joined_outputs,
+)
 from onnxkvrename.verification.provenance import FlowPath, Origin, select_cheapest_paths
 from onnxkvrename.verification.tracing import trace_origins
 
@@ -62,7 +66,7 @@ def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair
         _match_output(output, origin, candidates, names)
         for output, origin in zip(outputs, origins, strict=True)
     )
-    matched = _select_only(pair for pair in matches if pair is not None)
+    matched = _select_only(_mark_gated(graph, [pair for pair in matches if pair is not None]))
     paired = {pair.input.name for pair in matched}
     free_inputs = [value for value in candidates if value.name not in paired]
     free_outputs = [output for output, origin in zip(outputs, origins, strict=True) if not origin]
@@ -182,11 +186,21 @@ def _build_pair(source: Value, output: Value) -> KvPair:
     return KvPair("", "", "", 0, sides[0], sides[1])
 
 
+def _mark_gated(graph: ModelGraph, pairs: Sequence[StatePair]) -> Iterator[StatePair]:
+    """Yield the pairs, those marked whose output gates alone make from the input."""
+    computed = [pair for pair in pairs if pair.is_computed]
+    outputs = [pair.output.name for pair in computed]
+    gated = find_gated_inputs(graph, {pair.input.name for pair in computed}, outputs)
+    for pair in pairs:
+        yield pair._replace(is_gated=gated.get(pair.output.name) == frozenset({pair.input.name}))
+
+
 def _select_only(pairs: Iterable[StatePair]) -> list[StatePair]:
     """Return the pairs of inputs that have one output alone, computed with as little as can be.
 
     What is computed from a state, such as a copy in another scale, does not take it away from
-    the output that carries it on.
+    the output that carries it on. Nor does what a cell shows of its state take it away from the
+    output that gates make.
     """
     by_input: dict[str, list[StatePair]] = {}
     for pair in pairs:
@@ -195,6 +209,8 @@ def _select_only(pairs: Iterable[StatePair]) -> list[StatePair]:
     for same_input in by_input.values():
         lowest = min(pair.is_computed for pair in same_input)
         best = [pair for pair in same_input if pair.is_computed == lowest]
+        if len(best) > 1:
+            best = [pair for pair in best if pair.is_gated] or best
         if len(best) > 1:
             best = [pair for pair in best if pair.update.kind != "unknown"]
         selected += best if len(best) == 1 else []

@@ -38,6 +38,7 @@ class StatePair(NamedTuple):
             recurrent state.
         feeds_back: Whether the output is all of the next state in every step, so that it can go
             back into the input as it is.
+        is_gated: Whether gates alone make the output from the input, as in a recurrent cell.
     """
 
     input: Value
@@ -45,6 +46,7 @@ class StatePair(NamedTuple):
     update: BufferUpdate
     is_computed: bool = False
     feeds_back: bool = True
+    is_gated: bool = False
 
 
 def drop_unread_values(
@@ -97,8 +99,8 @@ def drop_hidden_states(
     A pair that is computed with stays if what it is combined with is computed without it and is
     new in each step, if something scales or masks it, which a bias is not, and if it is not laid
     out like token ids. Else the input must have a fixed size on each axis but the first, must
-    not be laid out like another input, and must not be both what all other states are computed
-    from and computed from all of them.
+    not be laid out like another input, unless it is gated, and must not be both what all other
+    states are computed from and computed from all of them.
 
     """
     computed = [pair for pair in pairs if pair.is_computed]
@@ -115,7 +117,10 @@ def drop_hidden_states(
         for pair in pairs
         if not pair.is_computed
         or pair.input.name in affine
-        or (_has_state_shape(pair) and (pair.input.shape or ())[:2] not in layouts)
+        or (
+            _has_state_shape(pair)
+            and (pair.is_gated or (pair.input.shape or ())[:2] not in layouts)
+        )
     ]
     unclear = {pair.input.name for pair in kept if pair.is_computed} - affine
     hubs = _find_hubs(kept, graph) if unclear else frozenset()

@@ -24,6 +24,8 @@ from onnxkvrename.verification.operators import OperandFlow, SizeChange, find_op
 _DISTANCE = 8
 """Operators between a value and the weights that tell where it is used."""
 _DUMMY_OPS = ("Constant", "ConstantOfShape")
+_GATE_OPS = ("Sigmoid", "HardSigmoid")
+_SUM_OPS = ("Add", "Sub", "Sum")
 
 
 def find_joined_outputs(
@@ -54,6 +56,34 @@ def find_joined_outputs(
         for name in inputs
     }
     return _select_one_to_one(joined)
+
+
+def find_gated_inputs(
+    graph: ModelGraph, inputs: Collection[str], outputs: Iterable[str]
+) -> dict[str, frozenset[str]]:
+    """Return from which inputs some outputs are made by gates alone, as a recurrent cell does.
+
+    Each step scales the old state and what is new by gates, and adds them up: `f * c + i * g`; or
+    it goes from one to the other as far as a gate says: `n + z * (h - n)`. A gate is a value
+    between 0 and 1 that the model computes. Neither a residual block nor the step of an optimizer,
+    of a filter or of a scheduler is such a sum.
+
+    Args:
+        graph: The graph of a model.
+        inputs: Inputs that may be states.
+        outputs: Outputs that may be later states of them.
+
+    Returns:
+        The inputs of each output that has any; several where values of a sum are inputs.
+    """
+    if not inputs:
+        return {}
+    try:
+        uses = _ValueUses(graph.main)
+    except UntraceableError:
+        return {}
+    found = {output: uses.find_gated_roots(output).intersection(inputs) for output in outputs}
+    return {output: names for output, names in found.items() if names}
 
 
 def find_branch_states(
@@ -198,6 +228,7 @@ class _ValueUses:
 
     def __init__(self, body: Body) -> None:
         self._operations = tuple(body.list_operations())
+        self._weights = body.constants
         self._producers: dict[str, tuple[Operation, int]] = {}
         self._consumers: dict[str, list[tuple[Operation, int]]] = {}
         for operation in self._operations:
@@ -216,10 +247,12 @@ class _ValueUses:
         self._steps_left -= 1
         return self._steps_left > 0
 
-    def find_roots(self, name: str, *, through_joins: bool = False) -> tuple[str, ...]:
+    def find_roots(
+        self, name: str, *, through_joins: bool = False, through_cuts: bool = False
+    ) -> tuple[str, ...]:
         """Return the values that one is moved from, all of each, and all that are joined to it.
 
-        What a Concat joins counts, too, if `through_joins`.
+        What a Concat joins counts, too, if `through_joins`, and a part if `through_cuts`.
         """
         roots: dict[str, None] = {}
         pending = [name]
@@ -230,7 +263,7 @@ class _ValueUses:
                 return ()
             operation, position = self._producers.get(value, (None, 0))
             flows = () if operation is None else _list_flows(operation, position)
-            is_moved = len(flows) == 1 and _is_whole_move(flows[0])
+            is_moved = len(flows) == 1 and _is_whole_move(flows[0], with_cuts=through_cuts)
             is_joined = through_joins and operation is not None and operation.op_type == "Concat"
             if operation is None or not (is_moved or (is_joined and flows)):
                 roots[value] = None
@@ -239,6 +272,64 @@ class _ValueUses:
             pending += [source for source in sources if source and source not in seen]
             seen.update(sources)
         return tuple(roots)
+
+    def find_gated_roots(self, name: str) -> frozenset[str]:
+        """Return what a value is a sum of, each scaled by gates, and joined or moved otherwise."""
+        found: set[str] = set()
+        pending = [name]
+        seen = {name}
+        while pending:
+            terms: list[str] = []
+            for root in self.find_roots(pending.pop(), through_joins=True):
+                terms += self._list_gated_terms(root)
+            for term in terms:
+                roots = self.find_roots(term, through_cuts=True)
+                found.update(roots)
+                pending += [root for root in roots if root not in seen]
+                seen.update(roots)
+        return frozenset(found)
+
+    def _list_gated_terms(self, name: str) -> list[str]:
+        """Return what is scaled by gates and added up to a value; nothing if it is not made so."""
+        operation, _ = self._producers.get(name, (None, 0))
+        if operation is None or operation.domain or operation.op_type not in _SUM_OPS:
+            return []
+        scaled = [self._find_scaled_value(operand) for operand in operation.inputs]
+        if all(scaled):
+            return scaled
+        for term, other in zip(scaled, operation.inputs[::-1], strict=True):
+            difference, _ = self._producers.get(term, (None, 0))
+            if difference is None or difference.op_type != "Sub" or len(scaled) != 2:
+                continue
+            ends = [self.find_roots(each) for each in difference.inputs]
+            if self.find_roots(other) in ends:
+                return [*difference.inputs]
+        return []
+
+    def _find_scaled_value(self, name: str) -> str:
+        """Return what a gate is multiplied with to make a value; empty if none is."""
+        for root in self.find_roots(name):
+            operation, _ = self._producers.get(root, (None, 0))
+            if operation is not None and operation.op_type == "Mul" and not operation.domain:
+                first, second = operation.inputs
+                if self._is_gate(second):
+                    return first
+                return second if self._is_gate(first) else ""
+        return ""
+
+    def _is_gate(self, name: str) -> bool:
+        """Return whether a value, or what it leaves of a constant, is computed as a gate."""
+        roots = self.find_roots(name, through_cuts=True)
+        operation, _ = self._producers.get(roots[0] if len(roots) == 1 else "", (None, 0))
+        if operation is None or operation.domain:
+            return False
+        if operation.op_type == "Sub" and self._is_constant(operation.inputs[0]):
+            return self._is_gate(operation.inputs[1])
+        return operation.op_type in _GATE_OPS
+
+    def _is_constant(self, name: str) -> bool:
+        operation, _ = self._producers.get(name, (None, 0))
+        return name in self._weights if operation is None else operation.op_type == "Constant"
 
     def find_partners(self, name: str) -> Iterator[str]:
         """Yield what is joined to a value, or written into it, wherever it was moved to before."""
@@ -297,9 +388,10 @@ def _list_flows(operation: Operation, output: int) -> tuple[OperandFlow, ...]:
     return find_operand_flows(operation.domain, operation.op_type, output, count) or ()
 
 
-def _is_whole_move(flow: OperandFlow) -> bool:
-    """Return whether an operator only moves all of an operand."""
-    resized = flow.size_change & ~SizeChange.MOVES_AXES
+def _is_whole_move(flow: OperandFlow, *, with_cuts: bool = False) -> bool:
+    """Return whether an operator only moves all of an operand, or also a part `with_cuts`."""
+    cuts = SizeChange.CUTS | SizeChange.KEEPS_FIRST
+    resized = flow.size_change & ~SizeChange.MOVES_AXES & ~(cuts if with_cuts else 0)
     return not (flow.makes_new_state or flow.overwrites or flow.is_computed or resized)
 
 

@@ -26,6 +26,8 @@ _FILE_NAME = "specializations.json"
 _COMPILE_PREFIX = "qpc-"
 """How the names of QEfficient's compiles begin, which are folders of the export."""
 
+_CONTEXT_PART = "comp_ctx_lengths"
+"""The symbol of an export with lists of context lengths (CCL): how much of the context is read."""
 _NO_MEANINGS: Mapping[str, str] = {}
 _TIED_WORDS = {"batch": 1, "new": 2, "sequence": 4, "window": 8, "encoder": 6}
 """Words for symbols that have one size in a model, whatever they are called, and that size."""
@@ -60,6 +62,17 @@ def read_specialized_sizes(model: Path) -> dict[str, int]:
         first_sizes = {name: sizes[0] for name, sizes in specialized.conflicting_sizes.items()}
         return {**specialized.sizes, **first_sizes}
     return {}
+
+
+def limit_context_parts(likely: Mapping[str, int], dims: Mapping[str, int]) -> dict[str, int]:
+    """Return likely sizes in which the part of the context that is read is not longer than it.
+
+    The context may be one of `dims`, which are kept, or was corrected to run at all.
+    """
+    context = {**likely, **dims}.get("ctx_len")
+    if context is None or _CONTEXT_PART not in likely:
+        return dict(likely)
+    return {**likely, _CONTEXT_PART: min(likely[_CONTEXT_PART], context)}
 
 
 def read_dims(dims: Iterable[int | str | None]) -> tuple[int | str | None, ...]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.verification.running.dim_sizes import list_corrections
+from onnxkvrename.verification.running.dim_sizes import limit_context_parts, list_corrections
 from onnxkvrename.verification.running.feedback import (
     Feedback,
     Step,
@@ -144,7 +144,7 @@ def run_retention_loop(
         sizes = pending.pop(0)
         session = None
         try:
-            keys, dims_here = _build_keys(model.pairs), {**sizes, **dims}
+            keys, dims_here = _build_keys(model.pairs), {**limit_context_parts(sizes, dims), **dims}
             session = load_session(model.path, keys, dims_here, model.meanings)
             return _run_steps(session, model, steps, seed)
         except MemoryLimitError:

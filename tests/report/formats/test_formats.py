@@ -69,7 +69,7 @@ def test_a_new_format_takes_one_file_and_works_for_every_command(tmp_path: Path)
         ("manifest", "internal_suffix.onnx"): "0,internal_suffix.onnx,KV112",
     }
     commands = [(*args, "--format", "scratch_lines") for args in cases]
-    *answers, (page, _) = run_with(tmp_path, *commands, ["--help"])
+    *answers, (page, _) = run_with(tmp_path, *commands, ["rename", "--help"])
     first_lines = [next(iter(out.splitlines()), None) for out, _ in answers]
     assert first_lines == list(cases.values())
     assert "scratch_lines" in "".join(page.split())

@@ -29,6 +29,13 @@ def test_two_layers_are_two_wide_cells(inspected) -> None:
     )
 
 
+def test_the_last_cell_has_as_much_color_as_the_others_and_its_text_no_space(inspected) -> None:
+    _, *rows = render_kv_map(inspected(("mla", "mla"), tokens=TOKEN), 80)
+    for row in rows[:2]:
+        assert [span.text for span in row.spans if span.text.strip() == "M"] == [" M ", " M "]
+        assert row.text.endswith(" M")
+
+
 def test_capital_letters_carry_the_token(inspected) -> None:
     lines = draw_plain(render_kv_map, inspected(("mla", "mla"), tokens=TOKEN)).splitlines()
     assert lines[1:] == [

@@ -339,7 +339,7 @@ def test_of_a_broken_model_nothing_is_known_to_be_fine() -> None:
     ("prefill_sizes", "gap"),
     [
         ({}, "For longer prompts the bytes depend on a window: --dim sliding_window=SIZE"),
-        ({"sliding_window": 128}, "The graphs do not limit the prompt: lengths of up to 4,096"),
+        ({"sliding_window": 128}, "The graphs do not limit the prompt: shown up to 4,096"),
     ],
 )
 def test_lengths_that_are_not_shown_have_a_reason(prefill_sizes: dict[str, int], gap: str) -> None:

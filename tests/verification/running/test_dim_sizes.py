@@ -102,6 +102,26 @@ def test_where_the_sizes_of_a_compile_do_not_work_they_are_guessed(tmp_path: Pat
         assert (run and run.dims) == {"ctx_len": 32}
 
 
+@pytest.mark.parametrize(
+    ("dims", "expected"),
+    [
+        ({}, {"ctx_len": 64, "comp_ctx_lengths": 48}),
+        ({"ctx_len": 16}, {"ctx_len": 16, "comp_ctx_lengths": 16}),
+        ({"ctx_len": 56}, {"ctx_len": 56, "comp_ctx_lengths": 48}),
+        ({"ctx_len": 16, "comp_ctx_lengths": 20}, {"ctx_len": 16, "comp_ctx_lengths": 20}),
+    ],
+)
+def test_the_part_of_a_context_that_is_read_is_not_longer_than_it(
+    dims: dict[str, int], expected: dict[str, int], tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    decoder = build_decoder("ctx_len")
+    decoder.graph.input.append(models.info("comp_ctx_lengths", "comp_ctx_lengths"))
+    write_specializations(tmp_path, ctx_len=64, comp_ctx_lengths=48)
+    run, _ = check_retention(save_model(decoder, tmp_path / "m.onnx"), dims=dims)
+    assert (run and run.dims) == expected
+
+
 def test_a_model_runs_with_the_sizes_of_its_reference(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     (tmp_path / "renamed").mkdir()
