@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from onnxkvrename.api.files import rename, rename_all
     from onnxkvrename.api.graphs import rename_graph
     from onnxkvrename.api.layouts import check_consumer, compare, inspect, load_layout
+    from onnxkvrename.api.manifests import stamp, write_manifest
     from onnxkvrename.api.memory import rename_bytes, rename_model
+    from onnxkvrename.api.pages import compare_page, inspect_page
     from onnxkvrename.api.verification import find_pairs, suggest_rules, verify
     from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
     from onnxkvrename.findings import CheckError, Finding
@@ -41,6 +43,8 @@ _MODULES = {
     "api.files": ("rename", "rename_all"),
     "api.graphs": ("rename_graph",),
     "api.memory": ("rename_bytes", "rename_model"),
+    "api.manifests": ("stamp", "write_manifest"),
+    "api.pages": ("compare_page", "inspect_page"),
     "api.layouts": ("check_consumer", "compare", "inspect", "load_layout"),
     "api.verification": ("find_pairs", "suggest_rules", "verify"),
     "errors": ("KvRenameError", "ModelError", "RulesError", "WriteError"),
@@ -78,8 +82,10 @@ __all__ = [
     "__version__",
     "check_consumer",
     "compare",
+    "compare_page",
     "find_pairs",
     "inspect",
+    "inspect_page",
     "load_layout",
     "load_rules",
     "rename",
@@ -87,8 +93,10 @@ __all__ = [
     "rename_bytes",
     "rename_graph",
     "rename_model",
+    "stamp",
     "suggest_rules",
     "verify",
+    "write_manifest",
 ]
 
 

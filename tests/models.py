@@ -150,9 +150,11 @@ def every(message: Message) -> Iterator[Message]:
 
 # What a model must come to
 
-BUFFER = re.compile(r"((?:.*/)?past_(?:key|value)\.\d+)((?:_RetainedState)?)", re.DOTALL)
+BUFFER = re.compile(
+    r"((?:.*/)?past_(?:key|value)\.(?:0|[1-9]\d{0,5}))((?:_RetainedState)?)", re.DOTALL
+)
 INSIDE = re.compile(
-    r"((?:.*/)?past_(?:key|value)\.\d+)((?:_(?:Internal)?RetainedState)?)", re.DOTALL
+    r"((?:.*/)?past_(?:key|value)\.(?:0|[1-9]\d{0,5}))((?:_(?:Internal)?RetainedState)?)", re.DOTALL
 )
 
 NAMES = {

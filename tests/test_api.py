@@ -187,8 +187,10 @@ ABSENT = "none.onnx"
 CALLS = {
     "check_consumer": {"layout": ABSENT},
     "compare": {"prefill": ABSENT, "decode": ABSENT},
+    "compare_page": {"prefill": ABSENT, "decode": ABSENT},
     "find_pairs": {"model": ABSENT},
     "inspect": {"model": ABSENT},
+    "inspect_page": {"models": ABSENT},
     "load_layout": {"paths": ABSENT},
     "load_rules": {},
     "rename": {"model": ABSENT, "token": "X"},
@@ -196,17 +198,32 @@ CALLS = {
     "rename_bytes": {"data": b"", "token": "X"},
     "rename_graph": {"graph": onnx_graphsurgeon.Graph(), "token": "X"},
     "rename_model": {"model": onnx.ModelProto(), "token": "X"},
+    "stamp": {"models": ABSENT},
     "suggest_rules": {"models": ABSENT},
     "verify": {"model": ABSENT, "run": True, "renamed_from": ABSENT},
+    "write_manifest": {"paths": ABSENT, "output": ABSENT},
 }
 """Right arguments for each function of the library."""
 VALUES = (7, 1.5, b"bytes", ["item"], {"key": "value"}, object(), onnx.ModelProto(), Path)
 """Values of all kinds; each is wrong for nearly all arguments."""
+IN_MEMORY = (bytes, onnx.ModelProto)
 ACCEPTED = {
+    ("check_consumer", "layout"): IN_MEMORY,
+    ("compare", "decode"): IN_MEMORY,
+    ("compare", "prefill"): IN_MEMORY,
     ("compare", "serve"): (dict,),
-    ("load_layout", "paths"): (list, dict),
+    ("compare_page", "decode"): IN_MEMORY,
+    ("compare_page", "prefill"): IN_MEMORY,
+    ("compare_page", "serve"): (dict,),
+    ("find_pairs", "model"): IN_MEMORY,
+    ("inspect", "model"): IN_MEMORY,
+    ("inspect_page", "models"): (list, dict, *IN_MEMORY),
+    ("load_layout", "paths"): (list, dict, *IN_MEMORY),
     ("rename_all", "models"): (list, dict),
-    ("suggest_rules", "models"): (list, dict),
+    ("stamp", "models"): (list, dict),
+    ("suggest_rules", "models"): (list, dict, *IN_MEMORY),
+    ("verify", "model"): IN_MEMORY,
+    ("write_manifest", "paths"): (list, dict, *IN_MEMORY),
     ("rename_bytes", "data"): (bytes,),
     ("rename_model", "model"): (onnx.ModelProto,),
 }
@@ -285,22 +302,13 @@ def test_the_table_has_all_functions() -> None:
             "model must be an onnx.ModelProto, not GraphProto",
         ),
         (
-            lambda: onnxkvrename.verify(onnx.ModelProto()),
-            "model must be a path (str or os.PathLike), not ModelProto; "
-            "save it to a file first, with onnx.save",
-        ),
-        (
-            lambda: onnxkvrename.verify(b"bytes"),
-            "model must be a path (str or os.PathLike), not bytes; write the bytes to a file first",
-        ),
-        (
             lambda: onnxkvrename.rename("m.onnx", "X", rules=123),
             "rules must be Rules, the name of a profile or the path of a rules file, not int",
         ),
         (
             lambda: onnxkvrename.compare(PLAIN, onnxkvrename.inspect(PLAIN)),
-            "decode must be a LoadedLayout, a Layout or a path (str or os.PathLike), "
-            "not ModelSummary",
+            "decode must be a LoadedLayout, a Layout, a path (str or os.PathLike), bytes or an "
+            "onnx.ModelProto, not ModelSummary",
         ),
         (
             lambda: onnxkvrename.rename("m.onnx", "X", strip="yes"),

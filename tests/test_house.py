@@ -136,7 +136,7 @@ MAY_SWALLOW_ERRORS = {
     "__main__": 2,  # stderr cannot be written: there is no other place to say so
     "cli.main": 1,  # what a mistyped word may mean, and what a shell completes
     "cli.recover": 1,  # a remark beside a dry run; the command recover tells the error
-    "report.progress_bars": 2,  # nor is there one for a bar
+    "report.progress_bars": 3,  # nor is there one for a bar, nor for what draws it
     "renaming.parallel": 1,  # asks the kernel to end a worker with its parent, if it can
     "storage.copy": 1,  # a larger pipe, if the system allows one
     "storage.lock": 2,  # a lock file that another run has removed; clean-up

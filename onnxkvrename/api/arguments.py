@@ -7,23 +7,30 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, get_args
 
 from onnxkvrename.options import find_conflict, list_options
 from onnxkvrename.renaming.request import SidecarPolicy
-from onnxkvrename.rules.find_models import check_is_local, find_jobs
+from onnxkvrename.rules.find_models import check_is_local, list_models
 from onnxkvrename.rules.load import AUTO_PROFILE, has_profile
 from onnxkvrename.rules.load import load_rules as load
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import read_status
+from onnxkvrename.storage.read import MemoryFile, ModelSource, read_status
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 PathLike = str | os.PathLike[str]
+ModelLike = Union[PathLike, bytes, "ModelProto"]
+"""A model: its path, or for one in memory the serialized model or the ``onnx.ModelProto``, of
+which external data is neither read nor checked."""
 RulesLike = Rules | str | os.PathLike[str] | None
 """Rules, the name of a profile, or the path of a rules file; ``"auto"`` for the profile that knows
 the models' names, ``None`` for the profile qeff, or the one that knows the names if qeff does not.
 """
 _Request = TypeVar("_Request")
 _PATH = "a path (str or os.PathLike)"
+_MODEL = "a path (str or os.PathLike), bytes or an onnx.ModelProto"
 _BYTES = (bytes, bytearray, memoryview)
 _OUTPUTS = ("output", "directory")
 """The arguments whose paths are written."""
@@ -56,7 +63,7 @@ def load_rules(rules: RulesLike = None) -> Rules:
 def find_rules(
     profile: str | None,
     rules: Path | Rules | None,
-    paths: Sequence[Path] = (),
+    paths: Sequence[ModelSource] = (),
     pairs: str | None = None,
     token: str | None = None,
 ) -> Rules:
@@ -65,7 +72,8 @@ def find_rules(
     Args:
         profile: A profile; ``None`` for the default one, or another one that knows the names.
         rules: Rules to use instead, or a file of them.
-        paths: The models, and directories of models; without any, the names do not count.
+        paths: The models, in files or in memory, and directories of models; without any, the
+            names do not count.
         pairs: Whether the pairs that the graphs show are the rules.
         token: With `pairs`: the token that names may carry already.
 
@@ -85,7 +93,7 @@ def find_rules(
     return pick_rules(paths, profile, rules)
 
 
-def _find_rules_by_dataflow(paths: Sequence[Path], token: str) -> Rules:
+def _find_rules_by_dataflow(paths: Sequence[ModelSource], token: str) -> Rules:
     """Return rules for exactly the pairs that the graphs of some models show."""
     from onnxkvrename.verification.pairs.infer_rules import (  # loads onnx
         find_carried_tokens,
@@ -93,8 +101,7 @@ def _find_rules_by_dataflow(paths: Sequence[Path], token: str) -> Rules:
         trace_model,
     )
 
-    models = [job.model for job in find_jobs(paths) if job.model.suffix != ".json"]
-    traced = [trace_model(model) for model in models]
+    traced = [trace_model(m) for m in list_models(paths) if not str(m).endswith(".json")]
     return infer_rules(traced, find_carried_tokens(traced, token)).rules
 
 
@@ -194,12 +201,10 @@ class _Argument(NamedTuple):
         renames = self.function.startswith("rename")
         if not self.function or isinstance(value, type):
             return ""
-        if isinstance(value, _BYTES):
-            other = "rename_bytes renames a serialized model"
-            return f"; {other}" if renames else "; write the bytes to a file first"
-        if hasattr(value, "SerializeToString") and self.function != "rename_model":
-            other = "rename_model renames a ModelProto"
-            return f"; {other}" if renames else "; save it to a file first, with onnx.save"
+        if isinstance(value, _BYTES) and renames:
+            return "; rename_bytes renames a serialized model"
+        if hasattr(value, "SerializeToString") and renames and self.function != "rename_model":
+            return "; rename_model renames a ModelProto"
         is_path = isinstance(value, (str, os.PathLike))
         return "; rename renames a model in a file" if renames and is_path else ""
 
@@ -256,6 +261,19 @@ def _read_path(argument: _Argument, value: object, expected: str = _PATH) -> Pat
     return Path(text)
 
 
+def _read_model(argument: _Argument, value: Any, expected: str = _MODEL) -> ModelSource:
+    if isinstance(value, _BYTES):
+        return MemoryFile(argument.name, bytes(value))
+    if not isinstance(value, type) and _PLAIN_TYPES["ModelProto"].includes(value):
+        return MemoryFile(argument.name, value.SerializeToString())
+    return _read_path(argument, value, expected)
+
+
+def _read_models(argument: _Argument, values: Any) -> tuple[ModelSource, ...]:
+    is_model = isinstance(values, _BYTES) or _PLAIN_TYPES["ModelProto"].includes(values)
+    return (_read_model(argument, values),) if is_model else _read_paths(argument, values)
+
+
 def _read_paths(argument: _Argument, values: Any) -> tuple[Path, ...]:
     if isinstance(values, (str, os.PathLike)):
         return (_read_path(argument, values),)
@@ -310,7 +328,7 @@ def _read_layout(argument: _Argument, layout: object) -> object:
 
     if isinstance(layout, (LoadedLayout, Layout)):
         return layout
-    return _read_path(argument, layout, f"a LoadedLayout, a Layout or {_PATH}")
+    return _read_model(argument, layout, f"a LoadedLayout, a Layout, {_MODEL}")
 
 
 def _read_lines(argument: _Argument, value: Any) -> Mapping[str, str]:
@@ -329,9 +347,11 @@ _READERS: Mapping[str, Callable[[_Argument, Any], Any]] = {
     "SidecarPolicy": _read_sidecar_policy,
     "PathLike": _read_path,
     "PathLike | Iterable[PathLike]": _read_paths,
+    "ModelLike": _read_model,
+    "ModelLike | Iterable[PathLike]": _read_models,
     "Mapping[str, int]": _read_sizes,
     "Sequence[int]": _read_lengths,
     "str | Mapping[str, str]": _read_lines,
-    "LoadedLayout | Layout | PathLike": _read_layout,
+    "LoadedLayout | Layout | ModelLike": _read_layout,
 }
 """How to read an argument, by its annotation."""

@@ -14,6 +14,7 @@ from onnxkvrename.api.arguments import (
     find_rules,
     read_arguments,
 )
+from onnxkvrename.api.wording import speak_python
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.qefficient.export_cache import (
     check_cache_reuse,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     ProgressContext = AbstractContextManager[Progress | None]
 
 
+@speak_python
 def rename(
     model: PathLike,
     token: str | None = None,
@@ -53,6 +55,8 @@ def rename(
     strict: bool = False,
     force: bool = False,
     sidecars: SidecarPolicy = "auto",
+    seed_cache: bool = False,
+    in_place: bool = False,
     dry_run: bool = False,
 ) -> ModelReport:
     """Rename the KV buffers of one model: in place, or into ``output``.
@@ -78,6 +82,9 @@ def rename(
         sidecars: Whether text files beside the model that repeat its names, such as
             ``custom_io.yaml``, are renamed as well: ``auto`` for those that belong to the model,
             ``require`` if all must, ``off`` for none, with a warning.
+        seed_cache: For an export in QEfficient's cache: put the result where the cache looks for
+            it.
+        in_place: With ``seed_cache``: rename the export itself and its directory.
         dry_run: Plan and check only.
 
     Returns:
@@ -108,6 +115,7 @@ def rename(
     return report
 
 
+@speak_python
 def rename_all(
     models: PathLike | Iterable[PathLike],
     token: str | None = None,
@@ -124,14 +132,16 @@ def rename_all(
     strict: bool = False,
     force: bool = False,
     sidecars: SidecarPolicy = "auto",
+    seed_cache: bool = False,
+    in_place: bool = False,
     dry_run: bool = False,
     executor: Executor | None = None,
 ) -> Report:
     """Rename many models, all of them or none.
 
     After an exception, all files are as they were. ``strip``, ``replace``, ``normalize``,
-    ``rules``, ``to``, ``verify``, ``strict``, ``force``, ``sidecars`` and ``dry_run`` are as for
-    `rename`.
+    ``rules``, ``to``, ``verify``, ``strict``, ``force``, ``sidecars``, ``seed_cache``,
+    ``in_place`` and ``dry_run`` are as for `rename`.
 
     Args:
         models: Paths of models, and of directories: then every ``.onnx`` file below.

@@ -27,22 +27,25 @@ from onnx.helper import make_attribute, make_opsetid, set_model_props
 
 from onnxkvrename.api.arguments import RulesLike, build_request, find_graph_library, read_arguments
 from onnxkvrename.api.files import run_rename
+from onnxkvrename.api.wording import speak_python
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.storage.read import MEMORY
 from onnxkvrename.storage.scratch import open_scratch_file
 
 if TYPE_CHECKING:
     from onnx_graphsurgeon import Graph
     from onnx_ir import Model
 
-_PATH = "<memory>"
+_PATH = str(MEMORY)
 _KEPT_BYTES = 1 << 10
 """The largest values of a tensor that are described: shapes, axes and conditions, no weights."""
 _ANNOTATION_KEY = "quant_parameter_tensor_names"
 """Where onnx_ir keeps the names that a quantization annotation gives to a value."""
 
 
+@speak_python
 def rename_graph(
     graph: Graph | Model,
     token: str | None = None,
@@ -112,7 +115,8 @@ def rename_graph(
             error.hint = error.hint and _hide_path(error.hint, path)
             raise
         if report.status == "renamed":
-            _apply(tuple(live.plan_changes(old, load(path))))
+            new = load(path, load_external_data=False)
+            _apply(tuple(live.plan_changes(old, new)))
     findings = tuple(
         item._replace(message=_hide_path(item.message, path), hint=_hide_path(item.hint, path))
         for item in report.findings
@@ -123,7 +127,7 @@ def rename_graph(
 
 def _hide_path(text: str, path: Path) -> str:
     """Return a text that calls the exported graph what a user may call it."""
-    return text.replace(str(path), path.name)
+    return text.replace(str(path), str(MEMORY / "graph"))
 
 
 class _Change(NamedTuple):

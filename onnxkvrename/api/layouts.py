@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from onnxkvrename.api.arguments import (
+    ModelLike,
     PathLike,
     RulesLike,
     build_request,
     find_rules,
     read_arguments,
 )
-from onnxkvrename.api.serving import apply_serve, compare_served, read_served_pair
+from onnxkvrename.api.serving import ServedHandoff, apply_serve, compare_served, read_served_pair
+from onnxkvrename.api.wording import speak_python
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff
+from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import (
     DEFAULT_CONSUMER,
     configure_consumer,
@@ -34,16 +38,18 @@ from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.weights import describe_weights
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.storage.read import MemoryFile, ModelSource
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.serve import read_serve_option
 from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS
 
 
-def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
-    """Return what is in a model file: its KV buffers, tokens, weights and findings.
+@speak_python
+def inspect(model: ModelLike, *, rules: RulesLike = None) -> ModelSummary:
+    """Return what is in a model: its KV buffers, tokens, weights and findings.
 
     Args:
-        model: The model's path.
+        model: The model's path, its bytes or a ``ModelProto``.
         rules: Rules, a profile's name or the path of a rules file.
 
     Returns:
@@ -60,16 +66,17 @@ def inspect(model: PathLike, *, rules: RulesLike = None) -> ModelSummary:
         (4, (0, 1))
     """
     arguments = read_arguments(inspect, locals())
-    path = arguments["model"]
-    found = find_rules(arguments["profile"], arguments["rules"], [path])
-    summary = inspect_model(path, found, trace_buffer_updates)
+    source = arguments["model"]
+    found = find_rules(arguments["profile"], arguments["rules"], [source])
+    summary = inspect_model(source, found, trace_buffer_updates)
     if summary.error is not None:
         raise summary.error
     return summary
 
 
+@speak_python
 def load_layout(
-    paths: PathLike | Iterable[PathLike],
+    paths: ModelLike | Iterable[PathLike],
     *,
     sizes: Mapping[str, int] | None = None,
     specializations: PathLike | None = None,
@@ -80,7 +87,7 @@ def load_layout(
 
     Args:
         paths: A model, a manifest, a directory with the windows of one model, or several
-            such windows.
+            such windows; for a model in memory its bytes or a ``ModelProto``.
         sizes: Sizes of symbolic dimensions, such as ``{"ctx_len": 4096}``.
         specializations: A specializations.json with further sizes.
         custom_io: A custom_io.yaml with the dtypes of a compile.
@@ -108,7 +115,7 @@ def load_layout(
 
 
 def load_traced(
-    paths: Sequence[Path],
+    paths: Sequence[ModelSource],
     rules: Rules,
     compile_info: CompileInfo = UNKNOWN_COMPILE,
     *,
@@ -138,8 +145,9 @@ def trace_graph(source: ByteSource, pairs: Sequence[KvPair], directory: Path) ->
     )
 
 
+@speak_python
 def check_consumer(
-    layout: LoadedLayout | Layout | PathLike,
+    layout: LoadedLayout | Layout | ModelLike,
     target: str = DEFAULT_CONSUMER,
     *,
     full_transfer: bool = False,
@@ -148,7 +156,7 @@ def check_consumer(
     """Return why a consumer cannot use the KV buffers, or how it would damage them.
 
     Args:
-        layout: The buffers, or the path of a model or manifest.
+        layout: The buffers, a model in memory, or the path of a model or manifest.
         target: The consumer's name.
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
         serve: The line that starts vLLM, or ``@`` and the path of a script with it.
@@ -177,9 +185,10 @@ def check_consumer(
     return tuple(consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer))
 
 
+@speak_python
 def compare(
-    prefill: LoadedLayout | Layout | PathLike,
-    decode: LoadedLayout | Layout | PathLike,
+    prefill: LoadedLayout | Layout | ModelLike,
+    decode: LoadedLayout | Layout | ModelLike,
     target: str = DEFAULT_CONSUMER,
     *,
     full_transfer: bool = False,
@@ -191,8 +200,9 @@ def compare(
     """Predict whether decode finds prefill's KV buffers where it looks for them.
 
     Args:
-        prefill: The buffers of the prefill worker, or the path of its model or manifest. Beside
-            the model, a compile's ``qpc-HASH`` directory is read for dtypes and sizes.
+        prefill: The buffers of the prefill worker, its model in memory, or the path of its
+            model or manifest. Beside a file, a compile's ``qpc-HASH`` directory is read for dtypes
+            and sizes.
         decode: The same for the decode worker.
         target: The consumer's name.
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
@@ -219,21 +229,35 @@ def compare(
         >>> handoff.verdict.outcome, handoff.findings
         ('works', ())
     """
-    arguments = read_arguments(compare, locals())
+    return compare_arguments(read_arguments(compare, locals())).served.handoff
+
+
+class Comparison(NamedTuple):
+    """What :func:`compare` finds, with the buffers of prefill and decode and their rules."""
+
+    served: ServedHandoff
+    sides: tuple[LoadedLayout, LoadedLayout]
+    consumer: Consumer
+    rules: Rules
+
+
+def compare_arguments(arguments: Mapping[str, Any]) -> Comparison:
+    """Compare two sides, as the arguments of :func:`compare` say."""
+    consumer = load_consumer(arguments["target"])
     sides = (arguments["prefill"], arguments["decode"])
-    consumer = load_consumer(target)
-    paths = [side for side in sides if isinstance(side, Path)]
+    paths = [side for side in sides if isinstance(side, (Path, MemoryFile))]
     found = find_rules(arguments["profile"], arguments["rules"], paths)
     first, second = (_load_side(side, found) for side in sides)
-    return compare_served(
+    served = compare_served(
         (_find_path(first), _find_path(second)),
         (first, second),
         consumer,
         found,
-        read_served_pair(arguments["serve"] or {}, _read_version(vllm)),
-        full_transfer=full_transfer,
+        read_served_pair(arguments["serve"] or {}, _read_version(arguments["vllm"])),
+        full_transfer=arguments["full_transfer"],
         tokens=arguments["prompts"],
-    ).handoff
+    )
+    return Comparison(served, (first, second), consumer, found)
 
 
 def _read_version(version: str) -> str:
@@ -242,7 +266,7 @@ def _read_version(version: str) -> str:
     return version
 
 
-def _load_side(side: LoadedLayout | Layout | Path, rules: Rules) -> LoadedLayout:
+def _load_side(side: LoadedLayout | Layout | ModelSource, rules: Rules) -> LoadedLayout:
     """Return a side; for a path with what the compiles beside its models say."""
     loaded = _load(side, rules)
     return apply_found_compiles(loaded)[0] if isinstance(side, Path) else loaded
@@ -252,7 +276,9 @@ def _find_path(loaded: LoadedLayout) -> Path:
     return Path(*loaded.layout.models[:1])
 
 
-def _load(layout: LoadedLayout | Layout | Path, rules: RulesLike = None) -> LoadedLayout:
+def _load(layout: LoadedLayout | Layout | ModelSource, rules: Rules | None = None) -> LoadedLayout:
     if isinstance(layout, Layout):
         return LoadedLayout(layout, ())
-    return layout if isinstance(layout, LoadedLayout) else load_layout(layout, rules=rules)
+    if isinstance(layout, LoadedLayout):
+        return layout
+    return load_traced((layout,), rules or find_rules(None, None, (layout,)))

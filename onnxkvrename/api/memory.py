@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from onnxkvrename.api.arguments import RulesLike, build_request, find_rules, read_arguments
+from onnxkvrename.api.wording import speak_python
 from onnxkvrename.findings import CheckError
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_in_memory
 from onnxkvrename.rules.load import AUTO_PROFILE
-from onnxkvrename.rules.pick import pick_rules_for_bytes
+from onnxkvrename.rules.pick import pick_rules
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.storage.read import MemoryFile
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 
+@speak_python
 def rename_bytes(
     data: bytes,
     token: str | None = None,
@@ -58,6 +62,7 @@ def rename_bytes(
     return _rename(bytes(data), arguments)
 
 
+@speak_python
 def rename_model(
     model: ModelProto,
     token: str | None = None,
@@ -104,16 +109,20 @@ def _rename(data: bytes, arguments: Mapping[str, Any]) -> bytes:
     profile, rules = arguments["profile"], arguments["rules"]
     change = build_request(Request, arguments).change
     if profile == AUTO_PROFILE:
-        return rename_in_memory(data, change, pick_rules_for_bytes(data))
+        return rename_in_memory(data, change, _pick_rules(data))
     try:
         return rename_in_memory(data, change, find_rules(profile, rules))
     except CheckError as error:
         is_default = profile is None and rules is None
         if not is_default or all(finding.code != "KV001" for finding in error.findings):
             raise
-        picked = pick_rules_for_bytes(data)
+        picked = _pick_rules(data)
         if picked.choice is None:
             from onnxkvrename.api.unnamed_caches import explain_unknown_bytes  # nothing is renamed
 
             raise explain_unknown_bytes(error, data, change.token or "") from None
     return rename_in_memory(data, change, picked)
+
+
+def _pick_rules(data: bytes) -> Rules:
+    return pick_rules([MemoryFile("model", data)], AUTO_PROFILE, None)

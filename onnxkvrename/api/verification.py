@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from onnxkvrename.api.arguments import (
+    ModelLike,
     PathLike,
     RulesLike,
     build_request,
     find_rules,
     read_arguments,
 )
+from onnxkvrename.api.wording import speak_python
 from onnxkvrename.errors import RulesError
 from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.storage.read import MemoryFile
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
 from onnxkvrename.verification.verify import (
@@ -27,8 +30,9 @@ from onnxkvrename.verification.verify import (
 )
 
 
+@speak_python
 def verify(
-    model: PathLike,
+    model: ModelLike,
     *,
     token: str | None = None,
     select: str | None = None,
@@ -43,7 +47,7 @@ def verify(
     """Prove that every KV buffer of a model is retained; write nothing.
 
     Args:
-        model: The model's path.
+        model: The model's path, its bytes or a ``ModelProto``.
         token: Also prove that every KV name carries this token, and no other name does.
         select: Also prove that this regular expression matches all KV names, and no others.
         run: Also run the retention loop in onnxruntime.
@@ -60,7 +64,7 @@ def verify(
     Raises:
         RulesError: The rules, the token or the expression cannot be used.
         ValueError: ``reference`` or ``dims`` without ``run``; ``compare_data``
-            without ``renamed_from``.
+            without ``renamed_from``; either for a model in memory.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
 
@@ -70,18 +74,20 @@ def verify(
         (False, {'updated'})
     """
     arguments = read_arguments(verify, locals())
-    path = arguments["model"]
+    source = arguments["model"]
     request = build_request(
         VerifyRequest,
         arguments,
-        models=(path,),
         select=None if select is None else _compile_select(select),
         checks=(check_cache_state,),
     )
+    for name in ("run", "compare_data"):
+        if arguments[name] and isinstance(source, MemoryFile):
+            raise ValueError(f"{name} requires the path of a model: it reads external data, too")
     if token is not None:
         check_token_change(TokenChange(token))
-    found = find_rules(arguments["profile"], arguments["rules"], [path])
-    (verified,) = verify_window_sets([verify_model(path, found, request)], found, request)
+    found = find_rules(arguments["profile"], arguments["rules"], [source])
+    (verified,) = verify_window_sets([verify_model(source, found, request)], found, request)
     if verified.report.error is not None:
         raise verified.report.error
     return verified
@@ -94,11 +100,12 @@ def _compile_select(pattern: str) -> Pattern:
         raise RulesError(f"select={pattern!r}: the expression {error}") from None
 
 
-def find_pairs(model: PathLike) -> tuple[StatePair, ...]:
+@speak_python
+def find_pairs(model: ModelLike) -> tuple[StatePair, ...]:
     """Return each input of a model that an output is a later state of, with that output.
 
     Args:
-        model: The model's path.
+        model: The model's path, its bytes or a ``ModelProto``.
 
     Returns:
         The pairs in the order of the inputs; what cannot be proved is in none.
@@ -114,11 +121,12 @@ def find_pairs(model: PathLike) -> tuple[StatePair, ...]:
     return trace_model(read_arguments(find_pairs, locals())["model"]).pairs
 
 
-def suggest_rules(models: PathLike | Iterable[PathLike], *, token: str | None = None) -> Rules:
+@speak_python
+def suggest_rules(models: ModelLike | Iterable[PathLike], *, token: str | None = None) -> Rules:
     """Return rules for exactly the pairs that the graphs of some models show, for ``rules=``.
 
     Args:
-        models: The path of a model, or several.
+        models: The path of a model, its bytes or a ``ModelProto``; or several paths.
         token: The token that names may carry already; the rules list them without it.
 
     Returns:

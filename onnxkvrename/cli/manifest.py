@@ -11,13 +11,18 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
+from onnxkvrename.api.manifests import (
+    check_manifest_outputs,
+    plan_stamp,
+    settle_stamps,
+    write_stamps,
+)
 from onnxkvrename.api.serving import BANDWIDTH, VLLM
-from onnxkvrename.cli.files import collect_inputs
 from onnxkvrename.cli.options import declare_command, parse_bandwidth
 from onnxkvrename.cli.output import print_answer, print_choice, print_lines, print_notes
-from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import decide_exit_code, quote_path
-from onnxkvrename.layout.layout import Layout, compute_layout_digest
+from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
@@ -47,7 +52,6 @@ from onnxkvrename.options import (
     Verbose,
 )
 from onnxkvrename.records import fill_record
-from onnxkvrename.renaming.run import stamp_models
 from onnxkvrename.report.documents.projection_json import projection_to_json
 from onnxkvrename.report.formats import Answer, Line, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
@@ -56,11 +60,9 @@ from onnxkvrename.report.manifest_text import (
     render_layout,
 )
 from onnxkvrename.report.vllm_text import render_projection
-from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.profile import ProfileChoice, Rules
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.storage.recover import settle_stopped_runs
-from onnxkvrename.storage.write_file import needs_write, write_files
+from onnxkvrename.storage.write_file import write_files
 from onnxkvrename.vllm.projection import (
     Projection,
     build_request,
@@ -188,12 +190,11 @@ def command(arguments: ManifestArguments) -> int:
     )
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     if arguments.stamp:
-        jobs = find_jobs(arguments.models)
-        settle_stopped_runs([job.target.parent for job in jobs], [job.model for job in jobs])
+        settle_stamps(arguments.models)
     compile_info = fill_record(CompileInfo, arguments)
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
     if arguments.stamp:
-        loaded = _plan_stamp(loaded, rules)
+        loaded = plan_stamp(loaded, rules)
     stamped = loaded if arguments.stamp and not loaded.failed else None
     request, notes = _build_request(arguments)
     if request is not None:
@@ -207,42 +208,18 @@ def command(arguments: ManifestArguments) -> int:
     result = _ManifestResult(loaded, projection, rules.profile_choice)
     answer = _build_answer(result, arguments)
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
-    inputs = _check_outputs(loaded, arguments, files)
+    inputs = check_manifest_outputs(
+        loaded,
+        files,
+        (arguments.specializations, arguments.custom_io, arguments.rules),
+        is_stamped=arguments.stamp,
+        force=arguments.force,
+    )
     if stamped is not None:
-        _write_stamps(stamped, rules, force=arguments.force, quiet=arguments.quiet)
+        reports = write_stamps(stamped, rules, force=arguments.force)
+        print_lines(map(_build_stamp_line, () if arguments.quiet else reports))
     write_files(files, force=arguments.force, inputs=inputs)
     return _print_answer(answer, loaded, arguments)
-
-
-def _check_outputs(
-    loaded: LoadedLayout, arguments: ManifestArguments, contents: Mapping[Path, bytes]
-) -> list[Path]:
-    """Return the files that are read; raise :class:`WriteError` if an output cannot be written."""
-    if not contents and not arguments.stamp:
-        return []
-    read = (arguments.specializations, arguments.custom_io, arguments.rules)
-    files = collect_inputs(
-        (
-            *((path, "external data of a model of this run") for path in loaded.data_paths),
-            *((path, "what the manifest is made from") for path in read),
-        )
-    )
-    models = {
-        report.path: files.add_input(
-            Path(report.path),
-            f"the model {report.path}" if loaded.identities else "the manifest that is read",
-        )
-        for report in loaded.reports
-    }
-    results = [files.add_output(output, "the manifest") for output in contents]
-    for model in loaded.layout.models if arguments.stamp else ():
-        role = f"the model {model}, which gets a stamp"
-        results.append(files.add_output(Path(model), role, replaces=models[model]))
-    for result in results:
-        files.check_output(result)
-    for output, content in contents.items():
-        needs_write(output, content, force=arguments.force)
-    return files.list_inputs()
 
 
 def _build_request(
@@ -296,68 +273,6 @@ def _load_draft(arguments: ManifestArguments, rules: Rules) -> Layout | None:
     layout, sizes = loaded.layout, arguments.sizes
     known = {symbol: size for symbol, size in sizes.items() if symbol in layout.symbols}
     return apply_compile_info(layout, CompileInfo(known))
-
-
-def _plan_stamp(loaded: LoadedLayout, rules: Rules) -> LoadedLayout:
-    """Return the layout as it will be with its stamp; it gets none where there are findings.
-
-    Raises:
-        ModelError: It is that of a manifest, or of a window alone that has the stamp of its set.
-    """
-    if not loaded.identities:
-        raise ModelError(
-            "is a manifest: --stamp writes into models",
-            path=loaded.reports[0].path,
-            hint="pass the models that it describes",
-        )
-    loaded = loaded.remove_findings("KV621")
-    if loaded.failed:
-        return loaded
-    digest = compute_layout_digest(loaded.layout)
-    _check_set_stamp(loaded, digest, rules)
-    return loaded._replace(stamp=digest)
-
-
-def _write_stamps(loaded: LoadedLayout, rules: Rules, *, force: bool, quiet: bool) -> None:
-    """Write the stamp of the layout into its models.
-
-    Raises:
-        KvRenameError: A model cannot be written; then none has changed.
-    """
-    assert loaded.stamp is not None
-    reports = [report for report in loaded.reports if report.path in loaded.layout.models]
-    jobs = [build_job(Path(report.path)) for report in reports]
-    identities = [loaded.identities[report.path] for report in reports]
-    results = stamp_models(
-        jobs,
-        reports,
-        identities,
-        loaded.stamp,
-        rules,
-        data_paths=loaded.data_paths,
-        force=force,
-    ).models
-    for result in results:
-        if result.error is not None:
-            raise result.error
-    if not quiet:
-        print_lines(map(_build_stamp_line, results))
-
-
-def _check_set_stamp(loaded: LoadedLayout, digest: str, rules: Rules) -> None:
-    """Raise :class:`ModelError` for a window alone that carries the stamp of its set."""
-    (path, *further_models) = loaded.layout.models
-    if (
-        not further_models
-        and loaded.stamp not in (None, digest)
-        and rules.set_rule.is_window_path(path)
-    ):
-        raise ModelError(
-            "has the stamp of its whole set, which a window alone cannot replace",
-            path=path,
-            hint="pass all windows of the set, or remove the stamp first: "
-            f"`onnxkvrename {quote_path(path)} --strip`",
-        )
 
 
 def _build_stamp_line(report: ModelReport) -> Line:

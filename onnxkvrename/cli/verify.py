@@ -11,7 +11,7 @@ import click
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command
-from onnxkvrename.cli.output import print_answer, print_choice
+from onnxkvrename.cli.output import print_answer, print_choice, show_progress
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.options import Example
 from onnxkvrename.qefficient.export_cache import check_cache_state
@@ -62,8 +62,14 @@ def _verify_models(request: VerifyRequest) -> tuple[tuple[VerifiedModel, ...], P
     rules = find_rules(request.profile, request.rules, paths, request.pairs, request.token)
     print_choice(rules.choice, request.output_format, request.quiet)
     verify = partial(_verify_with_source, rules=rules, request=request)
-    with open_executor(None, request.jobs, len(paths)) as executor:
-        models = tuple(map_ordered(verify, [*sources.items()], executor, is_read_only=True))
+    is_watched = request.output_format == "text" and not request.quiet
+    with (
+        open_executor(None, request.jobs, len(paths)) as executor,
+        show_progress(is_wanted=is_watched) as progress,
+    ):
+        count = progress.track_models("verifying", len(paths)) if progress is not None else None
+        items = [*sources.items()]
+        models = tuple(map_ordered(verify, items, executor, count, is_read_only=True))
     _check_dims(models, request)
     return verify_window_sets(models, rules, request), rules.profile_choice
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import (
     Finding,
@@ -81,6 +82,7 @@ class SimulatedPrompt(NamedTuple):
     is_refused: bool
 
 
+@show_briefly
 class Handoff(NamedTuple):
     """The result of a comparison.
 

@@ -17,7 +17,13 @@ from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import LoadedLayout
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.model.weights import Weight
-from onnxkvrename.storage.read import has_content, open_file, read_chunks, resolve_path
+from onnxkvrename.storage.read import (
+    has_content,
+    is_in_memory,
+    open_file,
+    read_chunks,
+    resolve_path,
+)
 
 
 class SharedFiles(NamedTuple):
@@ -61,7 +67,7 @@ class ModelIdentity(NamedTuple):
 def find_shared_files(
     paths: tuple[Path, Path], sides: tuple[LoadedLayout, LoadedLayout]
 ) -> SharedFiles:
-    """Return which files both sides have alike; of two manifests that is not known.
+    """Return which files both sides have alike; of manifests and models in memory unknown.
 
     Args:
         paths: The model, directory or manifest of prefill, and of decode.
@@ -70,6 +76,8 @@ def find_shared_files(
     Raises:
         ModelError: A model cannot be read any more.
     """
+    if any(map(is_in_memory, paths)):
+        return NO_SHARED_FILES
     if resolve_path(paths[0]) == resolve_path(paths[1]):
         return SharedFiles(is_same_graph=True, is_same_data=True)
     models = [list(side.identities.items()) for side in sides]

@@ -6,9 +6,9 @@ import posixpath
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Literal, NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import Finding
 from onnxkvrename.layout.layout import (
@@ -39,6 +39,7 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, PartPath
 from onnxkvrename.rules.windows import check_parts
 from onnxkvrename.sidecars.stale import find_stale_sidecars
+from onnxkvrename.storage.read import ModelSource
 
 NameStatus = Literal["plain", "token", "half", "missing", "broken"]
 """The status of a buffer's names; a recurrent state is something else.
@@ -120,6 +121,7 @@ class StampStatus(NamedTuple):
     holds: bool | None
 
 
+@show_briefly
 class ModelSummary(NamedTuple):
     """The contents of one model; for one that cannot be read only ``path`` and ``error``.
 
@@ -177,7 +179,7 @@ class ModelSummary(NamedTuple):
 
 
 def inspect_models(
-    paths: Iterable[Path], rules: Rules, trace_updates: UpdateTracer | None = None
+    paths: Iterable[ModelSource], rules: Rules, trace_updates: UpdateTracer | None = None
 ) -> tuple[ModelSummary, ...]:
     """Summarize models; windows of one model that carry different tokens have KV303.
 
@@ -205,9 +207,9 @@ def inspect_models(
 
 
 def inspect_model(
-    path: Path, rules: Rules, trace_updates: UpdateTracer | None = None
+    path: ModelSource, rules: Rules, trace_updates: UpdateTracer | None = None
 ) -> ModelSummary:
-    """Summarize the model at a path; for a file that is not a readable model, return its error.
+    """Summarize a model, in a file or in memory; of one that cannot be read, return the error.
 
     Without `trace_updates`, how buffers are updated stays unknown.
 
@@ -218,7 +220,7 @@ def inspect_model(
 
 
 def _read_summary(
-    path: Path, rules: Rules, trace_updates: UpdateTracer | None
+    path: ModelSource, rules: Rules, trace_updates: UpdateTracer | None
 ) -> tuple[ModelSummary, KvModel | None]:
     """Return the summary of a model, and the model if it can be read."""
     try:
@@ -242,13 +244,12 @@ def summarize_model(
         ModelError: The bytes are not a readable model.
         RulesError: A template of the rules makes names that could not be undone.
     """
-    scanned = scan_model(
-        opened.source, opened.signature, opened.file.path, rules, data_beside=opened.file
-    )
+    path, beside = opened.file.path, opened.data_beside
+    scanned = scan_model(opened.source, opened.signature, path, rules, data_beside=beside)
     model = scanned.model
     stamp_findings = check_stamp(model)
     holds = None if model.is_window else not stamp_findings
-    stale = find_stale_sidecars(opened.file.path, model.pairs, rules)
+    stale = find_stale_sidecars(path, model.pairs, rules) if beside is not None else ()
     updates: Mapping[str, BufferUpdate] = {}
     if trace_updates is not None and model.pairs:
         updates = trace_updates(opened.source, model.pairs)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_word
 from onnxkvrename.layout.kinds import (
@@ -148,6 +149,7 @@ class KvBuffer(NamedTuple):
         return tuple(dim for axis, dim in enumerate(self.shape) if axis not in axes)
 
 
+@show_briefly
 class Layout(NamedTuple):
     """All KV buffers of a model or a set of windows, and everything else its graphs show.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import (
     Finding,
@@ -32,7 +33,7 @@ from onnxkvrename.layout.updates import find_mix_ups
 from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.check_together import check_models_together
-from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.find_models import list_models
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
@@ -41,7 +42,13 @@ from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
 from onnxkvrename.sidecars.compiles import parse_specializations, read_compiles
 from onnxkvrename.sidecars.custom_io import parse_custom_io_dtypes
-from onnxkvrename.storage.read import FileIdentity, open_file, read_status, read_text_file
+from onnxkvrename.storage.read import (
+    FileIdentity,
+    ModelSource,
+    open_file,
+    read_status,
+    read_text_file,
+)
 
 _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
 """The stages of an export, the last one first: its models replace those of earlier ones."""
@@ -66,6 +73,7 @@ class CompileInfo(NamedTuple):
 UNKNOWN_COMPILE = CompileInfo()
 
 
+@show_briefly
 class LoadedLayout(NamedTuple):
     """A layout, with a report on each model that was read.
 
@@ -74,7 +82,8 @@ class LoadedLayout(NamedTuple):
         reports: The problems of each model, including models without buffers.
         stamp: The layout digest that all models of the layout carry, if they do.
         data_paths: Where the external data of all models lie, usable or not.
-        identities: The state of each model's file when it was read, by its path.
+        identities: The state of each model's file when it was read, by its path; empty for a
+            manifest, and for a model in memory.
     """
 
     layout: Layout
@@ -116,7 +125,7 @@ class LoadedLayout(NamedTuple):
 
 
 def load_layout(
-    paths: Sequence[Path],
+    paths: Sequence[ModelSource],
     rules: Rules,
     compile_info: CompileInfo = UNKNOWN_COMPILE,
     *,
@@ -133,7 +142,7 @@ def load_layout(
     was made from. ``compile_info`` may add sizes to it and replace dtypes.
 
     Args:
-        paths: Models and directories with models, or one manifest.
+        paths: Models and directories with models, one model in memory, or one manifest.
         rules: The rules that recognize KV names and the parts of sets.
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
@@ -147,19 +156,20 @@ def load_layout(
             specializations disagree on one.
         RulesError: A template of the rules makes names that could not be undone.
     """
-    if len(paths) == 1 and _is_json_file(paths[0]):
+    if len(paths) == 1 and isinstance(paths[0], Path) and _is_json_file(paths[0]):
         return _load_manifest(paths[0], compile_info, strict=strict)
     models, traces, identities = [], {}, {}
-    for job in find_jobs(paths):
-        with open_model(job.model) as opened:
-            signature = opened.signature
-            model = scan_model(opened.source, signature, job.model, rules, data_beside=None).model
+    for source in list_models(paths):
+        with open_model(source) as opened:
+            path, signature = opened.file.path, opened.signature
+            model = scan_model(opened.source, signature, path, rules, data_beside=None).model
             if trace is not None and model.pairs:
-                traced = trace(opened.source, model.pairs, opened.file.path.parent)
+                traced = trace(opened.source, model.pairs, path.parent)
                 traces[model.path] = traced
                 mix_ups = find_mix_ups(model.pairs, traced.updates)
                 model = model._replace(findings=(*model.findings, *mix_ups))
-            identities[model.path] = opened.file.identity
+            if opened.data_beside is not None:
+                identities[model.path] = opened.data_beside.identity
             models.append(model)
     set_findings = _check_together(models, rules, compile_info)
     selected = _select_layout_models(models)

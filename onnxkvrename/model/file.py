@@ -29,7 +29,13 @@ from onnxkvrename.model.protobuf import (
     encode_varint,
 )
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.storage.read import OpenFile, open_file, read_chunks
+from onnxkvrename.storage.read import (
+    MemoryFile,
+    ModelSource,
+    OpenFile,
+    open_file,
+    read_chunks,
+)
 from onnxkvrename.storage.temp_file import TempFile
 
 STAMP_KEY = "onnxkvrename.kv_layout_sha256"
@@ -61,18 +67,23 @@ class OpenModel(NamedTuple):
     source: ByteSource
     signature: Signature
 
+    @property
+    def data_beside(self) -> OpenFile | None:
+        """The file beside which external data and sidecars lie; ``None`` for one in memory."""
+        return None if isinstance(self.file, MemoryFile) else self.file
+
 
 @contextmanager
-def open_model(path: Path) -> Iterator[OpenModel]:
-    """Open a model for reading, until the context ends.
+def open_model(model: ModelSource) -> Iterator[OpenModel]:
+    """Open a model, in a file or in memory, for reading, until the context ends.
 
     Errors that are raised in the context pass unchanged.
 
     Raises:
         ModelError: The file cannot be read, or is not an ONNX model. The error names the file.
     """
-    with open_file(path) as file:
-        source = ByteSource(file.read, file.size, str(path))
+    with open_file(model) as file:
+        source = ByteSource(file.read, file.size, str(model))
         yield OpenModel(file, source, read_model_signature(source))
 
 

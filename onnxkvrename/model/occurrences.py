@@ -515,5 +515,7 @@ class _GraphWalker:
                     self.add_occurrence(record, "output", 0)
                 case 7:
                     self.walk_node(record, 0)
+                case 11:
+                    self.walk_attribute(record, 0)
                 case 12:
                     self.walk_value(record, "value_info", 0)

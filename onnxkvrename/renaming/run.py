@@ -40,15 +40,13 @@ from onnxkvrename.rules.results import (
     Status,
 )
 from onnxkvrename.rules.sidecar_files import find_candidates
-from onnxkvrename.storage.read import FileIdentity, is_directory
+from onnxkvrename.storage.read import MEMORY, FileIdentity, is_directory
 from onnxkvrename.storage.recover import settle_stopped_runs
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar
-
-_NO_PATH = Path("<memory>")
 
 
 def rename_batch(
@@ -315,11 +313,11 @@ def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
     check_token_change(change)
     source = ByteSource.from_bytes(data)
     scanned = scan_model(
-        source, read_model_signature(source), _NO_PATH, rules, change, data_beside=None
+        source, read_model_signature(source), MEMORY, rules, change, data_beside=None
     )
     model = scanned.model
     (set_findings,) = check_models_together([model], rules, change, check_current_tokens=False)
-    _refuse_errors((*model.findings, *set_findings))
+    refuse_errors((*model.findings, *set_findings))
     name_map = model.plan.name_map
     if not name_map and not (change.strip and model.stamp is not None):
         return data
@@ -334,7 +332,8 @@ def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
     return result
 
 
-def _refuse_errors(findings: tuple[Finding, ...]) -> None:
+def refuse_errors(findings: tuple[Finding, ...]) -> None:
+    """Raise :class:`CheckError` if one of the findings is an error."""
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         first = errors[0]

@@ -13,6 +13,8 @@ from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.findings import find_similar, quote_path, quote_word
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.read import (
+    MemoryFile,
+    ModelSource,
     is_directory,
     is_link,
     read_status,
@@ -101,6 +103,13 @@ def find_jobs(
                 hint="to rename in place, omit -o and -d",
             )
     return jobs
+
+
+def list_models(sources: Sequence[ModelSource]) -> tuple[ModelSource, ...]:
+    """Return the models in memory, then those below the paths, as :func:`find_jobs` does."""
+    in_memory = [source for source in sources if isinstance(source, MemoryFile)]
+    jobs = find_jobs([source for source in sources if isinstance(source, Path)])
+    return (*in_memory, *(job.model for job in jobs))
 
 
 def build_job(model: Path, output: Path | None = None, root: Path | None = None) -> RenameJob:

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.findings import format_list
-from onnxkvrename.model.file import open_model, read_model_signature
-from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.find_models import list_models
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles, load_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import ProfileChoice, Rules
+from onnxkvrename.storage.read import ModelSource
 
 
 class _Fit(NamedTuple):
@@ -38,11 +38,11 @@ class _Fit(NamedTuple):
         return not self.broken, self.whole, -self.broken, -len(self.rules.kv_rules)
 
 
-def pick_rules(paths: Sequence[Path], profile: str | None, rules_path: Path | None) -> Rules:
+def pick_rules(paths: Sequence[ModelSource], profile: str | None, rules_path: Path | None) -> Rules:
     """Return the rules that a command should use for some models.
 
     Args:
-        paths: Models and directories with models; other files are ignored.
+        paths: Models, and directories with models; what cannot be read is ignored.
         profile: The profile that the user asks for; ``None`` for the default one, or another
             one if only that knows the names; ``auto`` for the one that knows them best.
         rules_path: A file with rules, used instead of a profile.
@@ -61,16 +61,6 @@ def pick_rules(paths: Sequence[Path], profile: str | None, rules_path: Path | No
             return default
         signatures.append(signature)
     return choose_rules(signatures, default)
-
-
-def pick_rules_for_bytes(data: bytes) -> Rules:
-    """Return the rules of the profile that knows the names of a serialized model best.
-
-    Raises:
-        RulesError: Several profiles know the names equally well.
-        ModelError: The bytes are not a readable model.
-    """
-    return choose_rules([read_model_signature(ByteSource.from_bytes(data))], load_rules())
 
 
 def choose_rules(signatures: Sequence[Signature], default: Rules) -> Rules:
@@ -97,11 +87,11 @@ def choose_rules(signatures: Sequence[Signature], default: Rules) -> Rules:
     return best.rules._replace(choice=ProfileChoice(best.rules.name, True, also))
 
 
-def _read_signatures(paths: Sequence[Path]) -> Iterator[Signature]:
+def _read_signatures(paths: Sequence[ModelSource]) -> Iterator[Signature]:
     """Yield the signatures that can be read; the command itself reports errors."""
-    for job in find_jobs(paths):
+    for model in list_models(paths):
         try:
-            with open_model(job.model) as opened:
+            with open_model(model) as opened:
                 yield opened.signature
         except ModelError:
             continue

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.limits import MAX_BUFFERS, MAX_MATCHED_CHARS, build_limit_error, shorten_text
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules.kinds import is_state
@@ -74,6 +75,7 @@ class PairSide(NamedTuple):
         return self.value.name
 
 
+@show_briefly
 class KvPair(NamedTuple):
     """A KV buffer: a graph input, and the retained output that carries it to the next step.
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.rules.patterns import Pattern
 from onnxkvrename.rules.qefficient import (
     NO_SETS,
@@ -194,6 +195,7 @@ class ProfileChoice(NamedTuple):
         return f"using profile {self.name}, which matches the names{also}"
 
 
+@show_briefly
 class Rules(NamedTuple):
     """A profile, ready for use.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code
 from onnxkvrename.rules.kv_model import KvModel
@@ -39,10 +40,11 @@ class RenameJob(NamedTuple):
     root: Path | None = None
 
 
-ModelCheck = Callable[[RenameJob, Rules, RenamePlan], Iterator[Finding]]
+ModelCheck = Callable[[RenameJob, Rules, RenamePlan], Iterable[Finding]]
 """A further check of a model and of what changes in it; it travels between processes."""
 
 
+@show_briefly
 class ModelReport(NamedTuple):
     """The outcome for one model.
 
@@ -127,6 +129,7 @@ class SidecarReport(NamedTuple):
     copied: int = 0
 
 
+@show_briefly
 class Report(NamedTuple):
     """The outcomes for all models of a command.
 

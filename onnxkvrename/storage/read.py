@@ -21,6 +21,8 @@ OPEN_FLAGS = (
 )
 """Flags to open a file for reading without waiting, and without effects on what is not a file."""
 
+MEMORY = Path("<memory>")
+"""The directory that the paths of models in memory name; nothing is in it."""
 _REPOSITORY_PREFIX = "models--"
 MAX_PATH_LENGTH = 1 << (15 if os.name == "nt" else 12)
 """Characters of a path, above which no system opens it and its parts are not looked at."""
@@ -100,6 +102,31 @@ class OpenFile:
             return FileIdentity.from_stat(os.fstat(self.descriptor)).matches(self.identity)
 
 
+class MemoryFile(OpenFile):
+    """A model in memory, which is read as an open file is; nothing lies beside it."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.path = MEMORY / name
+        self.size = len(data)
+        self._data = data
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes from `offset` on, fewer only at the end."""
+        return self._data[offset : offset + size]
+
+
+ModelSource = Path | MemoryFile
+"""Where a model is read from."""
+
+
+def is_in_memory(path: str | Path) -> bool:
+    """Return whether a path is that of a model in memory, so that no file is beside it."""
+    return Path(path).parts[:1] == MEMORY.parts
+
+
 def build_changed_error(path: Path) -> ModelError:
     """Return the error of a file that has changed since it was opened to be checked."""
     return ModelError(
@@ -110,12 +137,15 @@ def build_changed_error(path: Path) -> ModelError:
 
 
 @contextmanager
-def open_file(path: Path) -> Iterator[OpenFile]:
+def open_file(path: ModelSource) -> Iterator[OpenFile]:
     """Open a regular file for reading, until the context ends. Never waits, as for a pipe.
 
     Raises:
         ModelError: The file does not exist, is not regular, or cannot be read.
     """
+    if isinstance(path, MemoryFile):
+        yield path
+        return
     with translate_read_errors(path):
         descriptor = os.open(path, OPEN_FLAGS)
     with open_descriptor(path, descriptor) as file:

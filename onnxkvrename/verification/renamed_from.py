@@ -29,7 +29,7 @@ from onnxkvrename.model.protobuf import ByteSource, Piece
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
 from onnxkvrename.rules.plan import RenamePlan, TokenChange, list_parts_in_functions
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import is_content_of, read_chunks
+from onnxkvrename.storage.read import ModelSource, is_content_of, read_chunks
 from onnxkvrename.verification.message_diff import compare_models
 
 Equality = Literal["bytes", "content", "different"]
@@ -66,7 +66,7 @@ class RenameProof(NamedTuple):
 
 
 def prove_renamed(
-    path: Path, source_path: Path, rules: Rules, *, compare_data: bool
+    path: ModelSource, source_path: Path, rules: Rules, *, compare_data: bool
 ) -> tuple[RenameProof, tuple[Finding, ...]]:
     """Prove that a model is the renamed source, to the byte, or say what differs.
 
@@ -88,10 +88,9 @@ def prove_renamed(
         RulesError: A template of the rules makes names that could not be undone.
     """
     with open_model(path) as result, open_model(source_path) as source:
-        data_beside = result.file if compare_data else None
-        model = scan_model(
-            result.source, result.signature, path, rules, data_beside=data_beside
-        ).model
+        data_beside = result.data_beside if compare_data else None
+        own_path, signature = result.file.path, result.signature
+        model = scan_model(result.source, signature, own_path, rules, data_beside=data_beside).model
         scanned = _plan_source(model, result.source, source, rules, check_data=compare_data)
         pieces = _build_expected_pieces(result.source, source.source, scanned)
         findings = list(_find_refusals(scanned.model))

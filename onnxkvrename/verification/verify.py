@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import (
     Finding,
@@ -51,9 +52,10 @@ from onnxkvrename.rules.patterns import Pattern
 from onnxkvrename.rules.pick import pick_rules
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import SIDES, Rules
-from onnxkvrename.rules.results import ModelCheck, ModelReport, report_model
+from onnxkvrename.rules.results import ModelCheck, ModelReport, RenameJob, report_model
 from onnxkvrename.rules.rewrite import describe_part
 from onnxkvrename.sidecars.stale import find_stale_sidecars
+from onnxkvrename.storage.read import ModelSource
 from onnxkvrename.verification import trace_needs
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.graph_bodies import read_graph
@@ -145,6 +147,7 @@ class VerifyRequest(NamedTuple):
     checks: tuple[ModelCheck, ...] = ()
 
 
+@show_briefly
 class VerifiedModel(NamedTuple):
     """A model with everything that was proved of it.
 
@@ -168,10 +171,10 @@ class VerifiedModel(NamedTuple):
     filled: frozenset[str] = frozenset()
 
 
-def verify_model(path: Path, rules: Rules, request: VerifyRequest) -> VerifiedModel:
-    """Verify one model as it is; :func:`verify_window_sets` completes the report.
+def verify_model(path: ModelSource, rules: Rules, request: VerifyRequest) -> VerifiedModel:
+    """Verify one model, in a file or in memory; :func:`verify_window_sets` completes the report.
 
-    For a file that is not a readable model, its error is returned.
+    Of one that is not a readable model, the error is returned.
 
     Raises:
         RulesError: A template of the rules makes names that could not be undone.
@@ -215,7 +218,7 @@ def _list_settled(flows: Iterable[BufferFlow], run: RetentionRun) -> Sequence[st
 
 
 def _compare_with_source(
-    verified: VerifiedModel, path: Path, source: Path, rules: Rules, request: VerifyRequest
+    verified: VerifiedModel, path: ModelSource, source: Path, rules: Rules, request: VerifyRequest
 ) -> VerifiedModel:
     proof, findings = prove_renamed(path, source, rules, compare_data=request.compare_data)
     report = verified.report
@@ -283,26 +286,30 @@ def _finish_report(
 
 
 def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) -> VerifiedModel:
-    path = opened.file.path
-    model = scan_model(opened.source, opened.signature, path, rules, data_beside=opened.file).model
+    path, beside = opened.file.path, opened.data_beside
+    model = scan_model(opened.source, opened.signature, path, rules, data_beside=beside).model
     model = trace_needs(opened.source, model)
     flows, proofs = prove_retention(
         opened.source, model.pairs, model.plan.updates_by_kind, rules.name
     )
     select, job = request.select, build_job(path)
+    checks = (_check_sidecars, *request.checks) if beside is not None else ()
     findings = (
         *model.findings,
         *proofs,
         *_check_token(model, rules, request.token),
         *(_check_selection(model.signature, model.plan, select) if select is not None else ()),
         *check_stamp(model),
-        *find_stale_sidecars(path, model.pairs, rules, is_error=True),
-        *(found for check in request.checks for found in check(job, rules, model.plan)),
+        *(found for check in checks for found in check(job, rules, model.plan)),
     )
     report = report_model(model)._replace(findings=findings)
     if not request.group_windows:
         model = model.set_apart()
     return VerifiedModel(report, flows, model=model)
+
+
+def _check_sidecars(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterable[Finding]:
+    return find_stale_sidecars(job.model, plan.pairs, rules, is_error=True)
 
 
 def prove_retention(

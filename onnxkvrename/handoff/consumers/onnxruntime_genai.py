@@ -27,7 +27,7 @@ from onnxkvrename.findings import (
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import ConsumerView
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.storage.read import read_status, read_text_file
+from onnxkvrename.storage.read import is_in_memory, read_status, read_text_file
 
 CONFIG_NAME = "genai_config.json"
 _NUMBER = "%d"
@@ -140,8 +140,8 @@ def configure(layout: Layout) -> Consumer:
     Raises:
         KvRenameError: The configuration cannot be read, or does not have the right form.
     """
-    model = Path(layout.models[0]) if layout.models else Path()
-    for folder in (model.parent, model.parent.parent):
+    files = [Path(model) for model in layout.models[:1] if not is_in_memory(model)]
+    for folder in (folder for model in files for folder in (model.parent, model.parent.parent)):
         path = folder / CONFIG_NAME
         if read_status(path) is not None:
             settings = _read_settings(path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.verification.constants import SmallConstants
@@ -27,6 +28,7 @@ _COMBINING_OPS = frozenset(("Add", "Sub", "Sum", "Max", "Min", "Where", "Scatter
 _GATING_OPS = frozenset(("Mul", "Div", "Where", "ScatterND"))
 
 
+@show_briefly
 class StatePair(NamedTuple):
     """An input, and the output that is a later state of it.
 

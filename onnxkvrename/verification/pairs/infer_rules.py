@@ -25,6 +25,7 @@ from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.rules_text import StateNames, write_rules
+from onnxkvrename.storage.read import ModelSource
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
@@ -62,14 +63,14 @@ class InferredRules(NamedTuple):
     text: str
 
 
-def trace_model(path: Path) -> TracedModel:
+def trace_model(path: ModelSource) -> TracedModel:
     """Find the pairs of a model.
 
     Raises:
         ModelError: The file is not a readable model, or may have too many states.
     """
     with open_model(path) as opened:
-        traced = trace_source(opened.source, opened.signature, path)
+        traced = trace_source(opened.source, opened.signature, opened.file.path)
     assert traced is not None  # without a limit
     return traced
 

@@ -1,0 +1,347 @@
+"""The library beside the command: models in memory, its own words, what a result shows."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import models
+import onnx
+import pytest
+import qefficient_exports
+from conftest import FIXTURES, Run
+from kill_commands import read_directory
+from tiers import thin
+
+import onnxkvrename
+from onnxkvrename import Finding, KvRenameError
+from onnxkvrename.api.wording import reword_text
+
+PLAIN, RENAMED = FIXTURES / "plain" / "decoder.onnx", FIXTURES / "VLLM" / "decoder.onnx"
+LIBRARY_PAGE = FIXTURES.parent / "docs" / "library.md"
+MODELS = [path for path in sorted(FIXTURES.rglob("*.onnx")) if "shared" not in path.parts]
+BESIDE = {"KV404", "KV405", "KV406", "KV501", "KV502", "KV503", "KV627"}
+"""Codes of what lies beside a file, which a model in memory does not have."""
+
+
+def list_codes(value: Any) -> list[str]:
+    """The codes of all findings in a result, in their order; those of an error likewise."""
+    if isinstance(value, Finding):
+        return [value.code] if value.code not in BESIDE else []
+    return [code for item in value for code in list_codes(item)] if isinstance(value, tuple) else []
+
+
+def describe(function: Callable[..., Any], *arguments: Any) -> tuple[str, Any]:
+    try:
+        result = function(*arguments)
+    except KvRenameError as error:
+        return type(error).__name__, error.message
+    if function is onnxkvrename.find_pairs:
+        return "pairs", result
+    return getattr(getattr(result, "verdict", None), "outcome", ""), list_codes(result)
+
+
+@pytest.mark.parametrize(
+    "path",
+    thin(
+        [p for folder in ("plain", "VLLM") for p in sorted((FIXTURES / folder).rglob("*.onnx"))], 9
+    ),
+    ids=lambda path: str(path.relative_to(FIXTURES)),
+)
+def test_a_model_in_memory_is_what_its_file_is(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where a configuration does not belong to a model in memory
+    Path("genai_config.json").write_text("{")
+    proto = onnx.load(path, load_external_data=False)
+    functions = [
+        onnxkvrename.inspect,
+        onnxkvrename.verify,
+        onnxkvrename.find_pairs,
+        onnxkvrename.load_layout,
+    ]
+    calls: list[tuple[Any, ...]] = [(function,) for function in functions]
+    calls += [(onnxkvrename.check_consumer, name) for name in ("vllm-qaic", "vllm-nixl")]
+    for function, *more in calls:
+        expected = describe(function, path, *more)
+        assert describe(function, path.read_bytes(), *more) == expected
+        assert describe(function, proto, *more) == expected
+    assert describe(onnxkvrename.compare, proto, proto) == describe(
+        onnxkvrename.compare, path, proto
+    )
+    assert onnxkvrename.check_consumer(proto, "onnxruntime-genai") is not None
+
+
+def test_two_models_in_memory_are_not_taken_for_one() -> None:
+    """Both have the same path, which only for files means that they are the same."""
+    proto = onnx.load(RENAMED)
+    first, second = onnxkvrename.load_layout(proto), onnxkvrename.load_layout(proto)
+    for sides in ((proto, proto), (first, second)):
+        handoff = onnxkvrename.compare(*sides)
+        assert not any("both sides" in fact for fact in handoff.basis.facts)
+    handoff = onnxkvrename.compare(RENAMED, RENAMED)
+    assert any("both sides" in fact for fact in handoff.basis.facts)
+
+
+@pytest.mark.parametrize("name", ["run", "compare_data"])
+def test_what_needs_a_file_is_said(name: str) -> None:
+    source = {"renamed_from": PLAIN} if name == "compare_data" else {}
+    with pytest.raises(ValueError, match=f"{name} requires the path of a model"):
+        onnxkvrename.verify(onnx.load(RENAMED), **{name: True}, **source)
+    proved = onnxkvrename.verify(onnx.load(RENAMED), renamed_from=PLAIN)
+    assert proved.rename_proof is not None
+    assert not proved.report.failed
+
+
+# Words.
+
+
+@pytest.mark.parametrize(
+    ("text", "reworded"),
+    [
+        ("`--replace` replaces it", "`replace=True` replaces it"),
+        ("`--no-set` takes one alone", "`group_windows=False` takes one alone"),
+        ("`--prefix VLLM --replace`", "`token='VLLM', replace=True`"),
+        ("`--rules FILE` or `--profile auto`", "`rules=FILE` or `rules='auto'`"),
+        ("add --dim ctx_len=SIZE", "add sizes={'ctx_len': SIZE}"),
+        ("--strip and --target x", "strip=True and target x"),
+        ("`onnxkvrename m.onnx --target t`", "`onnxkvrename.rename('m.onnx', target='t')`"),
+        (
+            "`onnxkvrename 'a b.onnx' n.onnx --prefix X`",
+            "`onnxkvrename.rename_all(['a b.onnx', 'n.onnx'], token='X')`",
+        ),
+        (
+            "`onnxkvrename '<memory>/model' --target vllm-qaic`",
+            "`onnxkvrename.rename_model(model, token='vllmKvCache')`",
+        ),
+        ("`onnxkvrename verify m.onnx`", "`onnxkvrename.verify('m.onnx')`"),
+        ("`onnxkvrename check-consumer m`", "`onnxkvrename.check_consumer('m')`"),
+        # What the library does not have stays as it is.
+        ("`--jobs 1` uses one", "`--jobs 1` uses one"),
+        ("`--sidecar x --replace`", "`--sidecar x --replace`"),
+        ("`onnxkvrename m.onnx --dask A`", "`onnxkvrename m.onnx --dask A`"),
+        ("`onnxkvrename $'\\140' --strip`", "`onnxkvrename $'\\140' --strip`"),
+        ("--kv-cache-dtype fp8 of vLLM", "--kv-cache-dtype fp8 of vLLM"),
+        ("a--replace b", "a--replace b"),
+    ],
+)
+def test_an_option_in_a_text_becomes_an_argument(text: str, reworded: str) -> None:
+    assert reword_text(text, onnxkvrename.load_layout) == reworded
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: onnxkvrename.rename_bytes(RENAMED.read_bytes(), "X"), "`replace=True` replaces"),
+        (lambda: onnxkvrename.rename(PLAIN, "X", output=RENAMED), "`force=True` replaces it"),
+        (lambda: onnxkvrename.rename(PLAIN), "`target='vllm-qaic'`"),
+        (
+            lambda: onnxkvrename.rename(PLAIN, "A", target="vllm-qaic"),
+            "token A: vllm-qaic",
+        ),
+        (lambda: onnxkvrename.load_layout(PLAIN, sizes={"q": 1}), "sizes q: "),
+        (lambda: onnxkvrename.check_consumer(PLAIN), "', target='vllm-qaic')`"),
+        (lambda: onnxkvrename.compare(onnx.load(PLAIN), PLAIN), "rename_model(prefill, token="),
+        (lambda: onnxkvrename.verify(RENAMED, token="X"), ", token='X', replace=True)`"),
+    ],
+)
+def test_findings_and_errors_name_arguments(call: Callable[[], Any], said: str) -> None:
+    try:
+        texts = list(list_hints(call()))
+    except KvRenameError as error:
+        texts = [str(error)]
+    assert any(said in text for text in texts), texts
+
+
+def list_hints(value: Any) -> Iterable[str]:
+    if isinstance(value, Finding):
+        yield f"{value.message} ({value.hint})"
+    for item in value if isinstance(value, tuple) else ():
+        yield from list_hints(item)
+
+
+def test_the_command_names_options(run: Run) -> None:
+    outcome = run(RENAMED, "--prefix", "X", "-n")
+    assert "`--replace`" in outcome.err
+    assert "replace=True" not in outcome.err
+
+
+# What is shown.
+
+
+def show_results() -> dict[str, Any]:
+    return {
+        "rename": onnxkvrename.rename(PLAIN, "X", dry_run=True),
+        "rename_all": onnxkvrename.rename_all(FIXTURES / "plain", "X", dry_run=True),
+        "verify": onnxkvrename.verify(PLAIN),
+        "inspect": onnxkvrename.inspect(FIXTURES / "plain" / "hybrid.onnx"),
+        "load_layout": onnxkvrename.load_layout(PLAIN),
+        "layout": onnxkvrename.load_layout(PLAIN).layout,
+        "compare": onnxkvrename.compare(RENAMED, PLAIN),
+        "rules": onnxkvrename.load_rules(),
+        "pair": onnxkvrename.rename(PLAIN, "X", dry_run=True).pairs[0],
+        "state": onnxkvrename.find_pairs(PLAIN)[0],
+    }
+
+
+def test_a_repr_is_one_short_line(tmp_path: Path) -> None:
+    hostile = tmp_path / ("n\n" * 60 + ".onnx")
+    shutil.copyfile(PLAIN, hostile)
+    for name, result in {**show_results(), "hostile": onnxkvrename.inspect(hostile)}.items():
+        assert len(repr(result)) <= 200, name
+        assert repr(result).startswith(f"{type(result).__name__}(")
+        assert repr(result).isprintable()
+        assert str(result).replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("result", "arguments"),
+    [
+        ("rename", (PLAIN, "--prefix", "X", "-n")),
+        ("verify", ("verify", PLAIN)),
+        ("inspect", ("inspect", FIXTURES / "plain" / "hybrid.onnx")),
+        ("load_layout", ("manifest", PLAIN, "--format", "text")),
+    ],
+)
+def test_a_str_is_what_a_terminal_shows(
+    result: str, arguments: tuple[object, ...], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxkvrename.cli.output.is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    outcome = run(*arguments)
+    assert f"{show_results()[result]}\n" == outcome.err + outcome.out
+
+
+# Files and pages.
+
+
+def test_a_manifest_is_that_of_the_command(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxkvrename.rename(PLAIN, "vllmKvCache", output=tmp_path / "m.onnx")
+    monkeypatch.chdir(tmp_path)
+    before = Path("m.onnx").read_bytes()
+    assert run("manifest", "m.onnx", "--dim", "ctx_len=64", "-o", "command.json").code == 0
+    onnxkvrename.write_manifest("m.onnx", "library.json", sizes={"ctx_len": 64})
+    assert Path("library.json").read_bytes() == Path("command.json").read_bytes()
+    with pytest.raises(onnxkvrename.WriteError, match="force=True"):
+        onnxkvrename.write_manifest("m.onnx", "library.json")
+    with pytest.raises(onnxkvrename.WriteError, match=r"m\.onnx"):
+        onnxkvrename.write_manifest("m.onnx", "m.onnx", force=True)
+    onnxkvrename.write_manifest("library.json", "again.json")
+    onnxkvrename.write_manifest(onnx.load("m.onnx"), "memory.json")
+    assert not onnxkvrename.compare("again.json", "memory.json").failed
+    assert Path("m.onnx").read_bytes() == before
+
+
+def test_a_stamp_is_that_of_the_command(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("command", "library"):
+        shutil.copytree(FIXTURES / "VLLM" / "windows", name)
+    assert run("manifest", "command", "--stamp", "-q", "-o", "m.json").code == 0
+    assert [report.status for report in onnxkvrename.stamp("library")] == ["renamed"] * 3
+    assert read_directory(Path("library")) == read_directory(Path("command"))
+    assert [report.status for report in onnxkvrename.stamp("library")] == ["unchanged"] * 3
+    broken = models.decoder()
+    del broken.graph.output[-1]
+    onnx.save(broken, "broken.onnx")
+    before = Path("broken.onnx").read_bytes()
+    with pytest.raises(onnxkvrename.CheckError) as raised:
+        onnxkvrename.stamp("broken.onnx")
+    assert "KV102" in {finding.code for finding in raised.value.findings}
+    assert Path("broken.onnx").read_bytes() == before
+    with pytest.raises(KvRenameError, match="is a manifest"):
+        onnxkvrename.stamp("m.json")
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_export_is_seeded_as_by_the_command(in_place: bool, run: Run, tmp_path: Path) -> None:
+    exports = [qefficient_exports.write_export(tmp_path / name) for name in ("command", "library")]
+    options = ("--in-place",) if in_place else ()
+    assert run(exports[0], "--prefix", "VLLM", "--seed-cache", *options).code == 0
+    model = exports[1] / "decoder.onnx"
+    report = onnxkvrename.rename(model, "VLLM", seed_cache=True, in_place=in_place)
+    assert report.status == "renamed"
+    assert read_directory(tmp_path / "library") == read_directory(tmp_path / "command")
+    with pytest.raises(ValueError, match="in_place requires seed_cache=True"):
+        onnxkvrename.rename(model, "VLLM", in_place=True)
+
+
+def test_pages_are_those_of_the_command(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(RENAMED, "p.onnx")
+    shutil.copytree(FIXTURES / "plain" / "windows", "windows")
+    for function, arguments in (("inspect", ["windows"]), ("compare", ["p.onnx", "p.onnx"])):
+        run(function, *arguments, "--html", "page.html", "--force")
+        page = getattr(onnxkvrename, f"{function}_page")(*arguments)
+        assert page == Path("page.html").read_text("utf-8")
+    assert "past_key" in onnxkvrename.inspect_page(onnx.load("p.onnx"))
+    paged = onnxkvrename.compare_page("p.onnx", "p.onnx", "vllm-nixl", prompts=[40])
+    run("compare", "p.onnx", "p.onnx", "--target", "vllm-nixl", "--tokens", 40, "--html", "n.html")
+    assert paged == Path("n.html").read_text("utf-8")
+
+
+# The page of the documentation.
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All examples of the page as one program, with the models that they use beside it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(PLAIN, "model.onnx")
+    for name in ("prefill.onnx", "decode.onnx"):
+        shutil.copyfile(PLAIN, name)
+    blocks = re.findall(r"```python\n(.*?)```", LIBRARY_PAGE.read_text("utf-8"), re.DOTALL)
+    Path("program.py").write_text("\n".join(blocks))
+    return tmp_path / "program.py"
+
+
+def test_the_examples_of_the_page_run(program: Path) -> None:
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    promised = re.findall(r"#  ?(.+)$", program.read_text(), re.MULTILINE)
+    promised = [text.removesuffix(", ...") for text in promised if not text.startswith("then ")]
+    lines = done.stdout.splitlines()
+    missing = [text for text in promised if not any(line.startswith(text) for line in lines)]
+    assert missing == []
+    assert promised
+
+
+def test_the_examples_of_the_page_have_types(program: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    types = program.with_name("typed.py")
+    types.write_text(program.read_text() + TYPED)
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", program.parent / "mypy", types],
+        capture_output=True,
+        text=True,
+        cwd=program.parent,
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+TYPED = """
+
+def use_the_rest(proto: onnx.ModelProto, data: bytes, path: Path) -> str:
+    each: onnxkvrename.ModelReport = onnxkvrename.rename(path, "X", seed_cache=True, in_place=True)
+    smaller: bytes = onnxkvrename.rename_bytes(data, strip=True)
+    layout: onnxkvrename.Layout = onnxkvrename.load_layout([path, str(path)]).layout
+    findings: tuple[onnxkvrename.Finding, ...] = onnxkvrename.check_consumer(layout, serve="-tp 2")
+    handoff: onnxkvrename.Handoff = onnxkvrename.compare(proto, data, prompts=[3], serve={})
+    pairs: tuple[onnxkvrename.StatePair, ...] = onnxkvrename.find_pairs(smaller)
+    rules: onnxkvrename.Rules = onnxkvrename.suggest_rules(proto, token="X")
+    summary: onnxkvrename.ModelSummary = onnxkvrename.inspect(path, rules=rules)
+    flows = [flow.verdict for flow in onnxkvrename.verify(data, rules="auto").flows]
+    page: str = onnxkvrename.compare_page(proto, layout) + onnxkvrename.inspect_page([path])
+    return f"{each}{findings}{handoff}{pairs}{summary}{flows}{page}"
+"""
