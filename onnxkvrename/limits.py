@@ -41,6 +41,8 @@ MAX_FEED_BYTES = 1 << 30
 """Bytes that one step of a run is fed: they are held twice, beside the model."""
 STEPS_PER_NODE = 16
 """Steps of a walk for each node of a graph; what takes more is not known."""
+MAX_SEARCHED_NODES = 1 << 14
+"""Nodes in which a rename looks for caches that no profile knows, which takes a second."""
 MAX_ALTERNATIVES = 16
 """Possible answers that are followed side by side; with more, there is none."""
 MAX_SHOWN_CHARS = 80

@@ -382,8 +382,8 @@ def test_the_path_of_a_directory_is_no_output(tmp_path: Path) -> None:
             "strip and replace cannot be used together",
         ),
         (
-            lambda: onnxkvrename.rename_all(PLAIN, to="qeff", target="vllm-qaic"),
-            "to and target cannot be used together: convert first",
+            lambda: onnxkvrename.rename_all(PLAIN, strip=True, replace=True),
+            "strip and replace cannot be used together",
         ),
         (
             lambda: onnxkvrename.rename_bytes(b"", strip=True, replace=True),

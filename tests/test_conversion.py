@@ -23,6 +23,8 @@ from onnx import ModelProto
 
 import onnxkvrename
 
+EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports-other"
+
 STATIC = ("batch_size", HEADS, 16, HEAD)
 
 
@@ -163,7 +165,7 @@ def test_the_library_converts_too(tmp_path: Path) -> None:
         onnxkvrename.rename(model, to=1)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("more", [("--seed-cache",), ("--target", "vllm-qaic")])
+@pytest.mark.parametrize("more", [("--seed-cache",)])
 def test_what_does_not_go_with_it_is_said(more: tuple[str, ...], decoder: Path, run) -> None:
     outcome = run(decoder, "--to", "mobius-static", *more)
     assert outcome.code == 2
@@ -182,3 +184,26 @@ def test_a_model_that_has_the_names_already_is_told_so(decoder: Path, run) -> No
     assert (outcome.code, outcome.out) == (0, "")
     message = "unchanged: the buffers already have the names of profile qeff"
     assert outcome.err == f"{decoder}: {message}\n"
+
+
+def test_names_are_converted_for_a_consumer_in_one_run(tmp_path: Path, run) -> None:
+    model = saved(build_static_decoder(), tmp_path / "model.onnx")
+    assert run(model, "--to", "qeff", "-o", tmp_path / "first.onnx").code == 0
+    two = tmp_path / "two.onnx"
+    assert run(tmp_path / "first.onnx", "--target", "vllm-qaic", "-o", two).code == 0
+    together = ("--to", "qeff", "--target", "vllm-qaic")
+    outcome = run(model, *together, "-o", tmp_path / "one.onnx")
+    assert (outcome.code, "checked for vllm-qaic" in outcome.err) == (0, True)
+    assert (tmp_path / "one.onnx").read_bytes() == two.read_bytes()
+    assert run(two, *together, "--check").code == 0
+    report = onnxkvrename.rename(model, to="qeff", target="vllm-qaic", dry_run=True)
+    assert (report.consumer, report.new_profile) == ("vllm-qaic", "qeff")
+
+
+@pytest.mark.skipif(
+    not (EXPORTS / "genai" / "lfm2-fp32-t5").is_dir(), reason="needs ../shared/exports-other"
+)
+def test_a_hybrid_with_the_names_of_the_profile_stays_as_it_is(tmp_path: Path, run) -> None:
+    outcome = run(EXPORTS / "genai" / "lfm2-fp32-t5", "--to", "huggingface", "-d", tmp_path / "new")
+    assert outcome.code == 0
+    assert "unchanged: the buffers already have the names of profile huggingface" in outcome.err

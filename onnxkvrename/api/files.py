@@ -190,10 +190,16 @@ def run_rename(
     Raises:
         KvRenameError: The job cannot be done; no file has changed.
     """
+    typed = request
     if request.target is not None:
         from onnxkvrename.handoff.find_consumers import choose_token  # only for a target
 
-        token = choose_token(request.target, request.token, strip=request.strip)
+        token = choose_token(
+            request.target,
+            request.token,
+            strip=request.strip,
+            converts=request.to is not None,
+        )
         request = request._replace(token=token)
     knows_rules = request.pairs is None and request.profile != AUTO_PROFILE
     rules = find_rules(request.profile, request.rules) if knows_rules else load_rules()
@@ -217,6 +223,10 @@ def run_rename(
         rules = _pick_rules(request, jobs)
         if rules.choice is not None:
             report = _run_jobs(request, jobs, _add_target(rules, request), executor, open_bars)
+    if report.has_no_buffers and not (request.seed_cache or request.pairs):
+        from onnxkvrename.api.unnamed_caches import explain_unknown_names  # nothing is renamed
+
+        report = explain_unknown_names(report, typed, request.token or "")
     return report._replace(profile=rules.profile_choice)
 
 

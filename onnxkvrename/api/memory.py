@@ -118,7 +118,9 @@ def _rename(data: bytes, arguments: Mapping[str, Any]) -> bytes:
             raise
         picked = _pick_rules(data)
         if picked.choice is None:
-            raise
+            from onnxkvrename.api.unnamed_caches import explain_unknown_bytes  # nothing is renamed
+
+            raise explain_unknown_bytes(error, data, change.token or "") from None
     return rename_in_memory(data, change, picked)
 
 

@@ -246,8 +246,15 @@ def _list_consumers() -> Sequence[str]:
     return list_consumers()
 
 
+def _list_rename_consumers() -> Sequence[str]:
+    from onnxkvrename.handoff.find_consumers import list_rename_consumers  # only for the help
+
+    return list_rename_consumers()
+
+
 NAMES: Mapping[str, Callable[[], Sequence[str]]] = {
     "consumers": _list_consumers,
+    "consumers for a rename": _list_rename_consumers,
     "formats": list_formats,
     "profiles": list_profiles,
     "profiles, auto": lambda: (*list_profiles(), AUTO_PROFILE),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from onnxkvrename.api.unnamed_caches import suggest_rename
 from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
@@ -63,14 +64,15 @@ def command(arguments: PairsArguments) -> int:
     """Show each input that an output is a later state of: the caches and states of MODEL.
 
     The graph alone decides, whatever the names are; no rules are needed. What
-    cannot be proved is not shown. Weights are not read.
+    cannot be proved is not shown. Weights are not read. Where no profile knows the
+    names, `onnxkvrename MODEL --prefix TOKEN --pairs dataflow` renames these pairs.
     """
     form = arguments.form
     paths = [job.model for job in find_jobs(arguments.models)]
     if form is not None:
         check_one_model("--as is for one model", [str(path) for path in paths])
     results = [_trace(path) for path in paths]
-    answer = _build_answer(results)
+    answer = _build_answer(results, arguments.models)
     if form is not None and isinstance(results[0], TracedModel):
         answer = answer._replace(render_text=partial(_render_form, results[0], form))
     return print_answer(answer, arguments.output_format)
@@ -84,13 +86,13 @@ def _trace(path: Path) -> TracedModel | ModelError:
         return error
 
 
-def _build_answer(results: Sequence[TracedModel | ModelError]) -> Answer:
+def _build_answer(results: Sequence[TracedModel | ModelError], paths: Sequence[Path]) -> Answer:
     code = decide_exit_code(not_done=any(isinstance(each, ModelError) for each in results))
     return Answer(
         "pairs",
         code,
         build_content=partial(describe_pairs, results),
-        render_text=partial(_render_tables, results),
+        render_text=partial(_render_tables, results, paths),
         files=tuple(
             FileResult(each.path or "", error=each)
             if isinstance(each, ModelError)
@@ -101,19 +103,23 @@ def _build_answer(results: Sequence[TracedModel | ModelError]) -> Answer:
 
 
 def _render_tables(
-    results: Iterable[TracedModel | ModelError], width: int | None
+    results: Sequence[TracedModel | ModelError], paths: Sequence[Path], width: int | None
 ) -> Iterator[Line]:
     for result in results:
         if isinstance(result, ModelError):
             continue
         path = str(result.path)
         if not result.pairs:
-            yield Line(f"{path}: no output is a later state of an input")
+            yield Line(f"{path}: no output is proved to be a later state of an input")
             continue
         count = len(result.pairs)
         yield Line(f"{path}: {count} {'pair' if count == 1 else 'pairs'}")
         rows = [_HEADINGS, *(_build_row(pair) for pair in result.pairs)]
         yield from render_table(rows, width, indent="  ")
+    models = [each for each in results if isinstance(each, TracedModel)]
+    command = suggest_rename(models, paths) if len(models) == len(results) else ""
+    if command:
+        yield Line(f"`{command}` renames them")
 
 
 def _build_row(pair: StatePair) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ A plug-in is an entry point of the group ``onnxkvrename.consumers``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
@@ -39,8 +40,22 @@ def list_consumers() -> tuple[str, ...]:
     return tuple(sorted({*_list_builtin(), *_find_plugins()}))
 
 
-def load_consumer(name: str) -> Consumer:
-    """Return the consumer of this name.
+def list_rename_consumers() -> tuple[str, ...]:
+    """Return the names of the consumers that a rename can serve, without those of broken plug-ins.
+
+    To one with pages of its own names do not matter, and one with a configuration reads them there.
+    """
+    served = []
+    for name in list_consumers():
+        with suppress(KvRenameError):
+            consumer = load_consumer(name)
+            if consumer.configure is None and not consumer.is_paged:
+                served.append(name)
+    return tuple(served)
+
+
+def load_consumer(name: str, list_known: Callable[[], Sequence[str]] = list_consumers) -> Consumer:
+    """Return the consumer of this name; the error for another one suggests a known one.
 
     Raises:
         KvRenameError: There is no such consumer, or the plug-in with this name is broken.
@@ -52,7 +67,7 @@ def load_consumer(name: str) -> Consumer:
     plugin = _find_plugins().get(name)
     if plugin is not None:
         return _load_plugin(plugin)
-    known = list_consumers()
+    known = list_known()
     hint = suggest_similar(name, known) or f"targets: {', '.join(known)}"
     raise KvRenameError(f"no such target: {name}", hint=hint)
 
@@ -70,19 +85,22 @@ def configure_consumer(consumer: Consumer, layout: Layout) -> Consumer:
     return consumer.configure(layout)
 
 
-def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
+def choose_token(
+    name: str, prefix: str | None, *, strip: bool, converts: bool = False
+) -> str | None:
     """Return the token for a rename whose results a consumer will use.
 
     It is the consumer's own, or else `prefix` from the command line. With `strip` the rename
-    removes it.
+    removes it. One that `converts` names to those of another profile needs none.
 
     Raises:
         KvRenameError: There is no such consumer; it requires another token, or cannot take a
             renamed model; or the token is missing.
     """
-    consumer = load_consumer(name)
+    consumer = load_consumer(name, list_rename_consumers)
     if not consumer.token:
-        return _choose_free_token(consumer, prefix, strip)
+        needs_token = not (strip or (converts and prefix is None))
+        return _choose_free_token(consumer, prefix, needs_token)
     if strip:
         raise KvRenameError(
             f"--strip and --target {name} cannot be combined: {name} requires its token"
@@ -95,14 +113,14 @@ def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
     return consumer.token
 
 
-def _choose_free_token(consumer: Consumer, prefix: str | None, strip: bool) -> str | None:
+def _choose_free_token(consumer: Consumer, prefix: str | None, needs_token: bool) -> str | None:
     check = f"check them with `check-consumer --target {consumer.name}`"
     if consumer.is_paged:
         raise KvRenameError(
             f"nothing to rename for {consumer.name}: names of buffers do not matter to it",
             hint=f"leave the names as they are; {check}",
         )
-    if consumer.refusal and not strip:
+    if consumer.refusal and needs_token:
         raise KvRenameError(
             f"{consumer.name} cannot take a renamed model: {consumer.refusal}",
             hint=f"leave the names as they are; {check}",
@@ -113,7 +131,7 @@ def _choose_free_token(consumer: Consumer, prefix: str | None, strip: bool) -> s
             "rename changes as well",
             hint=f"rename without --target, then {check}",
         )
-    if prefix is None and not strip:
+    if prefix is None and needs_token:
         raise KvRenameError(
             f"--target {consumer.name} has no token of its own: it selects names without one",
             hint=f"pass --prefix TOKEN, or leave the names as they are and {check}",

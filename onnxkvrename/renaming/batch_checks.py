@@ -155,7 +155,8 @@ def _check_consumer(
     for item, model in zip(items, models, strict=True):
         assert item.splice_plan is not None
         signature = item.splice_plan.expected_signature
-        renamed.append(KvModel(item.report.path, signature, build_minimal_plan(signature, rules)))
+        plan = build_minimal_plan(signature, rules.target or rules)
+        renamed.append(KvModel(item.report.path, signature, plan))
         traced = _trace_updates(model)
         new_names = model.plan.name_map
         updates[item.report.path] = {new_names.get(name, name): traced[name] for name in traced}

@@ -56,7 +56,7 @@ class Request(NamedTuple):
             "Use the token that this consumer requires, and check that it can use the results, as "
             "`onnxkvrename check-consumer` does. One of: {names}.",
             "NAME",
-            names="consumers",
+            names="consumers for a rename",
             envvar="ONNXKVRENAME_TARGET",
             yields_to=("token", "strip"),
             is_main=True,
@@ -90,10 +90,10 @@ class Request(NamedTuple):
         Option(
             "--to",
             "Give the buffers the names of this profile, if they are made and laid out as it says: "
-            "{names}. They keep their token, unless --prefix or --strip is given.",
+            "{names}. They keep their token, unless --prefix, --target or --strip is given.",
             "NAME",
             names="profiles",
-            excludes=("seed_cache", "target"),
+            excludes=("seed_cache",),
             why="convert first",
         ),
     ] = None

@@ -90,17 +90,17 @@ def convert_name(match: NameMatch, token: str, source: Rules, target: Rules) -> 
             hint="choose a profile with all kinds of buffers that this model has; rules that only "
             "list names, or find them by dataflow, do not say what is in a buffer",
         )
+    original = fill_template(match.rule.templates[match.side], match.groups, match.token)
+    kept = target.match(match.side, original)
+    content = (part.kind.name, part.part, match.layer)
+    if kept is not None and (kept.kind.name, kept.buffer, kept.layer) == content:
+        return rewrite_name(target, kept, token)  # one of the names that the profile knows
     name = _write_name(match, token, part)
     reread = target.match(match.side, name)
     back = None
-    if reread is not None and (reread.kind.name, reread.buffer, reread.layer) == (
-        part.kind.name,
-        part.part,
-        match.layer,
-    ):
+    if reread is not None and (reread.kind.name, reread.buffer, reread.layer) == content:
         back_part = find_counterpart(reread, source)
         back = None if back_part is None else _write_name(reread, match.token, back_part)
-    original = fill_template(match.rule.templates[match.side], match.groups, match.token)
     if back != original:
         raise RulesError(
             f"{original} cannot be converted to {name} of profile {target.name}: converting that "

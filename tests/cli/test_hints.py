@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 from conftest import FIXTURES, Run
 from hints import find_commands, split_words
+from models import saved
 
 import onnxkvrename
+from onnxkvrename.api import unnamed_caches
+
+EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports-other"
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +110,99 @@ def test_an_option_that_is_named_mends_the_command(
     assert outcome.code in (1, 2)
     assert hint in outcome.err.rpartition("(")[2]
     assert run(*shlex.split(mended)).code == 0
+
+
+@pytest.fixture
+def unnamed(tmp_path: Path) -> Path:
+    """A model with two states under names that no profile knows."""
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[1,4] x, float[1,t,4] `a`, float[1,t,4] b)
+            => (float[1,4] y, float[1,u,4] `a_next`, float[1,u,4] b_next) {
+            one = Constant<value_ints = [1]>()
+            new = Unsqueeze(x, one)
+            a_next = Concat<axis = 1>(`a`, new)
+            b_next = Concat<axis = 1>(b, new)
+            s = ReduceSum(a_next, one)
+            m = ReduceSum(b_next, one)
+            y1 = Squeeze(s, one)
+            y2 = Squeeze(m, one)
+            y = Add(y1, y2)
+        }
+    """.replace("`", "")
+    )
+    return saved(model, tmp_path / "my model.onnx")
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["", "-o new.onnx", "-d out --force -n", "--strict --jobs 1", "-o '`id`.onnx'"],
+)
+def test_caches_that_no_profile_knows_come_with_the_command_that_renames_them(
+    options: str, unnamed: Path, run: Run
+) -> None:
+    before = unnamed.read_bytes()
+    typed = ["my model.onnx", "--prefix", "KV", *shlex.split(options)]
+    outcome = run(*typed)
+    assert (outcome.code, unnamed.read_bytes()) == (1, before)
+    assert (
+        "KV001: no profile knows these names, but the graph has 2 caches (first: a -> a_next)"
+        in (outcome.err)
+    )
+    (command,) = find_commands(outcome.err)
+    (finding,) = json.loads(run(*typed, "--format", "json").out)["models"][0]["findings"]
+    assert (finding["code"], f"`{command}`" in finding["hint"]) == ("KV001", True)
+    mended = run(*split_words(command.removeprefix("onnxkvrename ")))
+    assert (mended.code, "4 names changed" in mended.err) == (0, True)
+
+
+def test_pairs_ends_with_the_command_that_renames_them(unnamed: Path, run: Run) -> None:
+    (command,) = find_commands(run("pairs", unnamed).out)
+    assert run(*split_words(command.removeprefix("onnxkvrename "))).code == 0
+    assert find_commands(run("pairs", unnamed).out) == []  # they carry a token
+    assert find_commands(run("pairs", "m.onnx").out) == []  # a profile knows the names
+
+
+@pytest.mark.parametrize("options", ["--strip", "--to qeff"])
+def test_without_a_token_no_command_claims_to_rename(options: str, unnamed: Path, run: Run) -> None:
+    outcome = run(unnamed, *options.split())
+    assert "the graph has 2 caches" in outcome.err
+    assert not any("--pairs" in command for command in find_commands(outcome.err))
+
+
+def test_a_graph_without_a_cache_is_said_to_have_none(run: Run) -> None:
+    encoder = FIXTURES / "plain" / "vlm_dual" / "encoder.onnx"
+    outcome = run(encoder, "--prefix", "KV")
+    assert (outcome.code, "no cache found in the graph either" in outcome.err) == (1, True)
+    assert find_commands(outcome.err) == []
+
+
+def test_a_graph_that_is_not_searched_is_not_said_to_have_no_cache(
+    unnamed: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unnamed_caches, "MAX_SEARCHED_NODES", 3)
+    outcome = run("my model.onnx", "--prefix", "KV")
+    assert "error KV001: " in outcome.err
+    assert "caches in the graph are not known" in outcome.err
+    assert find_commands(outcome.err) == ["onnxkvrename pairs 'my model.onnx'"]
+
+
+def test_the_library_says_it_too(unnamed: Path) -> None:
+    (finding,) = onnxkvrename.rename(unnamed, "KV").findings
+    assert (finding.code, "--pairs dataflow" in finding.hint) == ("KV001", True)
+    with pytest.raises(onnxkvrename.CheckError, match=r"KV001: .* the graph has 2 caches") as error:
+        onnxkvrename.rename_bytes(unnamed.read_bytes(), "KV")
+    assert "--as rules" in str(error.value.hint)
+
+
+_NO_CACHE = EXPORTS / "new" / "no-cache"
+
+
+@pytest.mark.skipif(not _NO_CACHE.is_dir(), reason="needs ../shared/exports-other/new/no-cache")
+@pytest.mark.parametrize("name", ["adam_step", "denoise_residual", "kalman", "unet_scheduler_step"])
+def test_a_step_of_an_optimizer_is_not_offered_as_a_cache(name: str, run: Run) -> None:
+    path = _NO_CACHE / f"{name}.onnx"
+    outcome = run(path, "--prefix", "KV", "-n")
+    assert (outcome.code, "no cache found in the graph either" in outcome.err) == (1, True)
+    assert find_commands(outcome.err) == []

@@ -135,7 +135,7 @@ def test_an_option_excludes_and_needs_fields_of_its_request(name: str) -> None:
     [
         (("rename", "--strip", "--replace"), "--strip", "--replace"),
         (("rename", "--jobs", "2", "--dask", "x"), "--jobs", "--dask"),
-        (("rename", "--to", "qnn", "--target", "vllm-qaic"), "--to", "--target"),
+        (("rename", "--to", "qnn", "--seed-cache"), "--to", "--seed-cache"),
         (("pairs", "--as", "rules", "--format", "json"), "--as", "--format"),
         (("manifest", "--stamp", "--dim", "a=1"), "--stamp", "--dim"),
     ],

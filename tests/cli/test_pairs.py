@@ -41,6 +41,7 @@ def test_each_pair_is_a_row(delta: str, run) -> None:
         "  input  output  update                           dtype  shape",
         "  k_in   k_out   new positions only along axis 1  FLOAT  [1, 8, 4]",
         "  h      h2      grows along axis 1               FLOAT  [1, 8, 4]",
+        "`onnxkvrename delta.onnx --prefix KV --pairs dataflow` renames them",
     ]
 
 
@@ -51,7 +52,8 @@ def test_a_model_without_states_says_so(tmp_path: Path, run) -> None:
     )
     path = saved(model, tmp_path / "m.onnx")
     outcome = run("pairs", path)
-    assert (outcome.code, outcome.out) == (0, f"{path}: no output is a later state of an input\n")
+    said = f"{path}: no output is proved to be a later state of an input\n"
+    assert (outcome.code, outcome.out) == (0, said)
 
 
 def test_a_node_that_chooses_by_nothing_is_not_a_bug(tmp_path: Path, run) -> None:
@@ -170,6 +172,6 @@ def test_names_stay_on_their_line(tmp_path: Path, run) -> None:
     model = onnx.parser.parse_model(DELTA)
     model.graph.input[0].name = model.graph.node[2].input[0] = "k\n::error::x"
     path = saved(model, tmp_path / "m.onnx")
-    assert len(run("pairs", path).out.splitlines()) == 4
+    assert len(run("pairs", path).out.splitlines()) == 5
     bound = json.loads(run("pairs", "--as", "io-binding", path).out)
     assert bound[0]["input"] == "k\n::error::x"

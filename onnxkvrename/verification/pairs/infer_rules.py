@@ -10,6 +10,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.findings import format_list, quote_path
 from onnxkvrename.model.file import open_model
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.rules.load import DATAFLOW_RULES
 from onnxkvrename.rules.name_tokens import (
@@ -43,6 +44,7 @@ class TracedModel(NamedTuple):
         features: The inputs of pairs that are not caches, such as the features of a picture.
         lone_states: Outputs that look like later states of inputs, though nothing proves it.
         branches: Inputs that choose a branch, each with its value in the first step.
+        node_count: The number of nodes that were read for it.
     """
 
     path: Path
@@ -51,6 +53,7 @@ class TracedModel(NamedTuple):
     features: frozenset[str] = frozenset()
     lone_states: tuple[str, ...] = ()
     branches: Mapping[str, bool] = MappingProxyType({})
+    node_count: int = 0
 
 
 class InferredRules(NamedTuple):
@@ -67,20 +70,36 @@ def trace_model(path: ModelSource) -> TracedModel:
         ModelError: The file is not a readable model, or may have too many states.
     """
     with open_model(path) as opened:
-        try:
-            graph = read_graph(opened.source)
-            pairs = find_state_pairs(graph, opened.signature)
-        except ModelError as error:
-            raise opened.source.build_error(error.message, hint=error.hint) from None
-        branches = find_first_branches(graph, opened.signature, {pair.input.name for pair in pairs})
-        return TracedModel(
-            opened.file.path,
-            opened.signature,
-            pairs,
-            find_features(graph, pairs),
-            find_lone_states(graph, pairs, opened.signature),
-            branches,
-        )
+        traced = trace_source(opened.source, opened.signature, opened.file.path)
+    assert traced is not None  # without a limit
+    return traced
+
+
+def trace_source(
+    source: ByteSource, signature: Signature, path: Path, max_nodes: int | None = None
+) -> TracedModel | None:
+    """Find the pairs of a model that is open or in memory; ``None`` beyond `max_nodes` nodes.
+
+    Raises:
+        ModelError: The model cannot be read, or may have too many states.
+    """
+    try:
+        graph = read_graph(source)
+        node_count = sum(body.size for body in (graph.main, *graph.functions.values()))
+        if max_nodes is not None and node_count > max_nodes:
+            return None
+        pairs = find_state_pairs(graph, signature)
+    except ModelError as error:
+        raise source.build_error(error.message, hint=error.hint) from None
+    return TracedModel(
+        path,
+        signature,
+        pairs,
+        find_features(graph, pairs),
+        find_lone_states(graph, pairs, signature),
+        find_first_branches(graph, signature, {pair.input.name for pair in pairs}),
+        node_count,
+    )
 
 
 def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> InferredRules:
@@ -106,7 +125,7 @@ def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> 
         path = str(models[0].path)
         command = f"onnxkvrename inspect {quote_path(path)} --profile auto"
         raise RulesError(
-            "the graph has no state: no output is a later state of an input",
+            "no cache found in the graph: no output is proved to be a later state of an input",
             path=path if len(models) == 1 else None,
             hint=f"`{command}` shows what the model has",
         )
