@@ -329,7 +329,7 @@ def _check_collisions(plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
         finding = build_finding(
             "KV201",
             new_name,
-            f"is already {use}; onnx and onnxruntime reject such a model",
+            f"is already {use}; onnx or onnxruntime rejects such a model",
             "choose another token, or rename that value first",
         )
         # Removing a token may restore a model that was like this before.
