@@ -48,10 +48,10 @@ _COMMAND_GROUPS = {
         "check-consumer": "Check whether a consumer can use the KV buffers.",
         "compare": "Check whether prefill and decode fit together.",
     },
-    "See and explain": {
+    "Show and explain": {
         "inspect": "Show what is in a model.",
         "manifest": "Describe the KV layout as JSON, and what vLLM makes of it.",
-        "pairs": "Find caches and states in the graph, whatever their names.",
+        "pairs": "Find caches and states in the graph, under any name.",
         "explain": "Explain a finding, such as KV402, or a log of vLLM.",
         "profiles": "List built-in rules, or print some.",
     },
