@@ -203,6 +203,8 @@ class _Argument(NamedTuple):
             return ""
         if isinstance(value, _BYTES) and renames:
             return "; rename_bytes renames a serialized model"
+        if find_graph_library(value):
+            return "; rename_graph renames a live graph" if renames else "; export it to one"
         if hasattr(value, "SerializeToString") and renames and self.function != "rename_model":
             return "; rename_model renames a ModelProto"
         is_path = isinstance(value, (str, os.PathLike))
@@ -222,7 +224,8 @@ _PLAIN_TYPES: Mapping[str, _PlainType] = {
     "bytes": _PlainType("bytes", lambda value: isinstance(value, _BYTES)),
     "ModelProto": _PlainType(
         "an onnx.ModelProto",
-        lambda value: hasattr(value, "SerializeToString") and hasattr(value, "graph"),
+        # A gs.Graph logs an error for each attribute that it does not have.
+        lambda value: hasattr(type(value), "SerializeToString") and hasattr(value, "graph"),
     ),
     "Graph | Model": _PlainType(
         "an onnx_graphsurgeon.Graph or an onnx_ir.Model",
