@@ -100,13 +100,14 @@ def _rename(data: bytes, arguments: Mapping[str, Any]) -> bytes:
     """Rename a serialized model; if no profile knows its names, the error says what it has."""
     change = build_request(Request, arguments).change
     profile, rules = arguments["profile"], arguments["rules"]
+    model = MemoryFile("model", data)
     try:
-        found = find_rules(profile, rules, [MemoryFile("model", data)])
+        found = find_rules(profile, rules, [model])
         return rename_in_memory(data, change, found)
     except CheckError as error:
         is_default = profile is None and rules is None
         if not is_default or all(finding.code != "KV001" for finding in error.findings):
             raise
-        from onnxkvrename.api.unnamed_caches import explain_unknown_bytes  # nothing is renamed
+        from onnxkvrename.api.unnamed_caches import explain_unknown_model  # nothing is renamed
 
-        raise explain_unknown_bytes(error, data, change.token or "") from None
+        raise explain_unknown_model(error, model, change.token or "") from None
