@@ -8,7 +8,7 @@ from pathlib import Path
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import CheckError, Finding, format_count, quote_path, quote_word
 from onnxkvrename.limits import MAX_SEARCHED_NODES
-from onnxkvrename.model.file import open_model, read_model_signature
+from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.options import list_options
@@ -16,6 +16,7 @@ from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.load import find_profiles
 from onnxkvrename.rules.plan import KvPair, TokenChange, build_rename_plan
 from onnxkvrename.rules.results import Report
+from onnxkvrename.storage.read import MemoryFile, ModelSource
 from onnxkvrename.verification.pairs.find_pairs import may_be_state
 from onnxkvrename.verification.pairs.infer_rules import (
     TracedModel,
@@ -80,17 +81,14 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
     return report._replace(models=tuple(models))
 
 
-def explain_unknown_bytes(error: CheckError, data: bytes, token: str) -> CheckError:
+def explain_unknown_model(error: CheckError, model: MemoryFile, token: str) -> CheckError:
     """Return the error about a model in memory, with what its graph shows in KV001."""
-    source = ByteSource.from_bytes(data)
-    fault: KvRenameError | None
-    try:
-        model = _search(source, read_model_signature(source), Path(), MAX_SEARCHED_NODES)
-        buffers, fault = _list_buffers([model], token)
-    except ModelError as reason:
-        buffers, fault = {}, reason
+    result = _search_file(model, MAX_SEARCHED_NODES)
+    found = [result] if isinstance(result, TracedModel) else []
+    buffers, rules_fault = _list_buffers(found, token)
+    fault = result if isinstance(result, ModelError) else rules_fault
     (finding,) = (each for each in error.findings if each.code == "KV001")
-    explained = _explain(finding, fault, buffers.get(Path(), ()), _MEMORY_HINT)
+    explained = _explain(finding, fault, buffers.get(model.path, ()), _MEMORY_HINT)
     findings = tuple(explained if each is finding else each for each in error.findings)
     return CheckError(f"KV001: {explained.message}", findings, hint=explained.hint)
 
@@ -161,9 +159,10 @@ def _explain(
     return finding._replace(message=message, hint=hint)
 
 
-def _search_file(path: Path, max_nodes: int) -> TracedModel | ModelError:
+def _search_file(model: ModelSource, max_nodes: int) -> TracedModel | ModelError:
+    path = model.path if isinstance(model, MemoryFile) else model
     try:
-        with open_model(path) as opened:
+        with open_model(model) as opened:
             return _search(opened.source, opened.signature, path, max_nodes)
     except ModelError as error:
         return error

@@ -61,6 +61,7 @@ class ExternalFile(NamedTuple):
     bytes: int | None
 
 
+@show_briefly
 class InspectedBuffer(NamedTuple):
     """A KV buffer, with the names of its two sides as they are in the file.
 

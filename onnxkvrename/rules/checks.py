@@ -117,7 +117,7 @@ def _check_both_sides(
     elif pair.output is not None and pair.input is None:
         hint = "export the model again"
         if not fed_layers:  # no state has an input by this name, so perhaps by another
-            hint = "`--pairs dataflow` finds inputs by the graph, whatever their names are"
+            hint = "`--pairs dataflow` finds inputs in the graph, under any name"
         elif pair.layer not in fed_layers:
             hint = WINDOW_SIZE_HINT
         yield build_finding(
@@ -186,14 +186,13 @@ def _check_rank(pair: KvPair, plan: RenamePlan) -> Iterator[Finding]:
 
 
 def _check_usage(pair: KvPair, inputs: set[str], uses: NameUses) -> Iterator[Finding]:
-    if pair.output is not None and pair.output.old_name not in uses.producer_op_types:
-        yield build_finding(
+    output = pair.output.old_name if pair.output is not None else None
+    if output is not None and output not in uses.producer_op_types and output not in inputs:
+        yield build_finding(  # of one that is an input, KV106 says that it is never updated
             "KV105",
-            pair.output.old_name,
+            output,
             "is not produced by any node, so the buffer is never updated",
-            "export without the token, then rename"
-            if pair.output.old_name in inputs
-            else "export the model again",
+            "export the model again",
         )
     if pair.input is not None and pair.input.old_name not in uses.read_names:
         yield build_finding(
@@ -338,7 +337,7 @@ def _check_collisions(plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
         finding = build_finding(
             "KV201",
             new_name,
-            f"is already {use}; onnx and onnxruntime reject such a model",
+            f"is already {use}; onnx or onnxruntime rejects such a model",
             "choose another token, or rename that value first",
         )
         # Removing a token may restore a model that was like this before.

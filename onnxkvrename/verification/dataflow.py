@@ -34,6 +34,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
@@ -75,6 +76,7 @@ _VERDICTS_WORST_FIRST: tuple[FlowVerdict, ...] = (
 )
 
 
+@show_briefly
 class BufferFlow(NamedTuple):
     """The verdict on one buffer.
 
