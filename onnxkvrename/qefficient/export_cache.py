@@ -314,13 +314,10 @@ def build_occupied_finding(directory: str, *, same: bool = False) -> Finding:
 
     Pass `same` if it holds an export with the same parameters.
     """
-    return build_finding(
-        "KV403",
-        directory,
-        "is where QEfficient will look for the renamed export, and already holds "
-        + ("one" if same else "something else"),
-        "move that directory away, or use its content",
-    )
+    held = "an export with the same parameters" if same else "something else"
+    hint = "move that directory away" + (", or leave out --in-place: then both stay" * same)
+    message = f"is where QEfficient will look for the renamed export, and already holds {held}"
+    return build_finding("KV403", directory, message, hint)
 
 
 def _restore_hashed_params(params: ExportParams) -> ExportParams:

@@ -316,7 +316,8 @@ def test_an_export_that_is_seeded_already_cannot_be_so_in_place(
     shutil.copytree(twin, cache / twin.name)
     before = snapshot(cache)
     code, err = refused(run, plain, *IN_PLACE)
-    assert (code, "KV403" in err, "already holds one" in err) == (1, True, True)
+    assert (code, "KV403" in err, "holds an export with the same" in err) == (1, True, True)
+    assert "or leave out --in-place: then both stay" in err
     assert snapshot(cache) == before
     assert run_quietly(plain, *SEED) == 0
     assert snapshot(cache) == before
