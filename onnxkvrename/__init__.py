@@ -21,10 +21,16 @@ if TYPE_CHECKING:
     from onnxkvrename.api.arguments import load_rules
     from onnxkvrename.api.files import rename, rename_all
     from onnxkvrename.api.graphs import rename_graph
-    from onnxkvrename.api.layouts import check_consumer, compare, inspect, load_layout
+    from onnxkvrename.api.layouts import (
+        check_consumer,
+        compare,
+        compare_page,
+        inspect,
+        inspect_page,
+        load_layout,
+    )
     from onnxkvrename.api.manifests import stamp, write_manifest
     from onnxkvrename.api.memory import rename_bytes, rename_model
-    from onnxkvrename.api.pages import compare_page, inspect_page
     from onnxkvrename.api.verification import find_pairs, suggest_rules, verify
     from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
     from onnxkvrename.findings import CheckError, Finding
@@ -44,8 +50,10 @@ _MODULES = {
     "api.graphs": ("rename_graph",),
     "api.memory": ("rename_bytes", "rename_model"),
     "api.manifests": ("stamp", "write_manifest"),
-    "api.pages": ("compare_page", "inspect_page"),
-    "api.layouts": ("check_consumer", "compare", "inspect", "load_layout"),
+    "api.layouts": (
+        *("check_consumer", "compare", "compare_page"),
+        *("inspect", "inspect_page", "load_layout"),
+    ),
     "api.verification": ("find_pairs", "suggest_rules", "verify"),
     "errors": ("KvRenameError", "ModelError", "RulesError", "WriteError"),
     "findings": ("CheckError", "Finding"),

@@ -542,13 +542,13 @@ def test_a_rename_in_place_within_the_cache_gets_a_warning(plain: Path, snapshot
         (seed,) = find_commands(outcome.err)
         assert (outcome.code, "KV402" in outcome.err) == (code, True)
         assert "--seed-cache" in seed
-        assert "renamed here" in outcome.err
+        assert "if you rename it here" in outcome.err
         assert snapshot(plain) == before
     outcome = run(plain, "--prefix", "VLLM")
     (undo,) = find_commands(outcome.err)
     assert (outcome.code, "KV402" in outcome.err) == (0, True)
     assert undo == f"onnxkvrename {plain} --strip"
-    assert "renamed here" not in outcome.err
+    assert "if you rename it here" not in outcome.err
     assert "has names with the token VLLM" in outcome.err
     assert run(*undo.split()[1:], "-q") == (0, "", "")
     assert below(plain) == names
