@@ -12,12 +12,12 @@ done, an exception is raised. Names are loaded when they are first used, so
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
+TYPE_CHECKING = False  # as in typing, which takes long to load: Ctrl-C until then is a traceback
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from onnxkvrename.api.arguments import load_rules
     from onnxkvrename.api.files import rename, rename_all
     from onnxkvrename.api.graphs import rename_graph
@@ -111,6 +111,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

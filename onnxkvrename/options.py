@@ -105,18 +105,6 @@ def list_options(request: Any) -> Mapping[str, Option]:
     }
 
 
-def find_overruled(options: Mapping[str, Option], typed: Collection[str]) -> set[str]:
-    """Return the fields whose variables count for nothing beside those that a user typed."""
-    excluded = {other for name in typed for other in options[name].excludes}
-    return {
-        name
-        for name, option in options.items()
-        if name in excluded
-        or not {*option.excludes, *option.yields_to}.isdisjoint(typed)
-        or (option.needs and {*option.needs}.isdisjoint(typed))
-    }
-
-
 def find_conflict(options: Mapping[str, Option], given: Collection[str]) -> Conflict | None:
     """Return the first conflict among fields that a user sets; ``None`` without one."""
     for name, option in options.items():

@@ -167,7 +167,7 @@ def test_of_dynamo_with_subfunctions_the_export_with_the_token_is_broken_and_the
     (plain,), (broken,) = case.glob("plain-*"), case.glob("VLLM-*")
     assert "4 of 4 buffers retained by dataflow" in says(machine, "verify", EXPORT=plain)
     told = machine.run_script(BLOCKS["verify"], EXPORT=str(broken))
-    assert (told.returncode, "KV105" in told.stderr, "KV106" in told.stderr) == (1, True, True)
+    assert (told.returncode, "KV106" in told.stderr) == (1, True)
     shutil.copytree(plain, machine.temp / plain.name, copy_function=shutil.copyfile)
     there = machine.temp / broken.name.replace("VLLM", "plain")
     shutil.copytree(broken, there, copy_function=shutil.copyfile)

@@ -58,8 +58,11 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
     if any(isinstance(each, TracedModel) and _is_known(each.signature) for each in searched):
         return report
     is_complete = all(isinstance(each, TracedModel) for each in searched)
+    traced = [each for each in searched if isinstance(each, TracedModel)]
+    buffers, fault = _list_buffers(traced, token)
+    if request.strip and not token and is_complete and len(found := _list_tokens(traced)) == 1:
+        request = request._replace(token=found[0])
     command = format_dataflow_command(request) if is_complete else ""
-    buffers, fault = _list_buffers([e for e in searched if isinstance(e, TracedModel)], token)
     models = []
     for model, result in zip(report.models, searched, strict=True):
         pairs_command = f"`onnxkvrename pairs {quote_path(model.path)}` searches the graph"
@@ -67,8 +70,9 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
         if request.strip and not request.token:
             hint = "add the token with --prefix, and `--pairs dataflow`"
         own = buffers.get(Path(model.path), ())
+        lone = result.lone_states if isinstance(result, TracedModel) else ()
         findings = (
-            _explain(each, result if isinstance(result, ModelError) else fault, own, hint)
+            _explain(each, result if isinstance(result, ModelError) else fault, own, hint, lone)
             if each.code == "KV001"
             else each
             for each in model.findings
@@ -124,9 +128,16 @@ def suggest_rename(models: Sequence[TracedModel], paths: Sequence[Path]) -> str:
 
 
 def _explain(
-    finding: Finding, fault: KvRenameError | None, buffers: Sequence[KvPair], hint: str
+    finding: Finding,
+    fault: KvRenameError | None,
+    buffers: Sequence[KvPair],
+    hint: str,
+    lone_states: Sequence[str] = (),
 ) -> Finding:
-    """Return KV001 with what is known of a graph: its buffers, or why there are none."""
+    """Return KV001 with what is known of a graph: its buffers, or why there are none.
+
+    The `lone_states` are outputs that only look like states: a rename by dataflow leaves them.
+    """
     if isinstance(fault, RulesError):
         message = f"{finding.message}; the graph has states, but {fault.message}"
         return finding._replace(message=message, hint=fault.hint or hint)
@@ -139,6 +150,12 @@ def _explain(
     first, last = (side.old_name for side in buffers[0].sides)
     count = format_count(len(buffers), "cache")
     message = f"no profile knows these names, but the graph has {count} (first: {first} -> {last})"
+    if lone_states:
+        outputs = "output may be a state" if len(lone_states) == 1 else "outputs may be states"
+        message += (
+            f"; {len(lone_states)} {outputs} as well, which the graph does not prove (first: "
+            f"{lone_states[0]})"
+        )
     return finding._replace(message=message, hint=hint)
 
 
@@ -166,6 +183,14 @@ def _search(source: ByteSource, signature: Signature, path: Path, max_nodes: int
             f"a rename searches up to {MAX_SEARCHED_NODES:,} nodes, in all models together"
         )
     return traced
+
+
+def _list_tokens(models: Sequence[TracedModel]) -> Sequence[str]:
+    """Return the tokens that names carry; none if that cannot be told."""
+    try:
+        return find_carried_tokens(models)
+    except RulesError:
+        return ()
 
 
 def _is_known(signature: Signature) -> bool:

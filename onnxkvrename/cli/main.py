@@ -48,10 +48,10 @@ _COMMAND_GROUPS = {
         "check-consumer": "Check whether a consumer can use the KV buffers.",
         "compare": "Check whether prefill and decode fit together.",
     },
-    "See and explain": {
+    "Show and explain": {
         "inspect": "Show what is in a model.",
         "manifest": "Describe the KV layout as JSON, and what vLLM makes of it.",
-        "pairs": "Find caches and states in the graph, whatever their names.",
+        "pairs": "Find caches and states in the graph, under any name.",
         "explain": "Explain a finding, such as KV402, or a log of vLLM.",
         "profiles": "List built-in rules, or print some.",
     },
@@ -66,8 +66,6 @@ EXAMPLES = (
     Example("onnxkvrename exports/ --target vllm-qaic -d renamed/", "Rename all models, or none."),
     Example("onnxkvrename verify exports/", "Prove that every KV buffer is retained."),
 )
-_VARIABLES = "ONNXKVRENAME_"
-"""How the names of variables begin that set options."""
 _HELP = "help"
 """The word that asks for the help of what follows it."""
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
@@ -276,8 +274,9 @@ def _build_usage_failure(
         hint = _explain_lost_quotes(name, args)
     if hint is None and not message.endswith(")"):  # else it says itself what to do
         hint = f"`onnxkvrename {name} --help` lists all options"
-    first = message[:1] if message.startswith(_VARIABLES) else message[:1].lower()
-    return KvRenameError(first + message[1:], hint=hint)
+    if message[1:2].islower():  # not the name of a variable
+        message = message[:1].lower() + message[1:]
+    return KvRenameError(message, hint=hint)
 
 
 def _explain_lost_quotes(name: str, args: Sequence[str]) -> str | None:

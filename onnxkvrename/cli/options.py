@@ -19,7 +19,6 @@ from onnxkvrename.options import (
     Example,
     Option,
     find_conflict,
-    find_overruled,
     list_options,
     read_hints,
 )
@@ -110,13 +109,12 @@ class RequestCommand(click.Command):
 
     def _check_combinations(self, ctx: click.Context) -> None:
         sources = {name: ctx.get_parameter_source(name) for name in self.options}
-        typed = [name for name in sources if sources[name] is ParameterSource.COMMANDLINE]
+        typed = {name for name in sources if sources[name] is ParameterSource.COMMANDLINE}
         variables = {name for name in sources if sources[name] is ParameterSource.ENVIRONMENT}
-        overruled = variables & find_overruled(self.options, typed)
-        for name in overruled:
+        for name in [each for each in variables if self._is_overruled(each, typed)]:
+            variables.remove(name)
             del ctx.params[name]  # the request has its default
-        variables -= overruled
-        conflict = find_conflict(self.options, {*typed, *variables})
+        conflict = find_conflict(self.options, typed | variables)
         if conflict is None:
             return
         spellings = {
@@ -128,6 +126,11 @@ class RequestCommand(click.Command):
             raise click.UsageError(f"{name} and {other} cannot be used together{conflict.why}")
         needed = f"{other} {self.options[conflict.other].metavar or ''}".rstrip()
         raise KvRenameError(f"{name} requires {needed}{conflict.why}", hint=f"add `{needed}`")
+
+    def _is_overruled(self, name: str, typed: set[str]) -> bool:
+        """Return whether the variable of a field counts for nothing beside what is typed."""
+        is_yielding = not typed.isdisjoint(self.options[name].yields_to)
+        return is_yielding or find_conflict(self.options, {name, *typed}) is not None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, and the options section by section."""
@@ -207,7 +210,7 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
     how |= variable
     if option.shows_default:
         how |= {"default": default, "show_default": True}
-    return (NamesOption if option.names else SingleOption)(words, **how)
+    return SingleOption(words, **how)
 
 
 def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
@@ -339,7 +342,20 @@ class OutputFile(NonEmptyPath):
 
 
 class VariableOption(click.Option):
-    """An option that an environment variable may set."""
+    """An option that an environment variable may set, and whose help may have ``{names}``.
+
+    These are what a shell completes, plug-ins too, and are listed for the help only.
+    """
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option and its help."""
+        template = self.help or ""
+        if "{names}" in template:
+            names = ", ".join(item.value for item in self.shell_complete(ctx, ""))
+            self.help = template.replace("{names}", names)
+        record = super().get_help_record(ctx)
+        self.help = template
+        return record
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """Return where a wrong value is from: the option, or the variable."""
@@ -377,20 +393,6 @@ class SingleOption(VariableOption):
             return False
         is_word = value in (ctx.obj or ())  # not a part of one, as in --rules=-n
         return is_word and any(value in param.opts for param in ctx.command.params)
-
-
-class NamesOption(SingleOption):
-    """An option whose help has ``{names}``: what a shell completes, plug-ins too, for help only."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the option and its help."""
-        names = ", ".join(item.value for item in self.shell_complete(ctx, ""))
-        template = self.help
-        self.help = (template or "").replace("{names}", names)
-        try:
-            return super().get_help_record(ctx)
-        finally:
-            self.help = template
 
 
 class SideOption(click.Option):

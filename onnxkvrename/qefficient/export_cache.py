@@ -247,8 +247,8 @@ def check_export_reuse(
     return build_finding(
         "KV402",
         model,
-        f"is in QEfficient's export cache, as an export {kind}; renamed here, the next export of "
-        "that kind silently reuses it",
+        f"is in QEfficient's export cache; if you rename it here, the next export {kind} silently "
+        "reuses it",
         build_elsewhere_hint([directory])
         if explain_token_refusal(params, rules)
         else f"`{seed}` puts it where QEfficient will look for it",

@@ -89,8 +89,8 @@ class Request(NamedTuple):
         str | None,
         Option(
             "--to",
-            "Give the buffers the names of this profile, if they are made and laid out as it says: "
-            "{names}. They keep their token, unless --prefix, --target or --strip is given.",
+            "Rename the buffers as this exporter names them, if their shapes and layout fit: "
+            "{names}. They keep their token without --prefix, --target and --strip.",
             "NAME",
             names="profiles",
             excludes=("seed_cache",),

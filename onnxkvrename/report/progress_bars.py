@@ -100,24 +100,21 @@ class ProgressBars:
     def show(self) -> None:
         """Draw the bars from now on, if the system lets it."""
         with suppress(ImportError, OSError):
-            self._open_display()
+            from rich.console import Console  # only for work that takes long
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def _open_display(self) -> None:
-        from rich.console import Console  # only for work that takes long
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[amount]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-        )
-        console = Console(file=cast(IO[str], _LossyStream(sys.stderr)))
-        with self._lock:
-            self.progress = Progress(*columns, console=console, transient=True)
-            for bar in self._bars:
-                self._update(bar)
-            self.progress.start()
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.fields[amount]}"),
+                TimeRemainingColumn(elapsed_when_finished=True),
+            )
+            console = Console(file=cast(IO[str], _LossyStream(sys.stderr)))
+            with self._lock:
+                self.progress = Progress(*columns, console=console, transient=True)
+                for bar in self._bars:
+                    self._update(bar)
+                self.progress.start()
 
     def _update(self, bar: _Bar) -> None:
         """Draw a bar as it is; one of bytes stays, as the disk takes longer than the copy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -41,6 +42,7 @@ _STATUS_STYLES = {
     "unchanged": CYAN,
     "failed": RED,
 }
+_COUNT = re.compile("[0-9,]+")
 STAMP_LABEL = "metadata onnxkvrename.kv_layout_sha256"
 """The name of a stamp in a diff."""
 
@@ -74,7 +76,7 @@ class StateRow(NamedTuple):
         first = self.models[0]
         if len(self.models) == 1 or first.output == first.path:
             return _format_destination(first)
-        if first.status not in ("renamed", "would-rename"):
+        if not _is_change(first):
             return ""
         directory = os.path.commonpath([os.path.dirname(model.output) for model in self.models])
         return f" -> {directory}" if directory else ""
@@ -201,7 +203,7 @@ def _list_buffer_facts(model: ModelReport) -> Iterator[tuple[str, str]]:
         kinds.setdefault(pair.kind, []).append(pair)
     for kind, pairs in kinds.items():
         buffers = ", ".join(dict.fromkeys(pair.buffer for pair in pairs))
-        layers = sorted({pair.layer for pair in pairs})
+        layers = sorted({pair.layer for pair in pairs if pair.has_layer})
         yield kind, f"{buffers} of {format_layers(layers)}"
     for old, new in list(model.name_map.items())[:1]:
         yield "names", f"{old} -> {new}"
@@ -299,8 +301,7 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
     """
     is_short = is_folded(report, verbose=verbose)
     are_held_back = report.failed and not dry_run
-    groups: dict[object, list[ModelReport]] = {}
-    texts = dict[object, tuple[str, str]]()
+    groups: dict[object, list[tuple[ModelReport, str]]] = {}
     for index, model in sorted(enumerate(report.models), key=lambda item: not item[1].failed):
         if model.error is not None or (are_held_back and model.status == "would-rename"):
             continue
@@ -309,16 +310,31 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
         state = format_model_state(model)
         if model.failed and not dry_run:
             state = "failed: nothing was written"
-        key = (model.status, state) if is_short else index
-        groups.setdefault(key, []).append(model)
-        texts[key] = state, _STATUS_STYLES["failed" if model.failed else model.status]
-    return [_build_row(models, *texts[key]) for key, models in groups.items()]
+        frame = _COUNT.sub("0", state) if _is_change(model) else state
+        key = (model.status, frame) if is_short else index
+        groups.setdefault(key, []).append((model, state))
+    return [_build_row(*zip(*group, strict=True)) for group in groups.values()]
 
 
-def _build_row(models: Sequence[ModelReport], state: str, style: str) -> StateRow:
-    is_change = models[0].status in ("renamed", "would-rename")
-    each = " in each" if is_change and len(models) > 1 else ""
-    return StateRow(tuple(models), f"{state}{each}", style)
+def _is_change(item: ModelReport | SidecarReport) -> bool:
+    return item.status in ("renamed", "would-rename")
+
+
+def _build_row(models: tuple[ModelReport, ...], states: tuple[str, ...]) -> StateRow:
+    """Return the row of models whose states are the same, of changes except for the counts."""
+    first, state = models[0], states[0]
+    if len(models) > 1 and _is_change(first):
+        columns = zip(*map(_COUNT.findall, states), strict=True)
+        ranges = map(_format_range, columns)
+        state = f"{_COUNT.sub(lambda _: next(ranges), state)} in each"
+    return StateRow(models, state, _STATUS_STYLES["failed" if first.failed else first.status])
+
+
+def _format_range(counts: Sequence[str]) -> str:
+    """Return the least and the most of some counts, or the one that all are."""
+    numbers = [int(count.replace(",", "")) for count in counts]
+    ends = dict.fromkeys((min(numbers), max(numbers)))
+    return " to ".join(f"{number:,}" for number in ends)
 
 
 def _has_result(report: Report, model: ModelReport, *, dry_run: bool) -> bool:
@@ -382,7 +398,7 @@ def _format_sidecar_state(sidecar: SidecarReport) -> str:
 
 def _format_destination(item: ModelReport | SidecarReport) -> str:
     """Return where a result went, or would go; nothing for one in place."""
-    has_moved = item.output != item.path and item.status in ("renamed", "would-rename")
+    has_moved = item.output != item.path and _is_change(item)
     return f" -> {item.output}" if has_moved else ""
 
 

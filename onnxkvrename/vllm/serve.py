@@ -957,4 +957,4 @@ def _list_notes(
     for name in _IGNORED_BY_VLLM.keys() & variables.keys():
         yield f"{name} is ignored: {_IGNORED_BY_VLLM[name]}"
     if unexpanded:
-        yield f"the shell has not expanded {', '.join(unexpanded)}: what is in it is not read"
+        yield f"the shell has not expanded {', '.join(unexpanded)}: what they contain is not read"

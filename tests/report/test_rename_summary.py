@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import models
 import pytest
 from models import node, saved
+from real_exports import EXPORTS
 from terminals import run_on_terminal
 from window_sets import write_windows
 
@@ -100,6 +102,30 @@ def test_many_models_with_one_outcome_are_one_line_and_there_is_a_total(decoder:
         "5 models: 4 would change, 0 unchanged, 1 failed; 20 KV buffers",
     ]
     assert len(drawn(failed, *models, verbose=True, width=300).splitlines()) == 14
+
+
+def test_many_models_whose_counts_differ_are_one_line_with_their_range(decoder: Path) -> None:
+    found = rename(decoder, "VLLM", dry_run=True)
+    name_maps = [dict(list(found.name_map.items())[:count]) for count in (8, 2, 4, 8, 8)]
+    models = [
+        found._replace(path=f"set/{n}.onnx", output=f"set/{n}.onnx", name_map=name_map)
+        for n, name_map in enumerate(name_maps)
+    ]
+    models[4] = models[4]._replace(function_name_map={"a": "b"})
+    assert drawn(*models, width=300).splitlines()[:2] == [
+        "4 files in set (first: 0.onnx): 2 to 8 names would change in each",
+        "set/4.onnx: 8 names would change; 1 in local functions as well",
+    ]
+
+
+@pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
+def test_a_plan_for_the_real_exports_is_read_on_one_screen(tmp_path: Path) -> None:
+    shutil.copytree(EXPORTS, tmp_path / "exports", copy_function=shutil.copyfile)
+    rows = on_terminal("exports", "--target", "vllm-qaic", "-n", cwd=tmp_path).splitlines()
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", row) for row in rows]
+    assert sum(-(-len(row) // 100) for row in plain) <= 40
+    severities = re.findall("(error|warning) KV", " ".join(" ".join(plain).split()))
+    assert severities == sorted(severities)
 
 
 def test_those_left_alone_are_counted_after_the_model_that_failed(decoder: Path) -> None:

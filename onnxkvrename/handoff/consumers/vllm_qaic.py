@@ -199,9 +199,8 @@ def check_declared_attention(view: ConsumerView) -> Iterator[Finding]:
         "KV607",
         [buffer.names[0] for buffer in non_full],
         ("is", "are"),
-        f"{kinds}, but {consumer.name} declares full_attention, by which vLLM counts blocks and "
-        "bytes",
-        f"{_MEMORY_HINT}, unless qualcomm/vllm-qaic#88 is in it"
+        f"{kinds}, but {consumer.name} declares them full_attention",
+        f"{_MEMORY_HINT} before qualcomm/vllm-qaic#88"
         if kinds == "sliding_window"
         else _MEMORY_HINT,
         "buffers",

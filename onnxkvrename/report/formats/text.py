@@ -223,6 +223,7 @@ def choose_findings(
     if verbose:
         yield from (FoldedFinding((path,), finding) for path, finding in items)
         return
+    items.sort(key=lambda item: _rank_severity(item[1]))
     paths = (path for file in files for path in (file.label or file.path, file.output) if path)
     folded = list(fold_findings(items, paths))
     own = [(item.finding.code, item.paths[0]) for item in folded if len(item.paths) == 1]
@@ -250,13 +251,19 @@ def choose_findings(
 
 
 def _list_findings(file: FileResult) -> Iterator[Finding]:
-    """Yield the findings of a file, code by code, then its error as one without a code."""
+    """Yield the findings of a file, errors first, code by code, then its error without a code."""
     order = list(dict.fromkeys(finding.code for finding in file.findings))
-    yield from sorted(file.findings, key=lambda finding: order.index(finding.code))
+    yield from sorted(
+        file.findings, key=lambda finding: (_rank_severity(finding), order.index(finding.code))
+    )
     if file.error is not None:
         error = file.error
         other_path = "" if error.path in (None, file.path) else f"{error.path}:"
         yield Finding("", "error", other_path, error.message, error.hint or "")
+
+
+def _rank_severity(finding: Finding) -> int:
+    return finding.severity != "error"
 
 
 def _count_more(paths: tuple[str, ...], finding: Finding, text: str, rest: str) -> FoldedFinding:

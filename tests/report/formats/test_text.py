@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from onnxkvrename import Finding, ModelReport, WriteError
 from onnxkvrename.report.formats import Span, build_file_result
 from onnxkvrename.report.formats.text import (
@@ -62,7 +66,7 @@ def test_findings_of_one_code_stand_together() -> None:
 
 def test_findings_are_painted_by_severity() -> None:
     both = report(fault("KV109", "warning"), fault())
-    warning, fix, error, _ = render_finding_lines([build_file_result(both)], verbose=False)
+    error, fix, warning, _ = render_finding_lines([build_file_result(both)], verbose=False)
     assert warning.spans[:3] == (
         Span("m.onnx", BOLD),
         Span(": "),
@@ -70,6 +74,18 @@ def test_findings_are_painted_by_severity() -> None:
     )
     assert fix.spans == (Span("  "), Span("->", CYAN), Span(" mend it"))
     assert error.spans[2] == Span("error KV101", RED)
+
+
+@pytest.mark.parametrize(
+    ("verbose", "order"),
+    [(False, ["KV101", "KV102", "KV109"]), (True, ["KV101", "KV109", "KV102", "KV109"])],
+)
+def test_errors_come_first_of_all_files_or_of_each_if_verbose(
+    verbose: bool, order: list[str]
+) -> None:
+    many = [report(fault("KV109", "warning"), fault(code)) for code in ("KV101", "KV102")]
+    many = [each._replace(path=f"{n}.onnx") for n, each in enumerate(many)]
+    assert re.findall("KV[0-9]+", "".join(told(*many, verbose=verbose))) == order
 
 
 def test_an_error_is_one_line_for_stderr_whatever_it_names() -> None:
