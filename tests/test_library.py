@@ -285,6 +285,7 @@ def show_results() -> dict[str, Any]:
         "flow": onnxkvrename.verify(PLAIN).flows[0],
         "buffer": onnxkvrename.load_layout(PLAIN).layout.buffers[0],
         "inspected": onnxkvrename.inspect(PLAIN).buffers[0],
+        "proof": onnxkvrename.verify(RENAMED, renamed_from=PLAIN).rename_proof,
     }
 
 
