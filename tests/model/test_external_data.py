@@ -247,7 +247,7 @@ def test_data_that_are_gone_are_put_back_beside_a_result_that_stands(
 ) -> None:
     rename(external, "VLLM", output=tmp_path / "m.onnx")
     (tmp_path / DATA).unlink()
-    assert rename(external, "VLLM", output=tmp_path / "m.onnx").status == "unchanged"
+    assert rename(external, "VLLM", output=tmp_path / "m.onnx").status == "renamed"
     assert (tmp_path / DATA).read_bytes() == (external.parent / DATA).read_bytes()
 
 
