@@ -418,6 +418,24 @@ def test_an_earlier_seed_with_plain_names_in_functions_is_there_already(
     assert snapshot(cache) == before
 
 
+@pytest.mark.parametrize("varies", [False, True])
+def test_a_seed_that_only_lacks_its_data_gets_it_and_says_so(
+    varies: bool, cache: Path, plain: Path, run
+) -> None:
+    own = qefficient_exports.write_export(cache, token="VLLM")
+    (data,) = own.glob("*.data")
+    data.unlink()
+    if varies:
+        model = onnx.load(own / "decoder.onnx", load_external_data=False)
+        model.graph.node[0].name += "_7"
+        onnx.save(model, own / "decoder.onnx")
+    assert run(plain, *SEED, "--check").code == 1
+    for status in ("renamed", "unchanged"):
+        outcome = run(plain, *SEED, "--format", "json")
+        (report,) = json.loads(outcome.out)["models"]
+        assert (outcome.code, report["status"], data.exists()) == (0, status, True)
+
+
 def test_an_export_with_the_token_that_is_another_one_stops_all_of_them(
     cache: Path, snapshot, run
 ) -> None:
