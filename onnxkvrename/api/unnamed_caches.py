@@ -1,4 +1,4 @@
-"""Look for caches in the graphs of models whose names no profile knows, and say so in KV001."""
+"""Look for caches in the graphs of models whose names no profile matches, and say so in KV001."""
 
 from __future__ import annotations
 
@@ -140,7 +140,9 @@ def _explain(
         return finding._replace(message=message, hint=_NO_CACHE_HINT)
     first, last = (side.old_name for side in buffers[0].sides)
     count = format_count(len(buffers), "cache")
-    message = f"no profile knows these names, but the graph has {count} (first: {first} -> {last})"
+    message = (
+        f"no profile matches these names, but the graph has {count} (first: {first} -> {last})"
+    )
     return finding._replace(message=message, hint=hint)
 
 

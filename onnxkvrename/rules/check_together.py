@@ -76,7 +76,7 @@ def build_no_buffers_finding(
     pairs = "pairs" if path is None else f"`onnxkvrename pairs {quote_path(str(path))}`"
     hint = (
         "export the model with its cache as inputs and outputs; if it is an encoder, pass its "
-        f"decoder; {pairs} shows caches under names that no profile knows"
+        f"decoder; {pairs} shows caches under names that no profile matches"
     )
     return build_finding("KV001", "", message, hint)
 

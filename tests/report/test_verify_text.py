@@ -104,7 +104,7 @@ def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) ->
         "; ran 3 steps in onnxruntime"
     )
     like = ran._replace(reference=Path("plain.onnx"))
-    assert summarize_verdict(like).endswith("ctx_len=32, to the bit like plain.onnx")
+    assert summarize_verdict(like).endswith("ctx_len=32, bit for bit equal to plain.onnx")
 
 
 @pytest.mark.parametrize(
