@@ -12,19 +12,25 @@ done, an exception is raised. Names are loaded when they are first used, so
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
+TYPE_CHECKING = False  # as in typing, which takes long to load: Ctrl-C until then is a traceback
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from onnxkvrename.api.arguments import load_rules
     from onnxkvrename.api.files import rename, rename_all
     from onnxkvrename.api.graphs import rename_graph
-    from onnxkvrename.api.layouts import check_consumer, compare, inspect, load_layout
+    from onnxkvrename.api.layouts import (
+        check_consumer,
+        compare,
+        compare_page,
+        inspect,
+        inspect_page,
+        load_layout,
+    )
     from onnxkvrename.api.manifests import stamp, write_manifest
     from onnxkvrename.api.memory import rename_bytes, rename_model
-    from onnxkvrename.api.pages import compare_page, inspect_page
     from onnxkvrename.api.verification import find_pairs, suggest_rules, verify
     from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
     from onnxkvrename.findings import CheckError, Finding
@@ -44,8 +50,10 @@ _MODULES = {
     "api.graphs": ("rename_graph",),
     "api.memory": ("rename_bytes", "rename_model"),
     "api.manifests": ("stamp", "write_manifest"),
-    "api.pages": ("compare_page", "inspect_page"),
-    "api.layouts": ("check_consumer", "compare", "inspect", "load_layout"),
+    "api.layouts": (
+        *("check_consumer", "compare", "compare_page"),
+        *("inspect", "inspect_page", "load_layout"),
+    ),
     "api.verification": ("find_pairs", "suggest_rules", "verify"),
     "errors": ("KvRenameError", "ModelError", "RulesError", "WriteError"),
     "findings": ("CheckError", "Finding"),
@@ -103,6 +111,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

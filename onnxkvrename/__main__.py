@@ -1,11 +1,12 @@
-"""The command as a process of its own: ``onnxkvrename``, ``python -m onnxkvrename``."""
+"""The command as a process of its own: ``onnxkvrename``, ``python -m onnxkvrename``.
+
+Nothing is imported before there is something to catch Ctrl-C.
+"""
 
 from __future__ import annotations
 
 import gc
-import signal
 import sys
-from contextlib import suppress
 
 
 def run() -> None:
@@ -22,23 +23,28 @@ def run() -> None:
         code = main()
     except KeyboardInterrupt:  # before there is anything that could handle it, or after
         code = 130
-        with suppress(AttributeError, OSError):  # stderr may be closed, or full
-            sys.stderr.write(
-                "error: interrupted: no file was left half written (run the same command again)\n"
-            )
+        _print_error("interrupted: no file was left half written (run the same command again)")
     except (ImportError, OSError) as error:  # the system opens no file, not even a module
         code = 2
-        with suppress(AttributeError, OSError):
-            sys.stderr.write(f"error: onnxkvrename cannot be loaded: {error}\n")
+        _print_error(f"onnxkvrename cannot be loaded: {error}")
     sys.exit(code)
 
 
 def _let_signals_interrupt() -> None:
     """Let SIGTERM and SIGHUP end even the imports as Ctrl-C does; ignored ones stay ignored."""
+    import signal
+
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
+
+
+def _print_error(message: str) -> None:
+    from contextlib import suppress
+
+    with suppress(AttributeError, OSError):  # stderr may be closed, or full
+        sys.stderr.write(f"error: {message}\n")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def describe_briefly(record: Any) -> str:
     shown = (
         f"{name}={_describe_value(value)}"
         for name, value in zip(record._fields, record, strict=True)
-        if name not in defaults or value is not defaults[name]
+        if name not in defaults or value != defaults[name]
     )
     text = f"{type(record).__name__}({', '.join(shown)})"
     return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 2]}…)"

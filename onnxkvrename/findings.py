@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.limits import MAX_LISTED
 
@@ -136,6 +137,7 @@ CODES: dict[str, tuple[Severity, str]] = {
 """Severity and meaning of every code; `docs/findings.md` explains each."""
 
 
+@show_briefly
 class Finding(NamedTuple):
     """Something that is, or may be, wrong with a model.
 
@@ -169,7 +171,9 @@ class CheckError(KvRenameError):
         findings: All problems, as :class:`Finding` values.
     """
 
-    def __init__(self, message: str, findings: tuple[Finding, ...], **where: str | None) -> None:
+    def __init__(
+        self, message: str, findings: tuple[Finding, ...] = (), **where: str | None
+    ) -> None:
         super().__init__(message, **where)
         self.findings = findings
 

@@ -1,8 +1,7 @@
 """The passages of docs/findings.md; run as a script, this file writes what is made in them.
 
 A passage has the heading, severity and meaning of a code, what follows from it, the finding as
-the example in `finding_examples.py` prints it, without the hint, a *Fix*, and the beginnings of
-vLLM's messages that mean it, collapsed where there are many.
+the example in `finding_examples.py` prints it, without the hint, and a *Fix*.
 """
 
 from __future__ import annotations
@@ -14,20 +13,15 @@ from pathlib import Path
 from finding_examples import EXAMPLES, run_example
 
 from onnxkvrename.findings import CODES
-from onnxkvrename.report.finding_pages import MAX_QUOTES, QUOTE_SEPARATOR, QUOTES
-from onnxkvrename.vllm.messages import load_messages
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
 WIDTH = 78
 """Characters in a line of output, so that `onnxkvrename explain` can indent it by two."""
 
-_QUOTED_CHARS = 70
-"""Characters of a message that are quoted: people search for its beginning."""
 _PASSAGE = re.compile(r"^### (KV\d{3})\n\n.*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _HEAD = re.compile(r"\*\*\w+: .+\*\*")
 _HINT = re.compile(r" \((?:[^()]|\([^()]*\))*\)$")
 _OUTPUT = re.compile(r"(?<=```text\n).*?(?=```)", re.DOTALL)
-_LOGGED = re.compile(r"<details.*?</details>\n\n?|\*In a log:\* .*?\n\n?", re.DOTALL)
 
 
 def find_passages(page: str) -> dict[str, str]:
@@ -55,30 +49,10 @@ def render_finding(code: str, printed: str) -> str:
     return "".join(f"{each}\n" for each in lines)
 
 
-def render_messages(code: str) -> str:
-    """Return the beginnings of the messages that mean a finding, as Markdown; or nothing.
-
-    More than `explain` prints are collapsed. A browser that searches a page opens the block.
-    """
-    texts = [message.text for message in load_messages() if message.code == code]
-    quotes = [
-        textwrap.shorten(text, _QUOTED_CHARS, placeholder=" …", break_on_hyphens=False)
-        for text in texts
-    ]
-    listed = QUOTE_SEPARATOR.join(f"`{re.sub(r'{[^}]*}?', '…', quote)}`" for quote in quotes)
-    paragraph = f"{QUOTES}{listed}" if quotes else ""
-    if len(quotes) <= MAX_QUOTES:
-        return paragraph
-    summary = f"<summary>{len(quotes)} messages in a log</summary>"
-    return f'<details markdown="1">{summary}\n\n{paragraph}\n\n</details>'
-
-
 def _render_passage(code: str, passage: str) -> str:
     (printed, _), _ = run_example(code)
     passage = _HEAD.sub(lambda match: render_head(code), passage, count=1)
-    passage = _OUTPUT.sub(lambda match: render_finding(code, printed), passage)
-    messages = render_messages(code)
-    return _LOGGED.sub("", passage) + (f"{messages}\n\n" if messages else "")
+    return _OUTPUT.sub(lambda match: render_finding(code, printed), passage)
 
 
 if __name__ == "__main__":

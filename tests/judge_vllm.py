@@ -563,6 +563,20 @@ def judge_seeds(witness: Witness, seeds: range) -> tuple[Counter[Any], list[str]
     return counts, disagreements
 
 
+def render_figures(figures: dict[str, dict[str, list[int]]], count: int) -> str:
+    """Return a row for each subject: how often it was compared, and agreed if not always."""
+    rows = [[f"{count:,} architectures, vLLM", *figures]]
+    for subject in dict.fromkeys(subject for subjects in figures.values() for subject in subjects):
+        cells = [subjects.get(subject, (0, 0)) for subjects in figures.values()]
+        rows.append(
+            [
+                subject,
+                *(f"{agreed:,} of " * (agreed < total) + f"{total:,}" for agreed, total in cells),
+            ]
+        )
+    return "".join(f"{row[0]:<38}{''.join(f'{cell:>18}' for cell in row[1:])}\n" for row in rows)
+
+
 def main() -> int:
     """Print the figures; return 1 if anything disagrees, 2 if nothing can be compared."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -605,10 +619,7 @@ def main() -> int:
     if options.json:
         print(json.dumps(figures))
     else:
-        for version, by_subject in figures.items():
-            print(f"vLLM {version}, {options.count:,} architectures")
-            for subject, (agreed, total) in by_subject.items():
-                print(f"  {subject:<40} {agreed:>8,} of {total:>8,}")
+        print(render_figures(figures, options.count), end="")
     return int(failed)
 
 

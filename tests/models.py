@@ -191,8 +191,11 @@ def list_names(message: Message) -> Iterator[str]:
     """The names of values in a message, also in graphs within it."""
     for inner in every(message):
         for descriptor, value in inner.ListFields():
-            if f"{inner.DESCRIPTOR.name}.{descriptor.name}" in NAMES:
+            place = f"{inner.DESCRIPTOR.name}.{descriptor.name}"
+            if place in NAMES:
                 yield from value if descriptor.is_repeated else [value]
+            for part in ENTRIES.get(place, ()):
+                yield from (getattr(entry, part) for entry in value)
 
 
 def _patch(message: Message, names: Mapping[str, str], symbols: Mapping[str, str]) -> None:

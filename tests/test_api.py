@@ -298,6 +298,15 @@ def test_the_table_has_all_functions() -> None:
             "rename renames a model in a file",
         ),
         (
+            lambda: onnxkvrename.rename(onnx_graphsurgeon.Graph(), "X"),
+            "model must be a path (str or os.PathLike), not Graph; "
+            "rename_graph renames a live graph",
+        ),
+        (
+            lambda: onnxkvrename.verify(onnx_graphsurgeon.Graph()),
+            "or an onnx.ModelProto, not Graph; export it to one",
+        ),
+        (
             lambda: onnxkvrename.rename_model(onnx.GraphProto(), "X"),
             "model must be an onnx.ModelProto, not GraphProto",
         ),
@@ -324,9 +333,12 @@ def test_the_table_has_all_functions() -> None:
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=["a"]), "each of prompts must be an i"),
     ],
 )
-def test_a_wrong_type_names_the_right_function(call, message: str) -> None:
+def test_a_wrong_type_names_the_right_function(
+    call, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(TypeError, match=re.escape(message)):
         call()
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/m.onnx", "https://host/m.onnx", "file:///m.onnx"])

@@ -207,6 +207,14 @@ def test_to_import_the_package_is_cheap() -> None:
     assert {"click", "onnxkvrename.cli", "onnxkvrename.report"} & set(modules) == set()
 
 
+def test_nothing_is_loaded_before_the_program_can_catch_an_interrupt() -> None:
+    script = "import sys; known = {*sys.modules}; import onnxkvrename.__main__;"
+    script += "print(*{*sys.modules} - known)"
+    command = [sys.executable, "-c", script]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert set(loaded) <= {"__future__", "gc", "onnxkvrename", "onnxkvrename.__main__"}
+
+
 def test_a_real_rename_loads_nothing_heavy(decoder: Path, renamed: bytes) -> None:
     script = (
         "import sys; from onnxkvrename.cli.main import main; code = main(sys.argv[1:]);"

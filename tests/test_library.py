@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import shutil
 import subprocess
@@ -12,21 +14,27 @@ from typing import Any
 
 import models
 import onnx
+import onnx.parser
 import pytest
 import qefficient_exports
 from conftest import FIXTURES, Run
 from kill_commands import read_directory
+from onnx import numpy_helper
 from tiers import thin
 
 import onnxkvrename
 from onnxkvrename import Finding, KvRenameError
-from onnxkvrename.api.wording import reword_text
+from onnxkvrename.api.wording import _FUNCTIONS, reword_text
+from onnxkvrename.cli.main import COMMANDS
 
 PLAIN, RENAMED = FIXTURES / "plain" / "decoder.onnx", FIXTURES / "VLLM" / "decoder.onnx"
 LIBRARY_PAGE = FIXTURES.parent / "docs" / "library.md"
 MODELS = [path for path in sorted(FIXTURES.rglob("*.onnx")) if "shared" not in path.parts]
 BESIDE = {"KV404", "KV405", "KV406", "KV501", "KV502", "KV503", "KV627"}
 """Codes of what lies beside a file, which a model in memory does not have."""
+WITHOUT_CACHE = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+)
 
 
 def list_codes(value: Any) -> list[str]:
@@ -88,6 +96,66 @@ def test_two_models_in_memory_are_not_taken_for_one() -> None:
     assert any("both sides" in fact for fact in handoff.basis.facts)
 
 
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A function that writes other weights into the model ``m.onnx``."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(RENAMED, "m.onnx")
+
+    def train() -> None:
+        proto = onnx.load("m.onnx")
+        (embed,) = (each for each in proto.graph.initializer if each.name == "embed")
+        embed.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(embed) + 1, "embed"))
+        onnx.save(proto, "m.onnx")
+
+    return train
+
+
+def test_an_equal_path_of_another_time_is_not_the_same_model(trained: Callable[[], None]) -> None:
+    """A manifest says where its model was; a layout says what a file was when it was read."""
+    onnxkvrename.write_manifest("m.onnx", "first.json")
+    first = onnxkvrename.load_layout("m.onnx")
+    trained()
+    onnxkvrename.write_manifest("m.onnx", "second.json")
+    second = onnxkvrename.load_layout("m.onnx")
+    manifests = [onnxkvrename.load_layout(f"{name}.json") for name in ("first", "second")]
+    layouts = [each.layout for each in manifests]
+    for sides in (("first.json", "second.json"), manifests, layouts, (first, second)):
+        handoff = onnxkvrename.compare(*sides)
+        assert not handoff.is_same_graph
+        assert "are the same model" in handoff.basis.conditions
+    assert not onnxkvrename.compare(first, "m.onnx").is_same_graph
+    assert onnxkvrename.compare(second, "m.onnx").is_same_graph
+    assert onnxkvrename.compare("m.onnx", "m.onnx").is_same_graph
+    assert onnxkvrename.compare("first.json", "first.json").is_same_graph
+
+
+def test_models_without_buffers_are_not_the_same_one() -> None:
+    handoff = onnxkvrename.compare(WITHOUT_CACHE, WITHOUT_CACHE.SerializeToString())
+    assert (handoff.failed, handoff.is_same_graph) == (True, False)
+
+
+def test_no_consumer_can_use_a_broken_model(tmp_path: Path) -> None:
+    broken = onnx.load(RENAMED)
+    del broken.graph.output[-1]
+    onnx.save(broken, tmp_path / "broken.onnx")
+    for source in (broken, tmp_path / "broken.onnx", onnxkvrename.load_layout(broken)):
+        codes = list_codes(onnxkvrename.check_consumer(source, "vllm-nixl"))
+        assert codes[0] == "KV102"
+    assert list_codes(onnxkvrename.check_consumer(WITHOUT_CACHE))[0] == "KV001"
+
+
+def test_external_data_of_a_model_in_memory_is_not_read() -> None:
+    model = onnx.load(PLAIN)
+    embed = model.graph.initializer[0]
+    embed.ClearField("float_data")
+    embed.ClearField("raw_data")
+    embed.data_location = onnx.TensorProto.EXTERNAL
+    embed.external_data.add(key="location", value="w.bin")
+    assert "external, not read: w.bin" in str(onnxkvrename.inspect(model))
+    assert "embed" in {i.name for i in onnxkvrename.rename_model(model, "X").graph.initializer}
+
+
 @pytest.mark.parametrize("name", ["run", "compare_data"])
 def test_what_needs_a_file_is_said(name: str) -> None:
     source = {"renamed_from": PLAIN} if name == "compare_data" else {}
@@ -121,7 +189,11 @@ def test_what_needs_a_file_is_said(name: str) -> None:
         ),
         ("`onnxkvrename verify m.onnx`", "`onnxkvrename.verify('m.onnx')`"),
         ("`onnxkvrename check-consumer m`", "`onnxkvrename.check_consumer('m')`"),
+        ("`onnxkvrename pairs m`", "`onnxkvrename.find_pairs('m')`"),
+        ("`onnxkvrename pairs '<memory>/model'`", "`onnxkvrename.find_pairs(model)`"),
         # What the library does not have stays as it is.
+        ("`onnxkvrename manifest m`", "`onnxkvrename manifest m`"),
+        ("`onnxkvrename explain KV001`", "`onnxkvrename explain KV001`"),
         ("`--jobs 1` uses one", "`--jobs 1` uses one"),
         ("`--sidecar x --replace`", "`--sidecar x --replace`"),
         ("`onnxkvrename m.onnx --dask A`", "`onnxkvrename m.onnx --dask A`"),
@@ -134,9 +206,20 @@ def test_an_option_in_a_text_becomes_an_argument(text: str, reworded: str) -> No
     assert reword_text(text, onnxkvrename.load_layout) == reworded
 
 
+def test_each_command_is_a_function_or_none_is() -> None:
+    """Otherwise its name would be taken for the path of a model."""
+    assert set(_FUNCTIONS) == set(COMMANDS)
+    assert {name for name in _FUNCTIONS.values() if name} <= set(onnxkvrename.__all__)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
+        (
+            lambda: onnxkvrename.rename(PLAIN, "X", output=PLAIN.parent),
+            "`rename_all(..., directory=",
+        ),
+        (lambda: onnxkvrename.verify(WITHOUT_CACHE), "`onnxkvrename.find_pairs(model)`"),
         (lambda: onnxkvrename.rename_bytes(RENAMED.read_bytes(), "X"), "`replace=True` replaces"),
         (lambda: onnxkvrename.rename(PLAIN, "X", output=RENAMED), "`force=True` replaces it"),
         (lambda: onnxkvrename.rename(PLAIN), "`target='vllm-qaic'`"),
@@ -186,6 +269,10 @@ def show_results() -> dict[str, Any]:
         "rules": onnxkvrename.load_rules(),
         "pair": onnxkvrename.rename(PLAIN, "X", dry_run=True).pairs[0],
         "state": onnxkvrename.find_pairs(PLAIN)[0],
+        "finding": onnxkvrename.check_consumer(PLAIN)[0],
+        "flow": onnxkvrename.verify(PLAIN).flows[0],
+        "buffer": onnxkvrename.load_layout(PLAIN).layout.buffers[0],
+        "inspected": onnxkvrename.inspect(PLAIN).buffers[0],
     }
 
 
@@ -197,6 +284,30 @@ def test_a_repr_is_one_short_line(tmp_path: Path) -> None:
         assert repr(result).startswith(f"{type(result).__name__}(")
         assert repr(result).isprintable()
         assert str(result).replace("\n", "").isprintable()
+
+
+def test_a_result_travels_between_processes() -> None:
+    for name, result in show_results().items():
+        travelled = pickle.loads(pickle.dumps(result))
+        assert (type(travelled), repr(travelled)) == (type(result), repr(result)), name
+        assert repr(copy.deepcopy(result)) == repr(result), name
+
+
+def test_an_error_travels_between_processes() -> None:
+    for call in (
+        lambda: onnxkvrename.rename_bytes(RENAMED.read_bytes(), "X"),
+        lambda: onnxkvrename.inspect("none.onnx"),
+    ):
+        with pytest.raises(KvRenameError) as raised:
+            call()
+        travelled = pickle.loads(pickle.dumps(raised.value))
+        assert str(travelled) == str(raised.value)
+        assert travelled.__dict__ == raised.value.__dict__
+
+
+def test_the_str_of_a_finding_says_all_of_it() -> None:
+    finding = onnxkvrename.check_consumer(PLAIN)[0]
+    assert str(finding) == f"error KV601: {finding.message} ({finding.hint})"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +326,9 @@ def test_a_str_is_what_a_terminal_shows(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     outcome = run(*arguments)
-    assert f"{show_results()[result]}\n" == outcome.err + outcome.out
+    shown = reword_text(outcome.err + outcome.out, onnxkvrename.load_layout)
+    assert f"{show_results()[result]}\n" == shown
+    assert "--" not in shown
 
 
 # Files and pages.

@@ -18,7 +18,20 @@ import numpy as np
 import onnx
 import pytest
 from contract.observe import ROOTS, find_source
-from models import KEY, KEY_OUT, VALUE_OUT, branch, decoder, graph, info, node, saved, tensor
+from models import (
+    KEY,
+    KEY_OUT,
+    SHAPE,
+    VALUE,
+    VALUE_OUT,
+    branch,
+    decoder,
+    graph,
+    info,
+    node,
+    saved,
+    tensor,
+)
 from onnx import ModelProto, TensorProto
 from test_fixtures import FIXTURES
 from tiers import full, thin
@@ -247,6 +260,46 @@ def test_a_change_that_fails_undoes_the_others(
     assert len(changes) > 4
     assert [value.name for value in LIBRARIES[library].main(live).inputs] == names
     assert LIBRARIES[library].write(live) == before
+
+
+class Stubborn(gs.Variable):
+    """A variable whose name cannot be set again."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "name" and hasattr(self, "name"):
+            raise PermissionError(value)
+        super().__setattr__(name, value)
+
+
+def test_a_name_that_cannot_be_set_leaves_the_others_as_they_were() -> None:
+    live = gs.import_onnx(decoder())
+    stubborn = Stubborn(VALUE_OUT, np.float32, list(SHAPE))
+    writer, reader = live.nodes[1:3]
+    live.outputs[2] = writer.outputs[0] = reader.inputs[1] = stubborn
+    before = LIBRARIES["gs"].write(live)
+    with pytest.raises(PermissionError, match=f"{VALUE}_VLLM_RetainedState"):
+        onnxkvrename.rename_graph(live, "VLLM")
+    assert LIBRARIES["gs"].write(live) == before
+
+
+def test_a_body_that_is_a_default_of_a_function_follows() -> None:
+    """onnx_graphsurgeon does not read such a function."""
+    model = with_function(KEY)
+    body = graph(node("Neg", [KEY], ["w"]))
+    default = onnx.helper.make_attribute("body", body)
+    model.functions[0].attribute_proto.extend([default, onnx.helper.make_attribute("number", 3)])
+    model.functions[0].attribute.append("required")
+    passed = ir.to_proto(ir.from_proto(model))
+    check_alike(LIBRARIES["ir"], passed, onnxkvrename.rename_model(passed, "VLLM"), token="VLLM")
+
+
+def test_a_frozen_shape_stays_frozen() -> None:
+    live = ir.from_proto(with_symbols())
+    for value in live.graph.outputs:
+        value.shape.freeze()
+    assert onnxkvrename.rename_graph(live, "VLLM").status == "renamed"
+    assert all(value.shape.frozen for value in live.graph.outputs)
+    assert "VLLM" in str(live.graph.outputs[1].shape)
 
 
 def test_one_object_for_two_values_is_refused() -> None:

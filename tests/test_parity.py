@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from kill_commands import read_directory
 from models import list_names
+from qefficient_exports import PARAMS
 from real_exports import BROKEN, ENCODER, EXPORTS, VARYING, names
 from tiers import thin
 
@@ -81,6 +83,26 @@ def test_where_exports_vary_all_but_the_numbers_in_inner_names_is_the_same(
     is_broken = case == BROKEN
     assert differ_only_in_inner_names(*sources) is not is_broken
     assert (read_inner_names(tmp_path / "m.onnx") == read_inner_names(TWIN[case])) or is_broken
+
+
+def test_a_cache_with_all_exports_is_seeded_by_one_command(tmp_path: Path, snapshot, run) -> None:
+    """The broken one of QEfficient is named, and gives way by force; all others stay."""
+    cache = tmp_path / "cache"
+    for source in sorted(EXPORTS.glob("*/*-*[0-9a-f]")):
+        if (source / PARAMS).is_file():
+            target = cache / f"{source.parent.name}-{source.name.rpartition('-')[2]}"
+            shutil.copytree(source, target, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    before = read_directory(cache)
+    outcome = run(cache, "--prefix", "VLLM", "--seed-cache", "-q")
+    assert (outcome.code, outcome.err.count("error KV"), "KV106" in outcome.err) == (1, 1, True)
+    assert read_directory(cache) == before
+    assert run(cache, "--prefix", "VLLM", "--seed-cache", "--force").code == 0
+    after = read_directory(cache)
+    (changed,) = (path for path in after if after[path] != before.get(path))
+    assert (after.keys(), changed.split("-")[0]) == (before.keys(), "llama2l_dynamo_subfn")
+    seeded = snapshot(cache)
+    assert run(cache, "--prefix", "VLLM", "--seed-cache").code == 0
+    assert snapshot(cache) == seeded
 
 
 def read_inner_names(path: Path) -> set[str]:

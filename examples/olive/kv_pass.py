@@ -1,6 +1,6 @@
 """A pass for Olive: rename the KV-cache buffers for a consumer, and check the result.
 
-    olive run --config workflow.json --package-config package.json
+    PYTHONPATH=. olive run --config workflow.json --package-config package.json
 
 Put it last: passes that know a cache by its name look for the names that the exporter gave.
 """

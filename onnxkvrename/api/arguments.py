@@ -203,39 +203,36 @@ class _Argument(NamedTuple):
             return ""
         if isinstance(value, _BYTES) and renames:
             return "; rename_bytes renames a serialized model"
+        if find_graph_library(value):
+            return "; rename_graph renames a live graph" if renames else "; export it to one"
         if hasattr(value, "SerializeToString") and renames and self.function != "rename_model":
             return "; rename_model renames a ModelProto"
         is_path = isinstance(value, (str, os.PathLike))
         return "; rename renames a model in a file" if renames and is_path else ""
 
 
-class _PlainType(NamedTuple):
-    """A type of arguments that are passed on as they are: its name, and what belongs to it."""
-
-    name: str
-    includes: Callable[[object], bool]
+def _is_model_proto(value: object) -> bool:
+    # A gs.Graph logs an error for each attribute that it does not have.
+    return hasattr(type(value), "SerializeToString") and hasattr(value, "graph")
 
 
-_PLAIN_TYPES: Mapping[str, _PlainType] = {
-    "bool": _PlainType("True or False", lambda value: isinstance(value, bool)),
-    "str": _PlainType("a str", lambda value: isinstance(value, str)),
-    "bytes": _PlainType("bytes", lambda value: isinstance(value, _BYTES)),
-    "ModelProto": _PlainType(
-        "an onnx.ModelProto",
-        lambda value: hasattr(value, "SerializeToString") and hasattr(value, "graph"),
-    ),
-    "Graph | Model": _PlainType(
+_PLAIN_TYPES: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    "bool": ("True or False", lambda value: isinstance(value, bool)),
+    "str": ("a str", lambda value: isinstance(value, str)),
+    "bytes": ("bytes", lambda value: isinstance(value, _BYTES)),
+    "ModelProto": ("an onnx.ModelProto", _is_model_proto),
+    "Graph | Model": (
         "an onnx_graphsurgeon.Graph or an onnx_ir.Model",
         lambda value: bool(find_graph_library(value)),
     ),
-    "Executor": _PlainType("a concurrent.futures.Executor", lambda value: hasattr(value, "submit")),
+    "Executor": ("a concurrent.futures.Executor", lambda value: hasattr(value, "submit")),
 }
-"""By the annotations of arguments."""
+"""Arguments that are passed on as they are, by their annotations: the type in words, and a test."""
 
 
 def _read_plain(argument: _Argument, value: object, kind: str) -> Any:
-    plain = _PLAIN_TYPES[kind]
-    argument.require(plain.includes(value), value, plain.name)
+    name, includes = _PLAIN_TYPES[kind]
+    argument.require(includes(value), value, name)
     return value
 
 
@@ -264,13 +261,13 @@ def _read_path(argument: _Argument, value: object, expected: str = _PATH) -> Pat
 def _read_model(argument: _Argument, value: Any, expected: str = _MODEL) -> ModelSource:
     if isinstance(value, _BYTES):
         return MemoryFile(argument.name, bytes(value))
-    if not isinstance(value, type) and _PLAIN_TYPES["ModelProto"].includes(value):
+    if not isinstance(value, type) and _is_model_proto(value):
         return MemoryFile(argument.name, value.SerializeToString())
     return _read_path(argument, value, expected)
 
 
 def _read_models(argument: _Argument, values: Any) -> tuple[ModelSource, ...]:
-    is_model = isinstance(values, _BYTES) or _PLAIN_TYPES["ModelProto"].includes(values)
+    is_model = isinstance(values, _BYTES) or _is_model_proto(values)
     return (_read_model(argument, values),) if is_model else _read_paths(argument, values)
 
 

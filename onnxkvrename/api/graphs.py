@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnx import (
     IR_VERSION,
+    AttributeProto,
     FunctionProto,
     GraphProto,
     ModelProto,
@@ -147,7 +149,8 @@ def _apply(changes: Iterable[_Change]) -> None:
             change.assign(change.new)
     except BaseException:
         for change in reversed(done):
-            change.assign(change.old)
+            with suppress(Exception):  # what cannot be set has not changed
+                change.assign(change.old)
         raise
 
 
@@ -191,12 +194,14 @@ class _LiveModel(ABC):
     def build_function(self, function: Any) -> FunctionProto:
         """Return a local function, and add its objects to `values`."""
         self.values += [*function.inputs, *function.outputs]
+        defaults = list(self.build_attributes(function))  # before the nodes, as they are listed
         return FunctionProto(
             name=function.name,
             domain=function.domain,
             overload=getattr(function, "overload", ""),
             input=[value.name for value in function.inputs],
             output=[value.name for value in function.outputs],
+            attribute_proto=defaults,
             node=map(self.build_node, getattr(function, "nodes", function)),
         )
 
@@ -229,7 +234,8 @@ class _LiveModel(ABC):
         """Return a weight; small values come with it, if they are in memory."""
 
     @abstractmethod
-    def build_attributes(self, node: Any) -> Any: ...
+    def build_attributes(self, holder: Any) -> Any:
+        """Return the attributes of a node, or those of a function that have a default value."""
 
     def plan_changes(self, old: ModelProto, new: ModelProto) -> Iterator[_Change]:
         """Yield what changes, given the model without weights before and after the rename.
@@ -308,10 +314,10 @@ class _SurgeonGraph(_LiveModel):
         proto.name = value.name
         return proto
 
-    def build_attributes(self, node: Any) -> Any:
+    def build_attributes(self, holder: Any) -> Any:
         kinds = ((self.library.Tensor, self.build_weight), (self.library.Graph, self.build_graph))
-        attributes = dict(node.attrs)
-        for name, value in node.attrs.items():
+        attributes = {name: value for name, value in holder.attrs.items() if value is not None}
+        for name, value in tuple(attributes.items()):
             for kind, build in kinds:
                 if isinstance(value, kind):
                     attributes[name] = build(value)
@@ -369,10 +375,12 @@ class _IrModel(_LiveModel):
         proto.name = name
         return proto
 
-    def build_attributes(self, node: Any) -> Any:
+    def build_attributes(self, holder: Any) -> Any:
         kind = self.library.AttributeType
-        for attribute in node.attributes.values():
+        for attribute in holder.attributes.values():
             name, value = attribute.name, attribute.value
+            if attribute.type == kind.UNDEFINED:
+                continue
             if attribute.is_ref():
                 yield self.serde.serialize_reference_attribute(attribute)
             elif attribute.type == kind.GRAPH:
@@ -409,7 +417,8 @@ class _IrModel(_LiveModel):
     def set_shape(self, value: Any, shape: Any) -> None:
         if isinstance(shape, list):
             axes = range(len(shape))
-            shape = self.library.Shape(shape, map(value.shape.get_denotation, axes))
+            denotations = map(value.shape.get_denotation, axes)
+            shape = self.library.Shape(shape, denotations, frozen=value.shape.frozen)
         value.shape = shape
 
 
@@ -447,14 +456,16 @@ def _list_graph_names(graph: GraphProto | FunctionProto) -> Iterator[str]:
         yield from (value.name for value in (*graph.input, *graph.output, *graph.initializer))
     else:
         yield from (*graph.input, *graph.output)
+        for body in _list_bodies(graph.attribute_proto):
+            yield from _list_graph_names(body)
     for node in graph.node:
         yield from (*node.input, *node.output)
-        for body in _list_bodies(node):
+        for body in _list_bodies(node.attribute):
             yield from _list_graph_names(body)
 
 
-def _list_bodies(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
+def _list_bodies(attributes: Iterable[AttributeProto]) -> Iterator[GraphProto]:
+    for attribute in attributes:
         yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
@@ -467,5 +478,5 @@ def _list_symbols(graph: GraphProto) -> Iterator[str]:
         if kind in ("tensor_type", "sparse_tensor_type"):
             yield from (dim.dim_param for dim in getattr(type_, kind).shape.dim)
     for node in graph.node:
-        for body in _list_bodies(node):
+        for body in _list_bodies(node.attribute):
             yield from _list_symbols(body)

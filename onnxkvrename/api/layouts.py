@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from onnxkvrename.api.arguments import (
     ModelLike,
@@ -19,13 +19,12 @@ from onnxkvrename.api.wording import speak_python
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff
-from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import (
     DEFAULT_CONSUMER,
     configure_consumer,
     load_consumer,
 )
-from onnxkvrename.layout.inspect import ModelSummary, inspect_model
+from onnxkvrename.layout.inspect import ModelSummary, fold_windows, inspect_model, inspect_models
 from onnxkvrename.layout.layout import GraphTrace, Layout
 from onnxkvrename.layout.load import (
     UNKNOWN_COMPILE,
@@ -36,12 +35,16 @@ from onnxkvrename.layout.load import (
 from onnxkvrename.layout.load import load_layout as load_layouts
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.weights import describe_weights
+from onnxkvrename.rules.find_models import list_models
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import MemoryFile, ModelSource
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
 from onnxkvrename.vllm.serve import read_serve_option
 from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS
+
+Sides = tuple[LoadedLayout, LoadedLayout]
+"""The buffers of prefill and of decode."""
 
 
 @speak_python
@@ -72,6 +75,39 @@ def inspect(model: ModelLike, *, rules: RulesLike = None) -> ModelSummary:
     if summary.error is not None:
         raise summary.error
     return summary
+
+
+@speak_python
+def inspect_page(models: ModelLike | Iterable[PathLike], *, rules: RulesLike = None) -> str:
+    """Return a page with the KV map of models: their buffers, tokens, weights and findings.
+
+    Args:
+        models: The path of a model or of a directory, a model in memory, or several paths.
+        rules: Rules, a profile's name or the path of a rules file.
+
+    Returns:
+        The HTML, with its style and script in it.
+
+    Raises:
+        ModelError: A model cannot be read.
+        RulesError: The rules cannot be used.
+        TypeError: An argument has the wrong type.
+        ValueError: A path is empty.
+
+    Examples:
+        >>> onnxkvrename.inspect_page("model.onnx")[:15]
+        '<!DOCTYPE html>'
+    """
+    from onnxkvrename.report.pages.inspect import render_inspect_page  # jinja2, only for a page
+
+    arguments = read_arguments(inspect_page, locals())
+    sources = arguments["models"]
+    found = find_rules(arguments["profile"], arguments["rules"], sources)
+    summaries = inspect_models(list_models(sources), found, trace_buffer_updates)
+    for summary in summaries:
+        if summary.error is not None:
+            raise summary.error
+    return render_inspect_page(fold_windows(summaries))
 
 
 @speak_python
@@ -155,6 +191,8 @@ def check_consumer(
 ) -> tuple[Finding, ...]:
     """Return why a consumer cannot use the KV buffers, or how it would damage them.
 
+    Of a `Layout`, only its buffers are checked; otherwise also what is wrong with its models.
+
     Args:
         layout: The buffers, a model in memory, or the path of a model or manifest.
         target: The consumer's name.
@@ -162,7 +200,8 @@ def check_consumer(
         serve: The line that starts vLLM, or ``@`` and the path of a script with it.
 
     Returns:
-        Findings KV601 to KV610; none if the consumer can use all buffers.
+        The errors of the models, and findings KV601 to KV610; none if the consumer can use all
+        buffers.
 
     Raises:
         KvRenameError: The consumer does not exist, its configuration beside the model cannot be
@@ -182,7 +221,9 @@ def check_consumer(
         loaded = apply_serve(loaded, settings, VLLM_VERSIONS[-1])
     buffers = loaded.layout
     configured = configure_consumer(load_consumer(target), buffers)
-    return tuple(consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer))
+    findings = consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer)
+    of_models = (finding for report in loaded.reports for finding in report.findings)
+    return (*(each for each in of_models if each.severity == "error"), *findings)
 
 
 @speak_python
@@ -229,27 +270,65 @@ def compare(
         >>> handoff.verdict.outcome, handoff.findings
         ('works', ())
     """
-    return compare_arguments(read_arguments(compare, locals())).served.handoff
+    served, _, _ = _compare(read_arguments(compare, locals()))
+    return served.handoff
 
 
-class Comparison(NamedTuple):
-    """What :func:`compare` finds, with the buffers of prefill and decode and their rules."""
+@speak_python
+def compare_page(
+    prefill: LoadedLayout | Layout | ModelLike,
+    decode: LoadedLayout | Layout | ModelLike,
+    target: str = DEFAULT_CONSUMER,
+    *,
+    full_transfer: bool = False,
+    prompts: Sequence[int] = (),
+    serve: str | Mapping[str, str] | None = None,
+    vllm: str = VLLM_VERSIONS[-1],
+    rules: RulesLike = None,
+) -> str:
+    """Return a page with the verdict of `compare`, and the memory of both sides for any prompt.
 
-    served: ServedHandoff
-    sides: tuple[LoadedLayout, LoadedLayout]
-    consumer: Consumer
-    rules: Rules
+    ``full_transfer``, ``serve``, ``vllm`` and ``rules`` are as for `compare`.
+
+    Args:
+        prefill: As for `compare`.
+        decode: The same for the decode worker.
+        target: The consumer's name.
+        prompts: Also show prompts of these lengths, in tokens, the first of them at first.
+
+    Returns:
+        The HTML, with its style and script in it.
+
+    Raises:
+        KvRenameError: As for `compare`.
+        ValueError: The version is not known, or a line is for neither side.
+        TypeError: An argument has the wrong type.
+
+    Examples:
+        >>> onnxkvrename.compare_page("prefill.onnx", "decode.onnx", prompts=[40])[:15]
+        '<!DOCTYPE html>'
+    """
+    from onnxkvrename.report.documents.compare_json import describe_handoff
+    from onnxkvrename.report.pages.compare import render_compare_page  # jinja2, only for a page
+
+    arguments = read_arguments(compare_page, locals())
+    (handoff, reads), (first, second), found = _compare(arguments)
+    reports = (first.reports, second.reports)
+    content = describe_handoff(handoff, reports, found.profile_choice, reads)
+    is_paged = load_consumer(target).is_paged
+    return render_compare_page(content, arguments["prompts"], is_paged=is_paged)
 
 
-def compare_arguments(arguments: Mapping[str, Any]) -> Comparison:
-    """Compare two sides, as the arguments of :func:`compare` say."""
+def _compare(arguments: Mapping[str, Any]) -> tuple[ServedHandoff, Sides, Rules]:
+    """Compare two sides, as the arguments of :func:`compare` say; also return their buffers."""
     consumer = load_consumer(arguments["target"])
-    sides = (arguments["prefill"], arguments["decode"])
-    paths = [side for side in sides if isinstance(side, (Path, MemoryFile))]
-    found = find_rules(arguments["profile"], arguments["rules"], paths)
-    first, second = (_load_side(side, found) for side in sides)
+    given = (arguments["prefill"], arguments["decode"])
+    models = [side for side in given if isinstance(side, (Path, MemoryFile))]
+    found = find_rules(arguments["profile"], arguments["rules"], models)
+    prefill, decode = (side if isinstance(side, Path) else None for side in given)
+    first, second = (_load_side(side, found) for side in given)
     served = compare_served(
-        (_find_path(first), _find_path(second)),
+        (prefill, decode),
         (first, second),
         consumer,
         found,
@@ -257,7 +336,7 @@ def compare_arguments(arguments: Mapping[str, Any]) -> Comparison:
         full_transfer=arguments["full_transfer"],
         tokens=arguments["prompts"],
     )
-    return Comparison(served, (first, second), consumer, found)
+    return served, (first, second), found
 
 
 def _read_version(version: str) -> str:
@@ -270,10 +349,6 @@ def _load_side(side: LoadedLayout | Layout | ModelSource, rules: Rules) -> Loade
     """Return a side; for a path with what the compiles beside its models say."""
     loaded = _load(side, rules)
     return apply_found_compiles(loaded)[0] if isinstance(side, Path) else loaded
-
-
-def _find_path(loaded: LoadedLayout) -> Path:
-    return Path(*loaded.layout.models[:1])
 
 
 def _load(layout: LoadedLayout | Layout | ModelSource, rules: Rules | None = None) -> LoadedLayout:

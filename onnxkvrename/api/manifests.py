@@ -42,13 +42,10 @@ def write_manifest(
 ) -> LoadedLayout:
     """Write a manifest, which `load_layout`, `check_consumer` and `compare` take for its model.
 
+    ``paths``, ``sizes``, ``specializations``, ``custom_io`` and ``rules`` are as for `load_layout`.
+
     Args:
-        paths: As for `load_layout`.
         output: The file to write, completely or not at all.
-        sizes: Sizes of symbolic dimensions, such as ``{"ctx_len": 4096}``.
-        specializations: A specializations.json with further sizes.
-        custom_io: A custom_io.yaml with the dtypes of a compile.
-        rules: Rules, a profile's name or the path of a rules file.
         force: Overwrite an existing file.
 
     Returns:
@@ -76,8 +73,7 @@ def write_manifest(
     )
     text = DOCUMENT.render(content, decide_exit_code(failed=loaded.failed))
     files = {arguments["output"]: f"{text}\n".encode()}
-    own_rules = arguments["rules"] if isinstance(arguments["rules"], Path) else None
-    read = (compile_info.specializations, compile_info.custom_io, own_rules)
+    read = (compile_info.specializations, compile_info.custom_io, arguments["rules"])
     inputs = check_manifest_outputs(loaded, files, read, force=force)
     write_files(files, force=force, inputs=inputs)
     return loaded
@@ -117,8 +113,7 @@ def stamp(
     found = find_rules(arguments["profile"], arguments["rules"], paths)
     loaded = plan_stamp(load_traced(paths, found), found)
     refuse_errors(tuple(each for report in loaded.reports for each in report.findings))
-    own_rules = arguments["rules"] if isinstance(arguments["rules"], Path) else None
-    check_manifest_outputs(loaded, {}, (own_rules,), is_stamped=True)
+    check_manifest_outputs(loaded, {}, (arguments["rules"],), is_stamped=True)
     return write_stamps(loaded, found, force=force)
 
 
@@ -131,7 +126,7 @@ def settle_stamps(models: Sequence[Path]) -> None:
 def check_manifest_outputs(
     loaded: LoadedLayout,
     contents: Mapping[Path, bytes],
-    read: Iterable[Path | None],
+    read: Iterable[Path | Rules | None],
     *,
     is_stamped: bool = False,
     force: bool = False,
@@ -141,7 +136,7 @@ def check_manifest_outputs(
     Args:
         loaded: The layout.
         contents: The file of the manifest, if one is written.
-        read: What the manifest is made from, beside the models; ``None`` for what is not given.
+        read: What the manifest is made from, beside the models; all but paths is ignored.
         is_stamped: Whether the models get a stamp.
         force: Whether an existing file is replaced.
 
@@ -157,7 +152,7 @@ def check_manifest_outputs(
     for data_path in loaded.data_paths:
         files.add_input(data_path, "external data of a model of this run")
     for path in read:
-        if path is not None:
+        if isinstance(path, Path):
             files.add_input(path, "what the manifest is made from")
     models = {
         report.path: files.add_input(

@@ -10,9 +10,6 @@ from onnxkvrename.api.wording import speak_python
 from onnxkvrename.findings import CheckError
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_in_memory
-from onnxkvrename.rules.load import AUTO_PROFILE
-from onnxkvrename.rules.pick import pick_rules
-from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import MemoryFile
 
 if TYPE_CHECKING:
@@ -32,14 +29,11 @@ def rename_bytes(
     """Rename the KV buffers of a serialized model in memory.
 
     Nothing but the names changes, to the byte. External data is neither read nor checked.
+    ``strip``, ``replace``, ``normalize`` and ``rules`` are as for `rename`.
 
     Args:
         data: A serialized ``ModelProto``.
-        token: The infix token to add; with ``strip`` the one to remove, ``None`` for any.
-        strip: Remove the token.
-        replace: Replace a different token.
-        normalize: Give outputs the suffix that consumers pair with an input.
-        rules: Rules, a profile's name or the path of a rules file.
+        token: As for `rename`.
 
     Returns:
         The renamed model; ``data`` itself if no name changes.
@@ -74,13 +68,11 @@ def rename_model(
 ) -> ModelProto:
     """Rename the KV buffers of a ``ModelProto`` in memory.
 
+    ``strip``, ``replace``, ``normalize`` and ``rules`` are as for `rename`.
+
     Args:
         model: The model; it stays as it is.
-        token: The infix token to add; with ``strip`` the one to remove, ``None`` for any.
-        strip: Remove the token.
-        replace: Replace a different token.
-        normalize: Give outputs the suffix that consumers pair with an input.
-        rules: Rules, a profile's name or the path of a rules file.
+        token: As for `rename`.
 
     Returns:
         A renamed copy.
@@ -105,24 +97,17 @@ def rename_model(
 
 
 def _rename(data: bytes, arguments: Mapping[str, Any]) -> bytes:
-    """Rename a serialized model by the default profile, or another one if only that knows it."""
-    profile, rules = arguments["profile"], arguments["rules"]
+    """Rename a serialized model; if no profile matches its names, the error says what it has."""
     change = build_request(Request, arguments).change
-    if profile == AUTO_PROFILE:
-        return rename_in_memory(data, change, _pick_rules(data))
+    profile, rules = arguments["profile"], arguments["rules"]
+    model = MemoryFile("model", data)
     try:
-        return rename_in_memory(data, change, find_rules(profile, rules))
+        found = find_rules(profile, rules, [model])
+        return rename_in_memory(data, change, found)
     except CheckError as error:
         is_default = profile is None and rules is None
         if not is_default or all(finding.code != "KV001" for finding in error.findings):
             raise
-        picked = _pick_rules(data)
-        if picked.choice is None:
-            from onnxkvrename.api.unnamed_caches import explain_unknown_bytes  # nothing is renamed
+        from onnxkvrename.api.unnamed_caches import explain_unknown_model  # nothing is renamed
 
-            raise explain_unknown_bytes(error, data, change.token or "") from None
-    return rename_in_memory(data, change, picked)
-
-
-def _pick_rules(data: bytes) -> Rules:
-    return pick_rules([MemoryFile("model", data)], AUTO_PROFILE, None)
+        raise explain_unknown_model(error, model, change.token or "") from None

@@ -142,7 +142,7 @@ def apply_serve(loaded: LoadedLayout, serve: ServeSettings, vllm_version: str) -
 
 
 def compare_served(
-    paths: tuple[Path, Path],
+    paths: tuple[Path | None, Path | None],
     sides: tuple[LoadedLayout, LoadedLayout],
     consumer: Consumer,
     rules: Rules,
@@ -156,7 +156,7 @@ def compare_served(
     """Compare two sides, and what vLLM's NIXL connector says of how they are started.
 
     Args:
-        paths: The model, directory or manifest of prefill, and of decode.
+        paths: As for :func:`find_shared_files`.
         sides: Their buffers.
         consumer: The consumer, before it is configured by prefill's.
         rules: The rules that recognize KV names.

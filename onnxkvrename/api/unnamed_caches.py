@@ -8,7 +8,7 @@ from pathlib import Path
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import CheckError, Finding, format_count, quote_path, quote_word
 from onnxkvrename.limits import MAX_SEARCHED_NODES
-from onnxkvrename.model.file import open_model, read_model_signature
+from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.options import list_options
@@ -16,6 +16,7 @@ from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.load import find_profiles
 from onnxkvrename.rules.plan import KvPair, TokenChange, build_rename_plan
 from onnxkvrename.rules.results import Report
+from onnxkvrename.storage.read import MemoryFile, ModelSource
 from onnxkvrename.verification.pairs.find_pairs import may_be_state
 from onnxkvrename.verification.pairs.infer_rules import (
     TracedModel,
@@ -57,8 +58,11 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
     if any(isinstance(each, TracedModel) and _is_known(each.signature) for each in searched):
         return report
     is_complete = all(isinstance(each, TracedModel) for each in searched)
+    traced = [each for each in searched if isinstance(each, TracedModel)]
+    buffers, fault = _list_buffers(traced, token)
+    if request.strip and not token and is_complete and len(found := _list_tokens(traced)) == 1:
+        request = request._replace(token=found[0])
     command = format_dataflow_command(request) if is_complete else ""
-    buffers, fault = _list_buffers([e for e in searched if isinstance(e, TracedModel)], token)
     models = []
     for model, result in zip(report.models, searched, strict=True):
         pairs_command = f"`onnxkvrename pairs {quote_path(model.path)}` searches the graph"
@@ -66,8 +70,9 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
         if request.strip and not request.token:
             hint = "add the token with --prefix, and `--pairs dataflow`"
         own = buffers.get(Path(model.path), ())
+        lone = result.lone_states if isinstance(result, TracedModel) else ()
         findings = (
-            _explain(each, result if isinstance(result, ModelError) else fault, own, hint)
+            _explain(each, result if isinstance(result, ModelError) else fault, own, hint, lone)
             if each.code == "KV001"
             else each
             for each in model.findings
@@ -76,17 +81,14 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
     return report._replace(models=tuple(models))
 
 
-def explain_unknown_bytes(error: CheckError, data: bytes, token: str) -> CheckError:
+def explain_unknown_model(error: CheckError, model: MemoryFile, token: str) -> CheckError:
     """Return the error about a model in memory, with what its graph shows in KV001."""
-    source = ByteSource.from_bytes(data)
-    fault: KvRenameError | None
-    try:
-        model = _search(source, read_model_signature(source), Path(), MAX_SEARCHED_NODES)
-        buffers, fault = _list_buffers([model], token)
-    except ModelError as reason:
-        buffers, fault = {}, reason
+    result = _search_file(model, MAX_SEARCHED_NODES)
+    found = [result] if isinstance(result, TracedModel) else []
+    buffers, rules_fault = _list_buffers(found, token)
+    fault = result if isinstance(result, ModelError) else rules_fault
     (finding,) = (each for each in error.findings if each.code == "KV001")
-    explained = _explain(finding, fault, buffers.get(Path(), ()), _MEMORY_HINT)
+    explained = _explain(finding, fault, buffers.get(model.path, ()), _MEMORY_HINT)
     findings = tuple(explained if each is finding else each for each in error.findings)
     return CheckError(f"KV001: {explained.message}", findings, hint=explained.hint)
 
@@ -126,9 +128,16 @@ def suggest_rename(models: Sequence[TracedModel], paths: Sequence[Path]) -> str:
 
 
 def _explain(
-    finding: Finding, fault: KvRenameError | None, buffers: Sequence[KvPair], hint: str
+    finding: Finding,
+    fault: KvRenameError | None,
+    buffers: Sequence[KvPair],
+    hint: str,
+    lone_states: Sequence[str] = (),
 ) -> Finding:
-    """Return KV001 with what is known of a graph: its buffers, or why there are none."""
+    """Return KV001 with what is known of a graph: its buffers, or why there are none.
+
+    The `lone_states` are outputs that only look like states: a rename by dataflow leaves them.
+    """
     if isinstance(fault, RulesError):
         message = f"{finding.message}; the graph has states, but {fault.message}"
         return finding._replace(message=message, hint=fault.hint or hint)
@@ -143,12 +152,19 @@ def _explain(
     message = (
         f"no profile matches these names, but the graph has {count} (first: {first} -> {last})"
     )
+    if lone_states:
+        outputs = "output may be a state" if len(lone_states) == 1 else "outputs may be states"
+        message += (
+            f"; {len(lone_states)} {outputs} as well, which the graph does not prove (first: "
+            f"{lone_states[0]})"
+        )
     return finding._replace(message=message, hint=hint)
 
 
-def _search_file(path: Path, max_nodes: int) -> TracedModel | ModelError:
+def _search_file(model: ModelSource, max_nodes: int) -> TracedModel | ModelError:
+    path = model.path if isinstance(model, MemoryFile) else model
     try:
-        with open_model(path) as opened:
+        with open_model(model) as opened:
             return _search(opened.source, opened.signature, path, max_nodes)
     except ModelError as error:
         return error
@@ -169,6 +185,14 @@ def _search(source: ByteSource, signature: Signature, path: Path, max_nodes: int
             f"a rename searches up to {MAX_SEARCHED_NODES:,} nodes, in all models together"
         )
     return traced
+
+
+def _list_tokens(models: Sequence[TracedModel]) -> Sequence[str]:
+    """Return the tokens that names carry; none if that cannot be told."""
+    try:
+        return find_carried_tokens(models)
+    except RulesError:
+        return ()
 
 
 def _is_known(signature: Signature) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import onnxkvrename
 from onnxkvrename.display import render_with
@@ -26,6 +26,14 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _OTHER_NAMES = {"--dim": ("sizes", "dims"), "--profile": ("rules",), "--tokens": ("prompts",)}
 """Arguments that are not called like the field or the flag of their option."""
+_OPTION = re.compile(r"(?<!\S)(--[a-z-]+)(?: (\S+=\S+))?")
+_FUNCTIONS = {
+    **{name: name for name in ("rename", "verify", "compare", "inspect")},
+    "check-consumer": "check_consumer",
+    "pairs": "find_pairs",
+    **dict.fromkeys(("custom-io", "explain", "manifest", "profiles", "recover"), ""),
+}
+"""The functions that do what the commands do, if one does."""
 
 
 def speak_python(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -71,59 +79,52 @@ def reword_text(text: str, function: Any) -> str:
         text: A message or a hint; options to add and commands are between backticks.
         function: The function that says it.
     """
-    if "--" not in text and "`" not in text:
-        return text
-    reword = partial(_reword_flag, function=function)
     parts = text.split("`")
     for index, part in enumerate(parts):
-        if index % 2 == 0:
-            parts[index] = re.sub(r"(?<!\S)(--[a-z-]+)(?: (\S+=\S+))?", reword, part)
-        elif part.startswith("-"):
-            parts[index] = _reword_options(part, function) or part
-        elif part.startswith("onnxkvrename "):
-            parts[index] = _reword_command(part, function) or part
+        if index % 2:
+            parts[index] = _reword_code(part, function) or part
+        elif "--" in part:
+            parts[index] = _OPTION.sub(lambda found: _reword_option(found, function), part)
     return "`".join(parts)
 
 
-def _reword_flag(match: re.Match[str], function: Any) -> str:
+def _reword_option(found: re.Match[str], function: Any) -> str:
     """Return the argument of an option within a sentence, where its value may be any word."""
-    flag, item = match.groups()
-    found = _find_argument(flag, function)
-    if found is None:
-        return match[0]
-    name, is_bool = found
-    if item is not None and flag == "--dim":
-        return _format_argument(flag, name, item)
-    shown = _format_argument(flag, name, None) if is_bool else name
+    flag, item = found.groups()
+    argument = _find_argument(flag, function)
+    if argument is None:
+        return found[0]
+    if item is not None and argument.is_size:
+        return argument.format(item)
+    shown = argument.format(None) if argument.is_bool else argument.name
     return shown if item is None else f"{shown} {item}"
 
 
-def _reword_options(text: str, function: Any) -> str | None:
-    words = _split_words(text)
-    arguments = None if words is None else _list_arguments(words, function)
-    return None if arguments is None else ", ".join(arguments)
-
-
-def _reword_command(text: str, function: Any) -> str | None:
-    """Return the call that does what a command does; ``None`` if no function does."""
-    words = _split_words(text)
-    if words is None:
+def _reword_code(text: str, function: Any) -> str | None:
+    """Return options as arguments, or a command as calls; ``None`` for other code."""
+    if not text.startswith(("-", "onnxkvrename ")) or "$'" in text:  # a name for some shells only
         return None
-    command, rest = "rename", words[1:]
-    if rest and rest[0].replace("-", "_") in onnxkvrename.__all__:
-        command, rest = rest[0].replace("-", "_"), rest[1:]
-    count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
-    paths, options = rest[:count], rest[count:]
-    if command == "rename" and len(paths) > 1 and not any(map(is_in_memory, paths)):
-        calls = [_format_call("rename_all", paths, options)]
-    else:
-        in_memory = {"rename": _find_renaming(function)}.get(command, command)
-        calls = [
-            _format_call(in_memory if is_in_memory(path) else command, path, options)
-            for path in paths
-        ]
-    known = [call for call in calls if call is not None]
-    return " and ".join(known) if known and len(known) == len(calls) else None
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return None
+    if text.startswith("-"):
+        arguments = _format_arguments(words, function)
+        is_of_many = function is onnxkvrename.rename and not _format_call("rename", "", words)
+        return f"rename_all(..., {arguments})" if arguments and is_of_many else arguments
+    name, words = _FUNCTIONS.get(words[1], "rename"), words[1 + (words[1] in _FUNCTIONS) :]
+    count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    models, options = words[:count], words[count:]
+    if not name or not models:
+        return None
+    calls = []
+    if name == "rename" and len(models) > 1 and not any(map(is_in_memory, models)):
+        calls.append(_format_call("rename_all", repr(models), options))
+    for model in () if calls else models:
+        is_object = is_in_memory(model)
+        called = _find_renaming(function) if is_object and name == "rename" else name
+        calls.append(_format_call(called, Path(model).name if is_object else repr(model), options))
+    return None if None in calls else " and ".join(filter(None, calls))
 
 
 def _find_renaming(function: Any) -> str:
@@ -132,45 +133,27 @@ def _find_renaming(function: Any) -> str:
     return name if name in ("rename_bytes", "rename_graph") else "rename_model"
 
 
-def _format_call(command: str, model: str | list[str], options: Sequence[str]) -> str | None:
-    arguments = _list_arguments(options, getattr(onnxkvrename, command), is_call=True)
-    is_object = isinstance(model, str) and is_in_memory(model)
-    shown = Path(str(model)).name if is_object else repr(model)
-    return (
-        None if arguments is None else f"onnxkvrename.{command}({', '.join((shown, *arguments))})"
-    )
+def _format_call(name: str, model: str, options: Sequence[str]) -> str | None:
+    """Return a call; ``None`` if an option is not an argument of the function."""
+    function = getattr(onnxkvrename, name)
+    arguments = _format_arguments(options, function, own_only=True)
+    start = f"onnxkvrename.{name}({model}"
+    return None if arguments is None else f"{start}, {arguments})" if options else f"{start})"
 
 
-def _split_words(text: str) -> list[str] | None:
-    if "$'" in text:  # a name that only some shells can read
-        return None
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return None
-
-
-def _list_arguments(
-    words: Sequence[str], function: Any, *, is_call: bool = False
-) -> list[str] | None:
-    """Return options as arguments; ``None`` if one of them is not an argument.
-
-    Args:
-        words: The options with their values.
-        function: The function that is called.
-        is_call: Whether only its own arguments will do, not those of other functions.
-    """
+def _format_arguments(words: Sequence[str], function: Any, *, own_only: bool = False) -> str | None:
+    """Return options as arguments; ``None`` if one of them is not an argument."""
     arguments, pending = list[str](), list(words)
     while pending:
         flag = pending.pop(0)
-        name, is_bool = _find_argument(flag, function, is_call=is_call) or ("", False)
-        value = None if is_bool or not pending else pending.pop(0)
-        if not name and flag == "--target" and value is not None:
-            name, value = "token", _find_token(value)
-        if not name or (value is None and not is_bool):
+        argument = _find_argument(flag, function, own_only=own_only)
+        value = None if (argument and argument.is_bool) or not pending else pending.pop(0)
+        if argument is None and flag == "--target" and value is not None:
+            argument, value = _Argument("token"), _find_token(value)
+        if argument is None or (value is None and not argument.is_bool):
             return None
-        arguments.append(_format_argument(flag, name, value))
-    return arguments
+        arguments.append(argument.format(value))
+    return ", ".join(arguments)
 
 
 def _find_token(target: str) -> str | None:
@@ -179,25 +162,43 @@ def _find_token(target: str) -> str | None:
     return load_consumer(target).token or None
 
 
-def _format_argument(flag: str, name: str, value: str | None) -> str:
-    option = _list_fields().get(flag, ("", None))[1]
-    if value is None:
-        return f"{name}={not (option and option.negates)}"
-    if flag == "--dim":
-        symbol, _, size = value.partition("=")
-        return f"{name}={{{symbol!r}: {size}}}"
-    return f"{name}={value}" if option and value == option.metavar else f"{name}={value!r}"
+class _Argument(NamedTuple):
+    """An argument of a function, by the option that it is.
+
+    Attributes:
+        name: Its name.
+        is_bool: Whether it is true or false.
+        option: The option of a rename that it is, if it is one.
+    """
+
+    name: str
+    is_bool: bool = False
+    option: Option = Option("")
+
+    @property
+    def is_size(self) -> bool:
+        """Whether its values are the sizes of symbols."""
+        return self.name in _OTHER_NAMES["--dim"]
+
+    def format(self, value: str | None) -> str:
+        """Return it with a value of the option; a flag has none."""
+        if value is None:
+            return f"{self.name}={not self.option.negates}"
+        if self.is_size:
+            symbol, _, size = value.partition("=")
+            return f"{self.name}={{{symbol!r}: {size}}}"
+        return f"{self.name}={value if value == self.option.metavar else repr(value)}"
 
 
-def _find_argument(flag: str, function: Any, *, is_call: bool = False) -> tuple[str, bool] | None:
-    """Return the argument that an option is, of a function or else of any, and if it is a bool."""
-    field = _list_fields().get(flag, ("", None))[0]
+def _find_argument(flag: str, function: Any, *, own_only: bool = False) -> _Argument | None:
+    """Return the argument that an option is: of a function, or else of any."""
+    field, option = _list_fields().get(flag, ("", Option("")))
     names = (field, flag.strip("-").replace("-", "_"), *_OTHER_NAMES.get(flag, ()))
     own = function.__annotations__
-    for known in (own,) if is_call else (own, _list_parameters()):
+    for known in (own,) if own_only else (own, _list_parameters()):
         for name in names:
             if name in known:
-                return name, known[name] == "bool"
+                return _Argument(name, known[name] == "bool", option)
     return None
 
 
@@ -222,7 +223,7 @@ def _list_parameters() -> dict[str, str]:
 def _render_record(record: Any) -> str:
     from onnxkvrename.report.record_text import render_record  # loads all texts
 
-    return render_record(record)
+    return reword_text(render_record(record), onnxkvrename.load_layout)
 
 
 render_with(_render_record)

@@ -14,7 +14,7 @@ import click
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.api.serving import BANDWIDTH, VLLM, ServedPair, compare_served, read_served_pair
-from onnxkvrename.cli.files import check_page, collect_inputs, write_page
+from onnxkvrename.cli.files import check_page, collect_inputs
 from onnxkvrename.cli.options import (
     SideValues,
     declare_command,
@@ -72,6 +72,7 @@ from onnxkvrename.report.formats import (
 from onnxkvrename.report.vllm_text import render_reads
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.storage.write_file import write_files
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
@@ -275,7 +276,7 @@ def _write_page(
     check_page(path, "compare", files, force=arguments.force)
     is_paged = load_consumer(arguments.target).is_paged
     page = render_compare_page(build_content(), arguments.tokens, is_paged=is_paged)
-    write_page(path, page, files.list_inputs())
+    write_files({path: page.encode("utf-8")}, force=True, inputs=files.list_inputs())
 
 
 def _build_answer(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from onnxkvrename.errors import KvRenameError, UndoError, WriteError
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import format_list, quote_path
 from onnxkvrename.storage.run_files import RunFiles
-from onnxkvrename.storage.write_file import check_not_cached, check_replaceable, write_files
+from onnxkvrename.storage.write_file import check_not_cached, check_replaceable
 
 
 def collect_inputs(inputs: Iterable[tuple[Path | None, str]]) -> RunFiles:
@@ -44,21 +44,6 @@ def check_page(path: Path, command: str, files: RunFiles, *, force: bool) -> Non
     if not force:
         kind = f"a page made by onnxkvrename {command}"
         check_replaceable(path, kind, build_start_pattern(command))
-
-
-def write_page(path: Path, page: str, inputs: Sequence[Path]) -> None:
-    """Write a page that :func:`check_page` has checked.
-
-    Raises:
-        WriteError: It cannot be written. Nothing is written then.
-    """
-    try:
-        write_files({path: page.encode("utf-8")}, force=True, inputs=inputs)
-    except UndoError:
-        raise  # it says itself what was written
-    except WriteError as error:
-        hint = "no page was written; choose a different path"
-        raise WriteError(error.message, path=error.path, hint=hint) from None
 
 
 def check_one_model(requirement: str, models: Sequence[str]) -> None:

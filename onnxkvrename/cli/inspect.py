@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
-from onnxkvrename.cli.files import check_page, collect_inputs, write_page
+from onnxkvrename.cli.files import check_page, collect_inputs
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import decide_exit_code
@@ -31,6 +31,7 @@ from onnxkvrename.report.inspection.summary_text import render_model_summary
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.profile import ProfileChoice
+from onnxkvrename.storage.write_file import write_files
 from onnxkvrename.verification import trace_buffer_updates
 
 
@@ -121,7 +122,7 @@ def _write_page(summaries: Sequence[ModelSummary], arguments: InspectArguments) 
     if any(summary.error is not None for summary in summaries):
         return []
     page = render_inspect_page(fold_windows(summaries))
-    write_page(arguments.html, page, files.list_inputs())
+    write_files({arguments.html: page.encode("utf-8")}, force=True, inputs=files.list_inputs())
     return [f"{arguments.html}: page written"]
 
 

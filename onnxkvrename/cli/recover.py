@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
-from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.errors import KvRenameError, ModelError, ReadError
 from onnxkvrename.findings import decide_exit_code, format_count, quote_path
 from onnxkvrename.options import Example, Format, Option
 from onnxkvrename.report.documents.recover_json import Action, RecoverContent, Run
@@ -54,7 +54,7 @@ class RecoverArguments(NamedTuple):
     RecoverArguments,
     "The command that was stopped finishes its work as well. Exit codes: 0 done or nothing to do; "
     "1 there is a run to undo or to finish, a file has changed since the run stopped, or a record "
-    "was skipped; 2 the job could not be done; 130 interrupted.",
+    "was skipped; 2 the job could not be done, or a directory not be read; 130 interrupted.",
     Example("onnxkvrename recover exports/", "List what a killed run has left."),
     Example("onnxkvrename recover exports/ --undo", "Restore the old files."),
 )
@@ -89,7 +89,8 @@ def command(arguments: RecoverArguments) -> int:
         tuple(leftovers),
     )
     is_left = bool(_list_changed(recovery)) if undo or finish else bool(runs)
-    code = decide_exit_code(failed=bool(skipped) or is_left)
+    is_unread = any(isinstance(error, ReadError) for error in skipped)
+    code = decide_exit_code(failed=bool(skipped) or is_left, not_done=is_unread)
     return print_answer(_build_answer(recovery, code, show), output_format)
 
 

@@ -19,7 +19,6 @@ from onnxkvrename.model.signature import format_shape
 from onnxkvrename.model.weights import Weight
 from onnxkvrename.storage.read import (
     has_content,
-    is_in_memory,
     open_file,
     read_chunks,
     resolve_path,
@@ -65,29 +64,30 @@ class ModelIdentity(NamedTuple):
 
 
 def find_shared_files(
-    paths: tuple[Path, Path], sides: tuple[LoadedLayout, LoadedLayout]
+    paths: tuple[Path | None, Path | None], sides: tuple[LoadedLayout, LoadedLayout]
 ) -> SharedFiles:
     """Return which files both sides have alike; of manifests and models in memory unknown.
 
     Args:
-        paths: The model, directory or manifest of prefill, and of decode.
+        paths: The model, directory or manifest that was read for prefill, and for decode;
+            ``None`` for what was read at another time, or from no file.
         sides: What was read there.
 
     Raises:
         ModelError: A model cannot be read any more.
     """
-    if any(map(is_in_memory, paths)):
-        return NO_SHARED_FILES
-    if resolve_path(paths[0]) == resolve_path(paths[1]):
+    prefill, decode = paths
+    if prefill is not None and decode is not None and resolve_path(prefill) == resolve_path(decode):
         return SharedFiles(is_same_graph=True, is_same_data=True)
     models = [list(side.identities.items()) for side in sides]
     if not all(models) or len(models[0]) != len(models[1]):
         return NO_SHARED_FILES
     for (path, identity), (other_path, other_identity) in zip(*models, strict=True):
         if identity != other_identity:
-            with open_file(Path(path)) as file:
+            with open_file(Path(path)) as file, open_file(Path(other_path)) as other:
+                known = (identity.matches(file.identity), other_identity.matches(other.identity))
                 chunks = read_chunks(file, 0, file.size)
-                if not has_content(Path(other_path), file.size, chunks):
+                if not all(known) or not has_content(Path(other_path), file.size, chunks):
                     return NO_SHARED_FILES
     data = [list(map(resolve_path, side.data_paths)) for side in sides]
     return SharedFiles(is_same_graph=True, is_same_data=data[0] == data[1])

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.slots import find_clipped_axes
@@ -26,6 +27,7 @@ UNKNOWN_SIZE = 1 << 50
 """A placeholder for a size that is not known, longer than any prompt."""
 
 
+@show_briefly
 class HandoffSide(NamedTuple):
     """One side of a hand-off.
 
@@ -36,7 +38,7 @@ class HandoffSide(NamedTuple):
             `layout` then has the names after a rename.
         tokens: The infix tokens of the original names, in alphabetical order.
         order: The order in which the graph lists its buffers.
-        path: The model, directory or manifest on the command line.
+        path: The model, directory or manifest that was read; empty for what is in memory.
         model_finding: The first error of its models, without those about the consumer.
     """
 
@@ -51,9 +53,9 @@ class HandoffSide(NamedTuple):
 
 
 def build_loaded_side(
-    label: str, path: Path, loaded: LoadedLayout, consumer: Consumer, rules: Rules
+    label: str, path: Path | None, loaded: LoadedLayout, consumer: Consumer, rules: Rules
 ) -> HandoffSide:
-    """Return a side with its path and the first error of its models."""
+    """Return a side with its path, if it has one, and the first error of its models."""
     findings = (finding for report in loaded.reports for finding in report.findings)
     model_errors = (
         finding
@@ -61,7 +63,7 @@ def build_loaded_side(
         if finding.severity == "error" and "KV001" < finding.code < "KV600"
     )  # missing buffers and what concerns the consumer are reported elsewhere
     side = build_handoff_side(label, loaded.layout, consumer, rules)
-    return side._replace(path=str(path), model_finding=next(model_errors, None))
+    return side._replace(path=str(path or ""), model_finding=next(model_errors, None))
 
 
 def build_handoff_side(label: str, layout: Layout, consumer: Consumer, rules: Rules) -> HandoffSide:

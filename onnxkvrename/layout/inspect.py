@@ -34,7 +34,7 @@ from onnxkvrename.model.statistics import ModelStats, collect_model_stats
 from onnxkvrename.records import fill_record
 from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
-from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
+from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName, says_layer
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, PartPath
 from onnxkvrename.rules.windows import check_parts
@@ -61,6 +61,7 @@ class ExternalFile(NamedTuple):
     bytes: int | None
 
 
+@show_briefly
 class InspectedBuffer(NamedTuple):
     """A KV buffer, with the names of its two sides as they are in the file.
 
@@ -287,7 +288,12 @@ def _compute_totals(model: KvModel) -> ByteTotals | None:
 
 
 def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]:
-    """Group buffers that are alike, in the order of their layers; skip missing ones."""
+    """Group buffers that are alike, in the order of their layers; skip missing ones.
+
+    Layer 0 is left out if no name says it.
+    """
+    buffers = tuple(buffers)
+    named = {item.layer for item in buffers if says_layer(item.layer, (item.input, item.output))}
     rows = fold_alike(
         (
             item.buffer,
@@ -298,7 +304,9 @@ def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]
         if item.state != "missing"
     )
     return tuple(
-        BufferGroup(kind, parts, dtype, shape, layers, is_guess, update)
+        BufferGroup(
+            kind, parts, dtype, shape, tuple(sorted(named.intersection(layers))), is_guess, update
+        )
         for parts, layers, (kind, dtype, shape, is_guess, update) in rows
     )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copyreg
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import ModelError
@@ -39,7 +40,6 @@ Shape = tuple[Dim, ...]
 """Sizes, symbols, and ``None`` for a dimension that the graph does not describe."""
 Sizes = Mapping[str, int]
 """The sizes of symbols."""
-
 _ONE_BYTE_DTYPES = ("BOOL", "INT8", "MXINT8", "UINT8")
 _STAMP_HINT = (
     "the graph changed, or it was stamped with another set: put the stamped file back, or, if "
@@ -48,6 +48,15 @@ _STAMP_HINT = (
 TraitsT = TypeVar("TraitsT", bound=Hashable)
 
 
+def _freeze(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(mapping)
+
+
+# A user may copy a layout, or send it to another process: Python does neither with this type.
+copyreg.pickle(MappingProxyType, lambda mapping: (_freeze, (dict(mapping),)))
+
+
+@show_briefly
 class KvBuffer(NamedTuple):
     """A KV buffer.
 

@@ -122,6 +122,12 @@ def find_growth(changes: Sequence[DimChange] | None) -> BufferUpdate | None:
     return BufferUpdate("append", changes.index("grows"))
 
 
+def build_delta(changes: Sequence[DimChange] | None) -> BufferUpdate:
+    """Return the update of an output that has the new positions only."""
+    different = [axis for axis, change in enumerate(changes or ()) if change != "same"]
+    return BufferUpdate("delta", different[0] if len(different) == 1 else None)
+
+
 def find_declared_growth(pair: KvPair, producer: str) -> BufferUpdate | None:
     """Return the growth that the declared shapes of a pair show, where no graph is followed.
 

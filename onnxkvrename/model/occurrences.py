@@ -180,8 +180,8 @@ class Occurrences(NamedTuple):
     def _find_hiding(self, names: Mapping[str, str]) -> Iterator[Occurrence]:
         """Yield definitions of new names in subgraphs that see the renamed value.
 
-        A subgraph sees the inputs and initializers of the main graph, and what nodes before
-        its own node produce. So a branch may call its output as the node calls its own.
+        Readers sort nodes in ways of their own, so a subgraph may see what any other node
+        produces. But a branch may call its output as its own node calls it.
         """
         old_names = {new: old for old, new in names.items()}
         definitions: dict[str, list[Occurrence]] = {}
@@ -212,11 +212,11 @@ class Occurrences(NamedTuple):
 
 
 def _is_visible(definition: Occurrence, inner: Occurrence) -> bool:
-    """Return whether a value of the main graph exists where a subgraph defines one."""
+    """Return whether a value of the main graph may exist where a subgraph defines one."""
     node = definition.record.parent
     if definition.role != "produces" or node is None:
         return True
-    return node.end <= inner.record.start
+    return not node.start <= inner.record.start < node.end
 
 
 def _describe_occurrence(occurrence: Occurrence) -> str:

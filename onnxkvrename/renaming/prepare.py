@@ -28,11 +28,18 @@ from onnxkvrename.renaming.output_path import (
 )
 from onnxkvrename.renaming.parallel import name_worker
 from onnxkvrename.renaming.request import Request
-from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
+from onnxkvrename.rules.kv_model import (
+    KvModel,
+    ScannedModel,
+    read_kv_model,
+    scan_model,
+    splice_model,
+)
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
-from onnxkvrename.storage.read import FileIdentity, build_changed_error
+from onnxkvrename.rules.sidecar_files import find_files_beside
+from onnxkvrename.storage.read import FileIdentity, build_changed_error, is_occupied
 
 
 class SplicePlan(NamedTuple):
@@ -149,7 +156,7 @@ def _prepare_open_model(
     if not request.group_windows:
         model = model.set_apart()
     prepared = PreparedModel(job, report, model, splice_plan, model.data_files)
-    return _check_output(prepared, opened, request)
+    return _check_output(prepared, opened, request, rules)
 
 
 def prepare_stamp(
@@ -230,7 +237,9 @@ def _check_declared_growth(scanned: ScannedModel, rules: Rules) -> Iterator[Find
         yield finding._replace(severity="warning")
 
 
-def _check_output(prepared: PreparedModel, opened: OpenModel, request: Request) -> PreparedModel:
+def _check_output(
+    prepared: PreparedModel, opened: OpenModel, request: Request, rules: Rules | None = None
+) -> PreparedModel:
     """Add problems of the output path to the report, and plan the copies of external data.
 
     Where only checks are asked for, it only matters whether the result is there already. In
@@ -256,8 +265,10 @@ def _check_output(prepared: PreparedModel, opened: OpenModel, request: Request) 
             force=request.force,
             has_choice=not report.stamp,  # only a rename can be written elsewhere
         )
-        if blocking and request.seed_cache and _has_equal_model(prepared, opened):
+        if not is_there and _has_equal_model(prepared, opened, request):
             is_there, blocking = True, ()
+        elif request.seed_cache and rules is not None:
+            blocking = tuple(_describe_export(finding, job.output, rules) for finding in blocking)
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=name_worker(error)))
     copies = tuple(plan_data_copies(own_data, job.output.parent, force=request.force))
@@ -272,18 +283,35 @@ def _check_output(prepared: PreparedModel, opened: OpenModel, request: Request) 
     )
 
 
-def _has_equal_model(prepared: PreparedModel, opened: OpenModel) -> bool:
-    """Return whether the output path has the result, except for inner names.
+def _has_equal_model(prepared: PreparedModel, opened: OpenModel, request: Request) -> bool:
+    """Return whether QEfficient's cache has the result at the output path, except for inner names.
 
     What cannot be read there does not count.
     """
+    output, plan = prepared.job.output, prepared.splice_plan
+    if not request.seed_cache or prepared.job.in_place or not is_occupied(output):
+        return False
     from onnxkvrename.verification import inner_names  # onnx, where another file is in the way
 
-    assert prepared.splice_plan is not None
-    expected = build_spliced_source(opened.source, prepared.splice_plan.pieces)
-    with suppress(ModelError), open_model(prepared.job.output) as there:
+    assert plan is not None
+    expected = build_spliced_source(opened.source, plan.pieces)
+    with suppress(ModelError), open_model(output) as there:
         return inner_names.differ_only_in_inner_names(expected, there.source)
     return False
+
+
+def _describe_export(finding: Finding, path: Path, rules: Rules) -> Finding:
+    """Return KV504 with what is broken in the export at a path, and a compile of it."""
+    message, hint = finding.message, finding.hint
+    try:
+        for compiled, _ in find_files_beside([path.parent], "hashed_compile_params.json".__eq__):
+            hint = f"{finding.hint}; then delete {compiled.parent}, made from it, and its like"
+        faults = [each for each in read_kv_model(path, rules).findings if each.severity == "error"]
+        reasons = [f"{each.code}: {each.subject} {each.message}" for each in faults[:1]]
+    except ModelError as error:
+        reasons = [error.message]
+    message += "".join(f", and is broken ({reason})" for reason in reasons)
+    return finding._replace(message=message, hint=hint)
 
 
 def _has_result(prepared: PreparedModel, opened: OpenModel, request: Request) -> bool:
@@ -297,8 +325,8 @@ def _has_result(prepared: PreparedModel, opened: OpenModel, request: Request) ->
         return False
     try:
         parts = read_pieces(opened.file, plan.pieces)
-        if not has_result(job, plan.size, parts, force=request.force) and not (
-            request.seed_cache and _has_equal_model(prepared, opened)
+        if not has_result(job, plan.size, parts, force=request.force) and not _has_equal_model(
+            prepared, opened, request
         ):
             return False
         copies = plan_data_copies(prepared.data_files, job.output.parent, force=True)

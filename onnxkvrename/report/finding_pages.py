@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import CODES
+from onnxkvrename.findings import CODES, format_list
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import fold_text, render_table
 from onnxkvrename.storage.read import is_occupied, read_text_file
+from onnxkvrename.vllm.messages import load_messages
 
-QUOTES = "*In a log:* "
-"""How a paragraph with the beginnings of messages begins."""
-QUOTE_SEPARATOR = " · "
-MAX_QUOTES = 3
-"""Messages that `describe_finding` quotes; the page has all, collapsed if there are more."""
+_MAX_QUOTES = 3
+_QUOTED_CHARS = 70
+"""Characters of a message that are quoted: people search for its beginning."""
 _PAGE = "findings.md"
 _PLACES = (
     Path(__file__).parent / _PAGE,  # in a wheel
@@ -52,9 +52,22 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
         raise KvRenameError(f"no finding has the code {code}", hint=hint)
     lines = [name]
     for block in _read_passage(name):
-        if not block.startswith(("<details", "</details>")):
-            lines += ["", *_render_block(_shorten_quotes(block), width)]
+        lines += ["", *_render_block(block, width)]
+    quotes = quote_messages(name)
+    if quotes:
+        listed = format_list(quotes, " · ", limit=_MAX_QUOTES)
+        lines += ["", *fold_text(f"In a log: {listed}", width)]
     return lines
+
+
+def quote_messages(code: str) -> list[str]:
+    """Return the beginnings of the messages of vLLM and vllm-qaic that mean a finding."""
+    quotes = (
+        textwrap.shorten(message.text, _QUOTED_CHARS, placeholder=" …", break_on_hyphens=False)
+        for message in load_messages()
+        if message.code == code
+    )
+    return [f"`{re.sub(r'{[^}]*}?', '…', quote)}`" for quote in quotes]
 
 
 def read_fix(code: str) -> str:
@@ -79,16 +92,6 @@ def _read_passage(code: str) -> list[str]:
 
 def _read_page() -> str:
     return read_text_file(next((path for path in _PLACES if is_occupied(path)), _PLACES[0]))
-
-
-def _shorten_quotes(block: str) -> str:
-    """Return a block as it is, or the first quotations of many with the number of the others."""
-    if not block.startswith(QUOTES):
-        return block
-    quotes = block.split(QUOTE_SEPARATOR)
-    more = len(quotes) - MAX_QUOTES
-    shown = QUOTE_SEPARATOR.join(quotes[:MAX_QUOTES])
-    return f"{shown}{QUOTE_SEPARATOR}and {more} more: docs/{_PAGE}" if more > 0 else block
 
 
 def _render_block(block: str, width: int) -> list[str]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from onnxkvrename.display import describe_briefly
+from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.layout.inspect import ModelSummary
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import LoadedLayout
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.compare_text import build_handoff_result, render_handoff
-from onnxkvrename.report.formats import Answer, FileResult, build_file_result, load_format
+from onnxkvrename.report.formats import Answer, FileResult, Line, build_file_result, load_format
+from onnxkvrename.report.formats.text import format_finding
 from onnxkvrename.report.inert import escape_line
 from onnxkvrename.report.inspection.summary_text import render_model_summary
 from onnxkvrename.report.manifest_text import render_layout
@@ -64,6 +66,10 @@ def _build_compare_answer(handoff: Handoff) -> Answer:
     return Answer("compare", 0, render_text=partial(render_handoff, handoff), files=files)
 
 
+def _render_finding(finding: Finding, _width: int | None) -> Iterator[Line]:
+    yield Line(f"{finding.severity} {finding.code}: {format_finding(finding, None)}")
+
+
 _ANSWERS: Mapping[type, Callable[[Any], Answer]] = {
     ModelReport: lambda report: _build_rename_answer(Report((report,))),
     Report: _build_rename_answer,
@@ -71,6 +77,7 @@ _ANSWERS: Mapping[type, Callable[[Any], Answer]] = {
     ModelSummary: _build_inspect_answer,
     Layout: lambda layout: _build_layout_answer(LoadedLayout(layout, ())),
     LoadedLayout: _build_layout_answer,
+    Finding: lambda finding: Answer("", 0, render_text=partial(_render_finding, finding)),
     Handoff: _build_compare_answer,
 }
 """The answer of the command that shows a record, by the type of the record."""

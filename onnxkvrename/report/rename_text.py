@@ -203,7 +203,7 @@ def _list_buffer_facts(model: ModelReport) -> Iterator[tuple[str, str]]:
         kinds.setdefault(pair.kind, []).append(pair)
     for kind, pairs in kinds.items():
         buffers = ", ".join(dict.fromkeys(pair.buffer for pair in pairs))
-        layers = sorted({pair.layer for pair in pairs})
+        layers = sorted({pair.layer for pair in pairs if pair.has_layer})
         yield kind, f"{buffers} of {format_layers(layers)}"
     for old, new in list(model.name_map.items())[:1]:
         yield "names", f"{old} -> {new}"

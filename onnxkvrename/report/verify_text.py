@@ -152,10 +152,10 @@ def _describe_retention(verified: VerifiedModel) -> str:
     if not report.pairs:
         return describe_no_pairs(report)
     faults = {finding.name for finding in report.findings if finding.code in _FLOW_CODES}
-    fed_back = {} if verified.run is None else verified.run.retained_inputs
+    sized = () if verified.run is None else verified.run.sized_outputs
     groups: dict[_FlowState, list[BufferFlow]] = {}
     for flow in verified.flows:
-        state = _judge_flow(flow, faults | verified.filled, fed_back)
+        state = _judge_flow(flow, faults | verified.filled, sized)
         groups.setdefault(state, []).append(flow)
     retained, resized, settled, unsized = (
         len(groups.get(state, ())) for state in ("retained", "resized", "settled", "unsized")
@@ -170,10 +170,10 @@ def _describe_retention(verified: VerifiedModel) -> str:
         updates = ", ".join(dict.fromkeys(flow.update.label for flow in groups["resized"]))
         verdict += f", {resized} cannot go back into their inputs ({updates})"
     if settled:
-        verdict += f", {settled} kept their size in the run"
+        verdict += f", {settled} kept {'its' if settled == 1 else 'their'} size in the run"
     if unsized:
-        verdict += f", {unsized} not shown to keep their size"
-    verdict += f", {format_layers(sorted({pair.layer for pair in report.pairs}))}"
+        verdict += f", {unsized} not shown to keep {'its' if unsized == 1 else 'their'} size"
+    verdict += f", {format_layers(sorted({p.layer for p in report.pairs if p.has_layer}))}"
     op_types = Counter(
         flow.updated_by.op_type
         for flow in verified.flows
@@ -185,13 +185,13 @@ def _describe_retention(verified: VerifiedModel) -> str:
     return verdict
 
 
-def _judge_flow(flow: BufferFlow, faults: Set[str], fed_back: Container[str]) -> _FlowState:
+def _judge_flow(flow: BufferFlow, faults: Set[str], sized: Container[str]) -> _FlowState:
     """Return what the verdict on a model counts a buffer as.
 
     Args:
         flow: How its output is made from its input.
         faults: The outputs that something is wrong with, or that another model fills.
-        fed_back: The outputs that a run fed back.
+        sized: The outputs that kept their size in a run.
     """
     name, is_updated = flow.pair.sides[-1].old_name, flow.verdict == "updated"
     is_expected = flow.update.is_resized or (flow.update.kind == "once" and not is_updated)
@@ -203,7 +203,7 @@ def _judge_flow(flow: BufferFlow, faults: Set[str], fed_back: Container[str]) ->
         return "resized"
     if flow.update.kind != "unknown":
         return "retained"
-    return "settled" if name in fed_back else "unsized"
+    return "settled" if name in sized else "unsized"
 
 
 def _describe_expected(total: int, retained: int, meant: Sequence[BufferFlow], lone: int) -> str:

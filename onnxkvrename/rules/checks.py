@@ -25,6 +25,7 @@ from onnxkvrename.rules.kinds import is_state
 from onnxkvrename.rules.plan import (
     REASON_TOO_LONG,
     REASON_UNKNOWN,
+    REASON_UNPROVED,
     KvPair,
     RenamePlan,
     find_conflicting_symbols,
@@ -114,11 +115,11 @@ def _check_both_sides(
     elif pair.may_be_alone:
         return
     elif pair.output is not None and pair.input is None:
-        hint = "the compiler rejects this model; export it again"
+        hint = "export the model again"
         if not fed_layers:  # no state has an input by this name, so perhaps by another
             hint = "`--pairs dataflow` finds inputs in the graph, under any name"
         elif pair.layer not in fed_layers:
-            hint = f"the compiler rejects this model; {WINDOW_SIZE_HINT}"
+            hint = WINDOW_SIZE_HINT
         yield build_finding(
             "KV101",
             pair.output.old_name,
@@ -295,6 +296,14 @@ def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
                 "is a retained state that no rule matches, so it is not renamed",
                 "if it is a KV buffer, add it to a rules file (--rules FILE)",
             )
+        elif unchanged.reason == REASON_UNPROVED:
+            yield build_finding(
+                "KV111",
+                unchanged.name,
+                "may be a retained state, which the graph does not prove, so it is not renamed",
+                "if it is one, add it to what pairs prints with --as rules, and pass that file "
+                "with --rules instead of --pairs",
+            )
         elif unchanged.reason == REASON_TOO_LONG:
             yield build_finding(
                 "KV111",
@@ -328,7 +337,7 @@ def _check_collisions(plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
         finding = build_finding(
             "KV201",
             new_name,
-            f"is already {use}; onnx and onnxruntime reject such a model",
+            f"is already {use}; onnx or onnxruntime rejects such a model",
             "choose another token, or rename that value first",
         )
         # Removing a token may restore a model that was like this before.

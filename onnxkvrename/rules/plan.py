@@ -15,6 +15,8 @@ from onnxkvrename.rules.rewrite import normalize_suffix, rewrite_name
 
 REASON_UNKNOWN = "unknown"
 """The reason for keeping a retained output that matches no rule."""
+REASON_UNPROVED = "not proved"
+"""The reason for keeping an output that looks like a state, which the graph does not prove."""
 REASON_TOO_LONG = "too long"
 """The reason for keeping an output whose name no pattern is tried on."""
 REASON_NOT_RETAINED = "not retained"
@@ -112,6 +114,16 @@ class KvPair(NamedTuple):
     def sides(self) -> tuple[PairSide, ...]:
         """The sides that are there, input first."""
         return tuple(side for side in (self.input, self.output) if side is not None)
+
+    @property
+    def has_layer(self) -> bool:
+        """Whether the names say the layer, so that it is not only assumed."""
+        return says_layer(self.layer, [side.old_name for side in self.sides])
+
+
+def says_layer(layer: int, names: Iterable[str | None]) -> bool:
+    """Return whether the names of a buffer say its layer; without a number, layer 0 is assumed."""
+    return layer > 0 or any("0" in (name or "") for name in names)
 
 
 class KvFeed(NamedTuple):

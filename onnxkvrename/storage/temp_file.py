@@ -551,4 +551,6 @@ def _build_write_error(target: Path, error: OSError, source: Path | None = None)
     if source is not None and error.errno not in (*_FULL_ERRNOS, errno.EROFS):
         reason += f", while {source} was copied"
     hint = _ERROR_HINTS.get(error.errno or 0)
+    if hint == _DIRECTORY_HINT and not os.access(target.parent, os.W_OK | os.X_OK):
+        reason, hint = f"{target.parent} is not writable", "write to another directory"
     return WriteError(f"cannot be written: {reason}", path=str(target), hint=hint)

@@ -34,12 +34,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
     BufferUpdate,
     DimChange,
     are_same_sizes,
+    build_delta,
     build_mix_up_finding,
     build_update_finding,
     choose_worst_update,
@@ -49,6 +51,7 @@ from onnxkvrename.layout.updates import (
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.verification.graph_bodies import ModelGraph
 from onnxkvrename.verification.operators import SizeChange
+from onnxkvrename.verification.pairs.value_uses import find_joined_outputs
 from onnxkvrename.verification.provenance import (
     FlowPath,
     FlowPaths,
@@ -73,6 +76,7 @@ _VERDICTS_WORST_FIRST: tuple[FlowVerdict, ...] = (
 )
 
 
+@show_briefly
 class BufferFlow(NamedTuple):
     """The verdict on one buffer.
 
@@ -135,7 +139,29 @@ def trace_buffer_flows(graph: ModelGraph, pairs: Iterable[KvPair]) -> tuple[Buff
         return flows
     # Only a buffer that is not proved needs to know what else it depends on: that takes a walk
     # through the whole graph.
-    return decide_flows(trace_dependencies(graph, sources, outputs))
+    return _find_joined_positions(graph, decide_flows(trace_dependencies(graph, sources, outputs)))
+
+
+def _find_joined_positions(
+    graph: ModelGraph, flows: Sequence[BufferFlow]
+) -> tuple[BufferFlow, ...]:
+    """Return the flows; an output that the graph itself joins to its input has new positions.
+
+    Only such a flow is changed of which the output is made of no buffer.
+    """
+    loose = {
+        flow.pair.output.old_name: flow.pair.input.old_name
+        for flow in flows
+        if flow.pair.input is not None and flow.pair.output is not None
+        if flow.verdict == "not from its input" and not flow.other_inputs
+    }
+    joined = find_joined_outputs(graph, [*loose.values()], [*loose]) if loose else {}
+    return tuple(
+        flow._replace(update=build_delta(_compare_sides(flow.pair)))
+        if (flow.pair.sides[1].old_name, flow.pair.sides[0].old_name) in joined.items()
+        else flow
+        for flow in flows
+    )
 
 
 def check_buffer_flows(

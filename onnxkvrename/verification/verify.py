@@ -208,13 +208,13 @@ def verify_model(path: ModelSource, rules: Rules, request: VerifyRequest) -> Ver
 
 
 def _list_settled(flows: Iterable[BufferFlow], run: RetentionRun) -> Sequence[str]:
-    """Return the outputs of which only the size was not proved, and which the run fed back."""
+    """Return the outputs of which only the size was not proved, and which kept it in the run."""
     names = [
         flow.pair.sides[-1].old_name
         for flow in flows
         if flow.verdict == "updated" and flow.update.kind == "unknown"
     ]
-    return [name for name in names if name in run.retained_inputs]
+    return [name for name in names if name in run.sized_outputs]
 
 
 def _compare_with_source(
@@ -445,6 +445,11 @@ def _run_retention(
                 source, signature, request.reference, own_rules, data_beside=opened.file
             )
             expected = scanned.model, opened.file.size, own_rules
+        names, own_names = (
+            {v.name for v in (*s.inputs, *s.outputs)} for s in (signature, model.signature)
+        )
+        if names != own_names and not model.pairs:
+            return None, (_build_unknown_names_finding(sorted(names ^ own_names)),)
     try:
         reference = None
         if expected is not None:
@@ -456,6 +461,13 @@ def _run_retention(
         hint = error.hint or "what can be proved without running is proved above"
         message = f"the retention loop could not be run{where}: {error.message}"
         return None, (build_finding("KV119", "", message, hint),)
+
+
+def _build_unknown_names_finding(names: Sequence[str]) -> Finding:
+    """Return KV118 for names of one of two models, where no buffer is known that explains them."""
+    end = "only one of model and reference, and no KV buffer is known here, so they are not run"
+    hint = "`--pairs dataflow` finds the buffers in the graph, whatever their names are"
+    return build_names_finding("KV118", names, (f"is in {end}", f"are in {end}"), hint)
 
 
 def _choose_reference_rules(reference: Path, rules: Rules, model: KvModel) -> Rules:

@@ -138,6 +138,9 @@ def test_a_mistake_is_told_in_json_too(args: tuple[str, ...], said: str, here: P
         ("empty", (MODEL, *V, "-o", "empty/new.onnx")),
         ("empty", (MODEL, *V, "-d", "empty/new")),
         ("parts", ("parts", *V)),
+        ("empty", ("manifest", MODEL, "-o", "empty/new.json")),
+        ("empty", ("inspect", MODEL, "--html", "empty/new.html")),
+        ("empty", ("compare", MODEL, MODEL, "--html", "empty/new.html")),
     ],
 )
 def test_a_directory_that_may_not_be_written_is_named(
@@ -149,7 +152,7 @@ def test_a_directory_that_may_not_be_written_is_named(
     (here / protect).chmod(0o755)
     assert process.returncode == 2
     assert process.stdout == ""
-    assert "is not writable" in process.stderr
+    assert re.search(r"cannot be written: \S* is not writable \(write to another", process.stderr)
     assert snapshot(here) == before
 
 

@@ -494,6 +494,17 @@ def test_a_path_that_does_not_exist_is_named(tmp_path: Path, run) -> None:
     )
 
 
+@pytest.mark.parametrize("way", [(), ("--undo",), ("--finish",)])
+def test_a_directory_that_cannot_be_read_is_an_error(
+    way: tuple[str, ...], tmp_path: Path, spawn
+) -> None:
+    """It may hold the record of a run, so the answer would not be complete."""
+    (tmp_path / "parts").mkdir(mode=0)
+    outcome = spawn("recover", tmp_path, *way)
+    (tmp_path / "parts").chmod(0o755)
+    assert (outcome.returncode, "parts: cannot be read" in outcome.stderr) == (2, True)
+
+
 def test_locks_and_temporary_files_of_other_runs_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
 ) -> None:

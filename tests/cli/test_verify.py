@@ -635,7 +635,7 @@ def test_what_a_run_settled_is_settled(tmp_path: Path, run) -> None:
     assert run("verify", path, "--strict").code == 1
     settled = run("verify", path, "--run", "--strict")
     assert (settled.code, settled.err) == (0, "")
-    assert ", 1 kept their size in the run" in settled.out
+    assert ", 1 kept its size in the run" in settled.out
 
 
 def test_a_size_that_torch_wrote_as_a_name_is_that_size(tmp_path: Path, run) -> None:

@@ -264,7 +264,7 @@ def test_other_data_there_are_replaced_only_with_force(
     assert [(found.code, found.name) for found in report.findings] == [("KV504", str(there))]
     difference = "is a broken link" if link else f"differs from {DATA} beside the source"
     assert report.findings[0].message == f"already exists, and {difference}"
-    assert report.findings[0].hint == "choose an empty directory, or --force to replace it"
+    assert report.findings[0].hint == "choose an empty directory, or force=True to replace it"
     assert there.is_symlink() or there.read_bytes() == b"other"
     assert not output.exists()
     assert rename(external, "VLLM", output=output, force=True).status == "renamed"

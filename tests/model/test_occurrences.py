@@ -265,6 +265,12 @@ def test_a_subgraph_may_define_a_new_name_that_it_does_not_see():
     uses = survey(decoder(branch(body)), KEY, f"{KEY}_T").build_name_uses({KEY: f"{KEY}_T"})
     assert (uses.taken_names, list(uses.hidden_names)) == ({}, [f"{KEY}_T"])
 
+    # onnxruntime may put a later node before this one
+    first = decoder()
+    first.graph.node.insert(0, branch(graph(node("Relu", ["x"], [NEW]))))
+    uses = survey(first, KEY_OUT, NEW).build_name_uses({KEY_OUT: NEW})
+    assert (uses.taken_names, list(uses.hidden_names)) == ({}, [NEW])
+
     choice = node("If", ["flag"], [KEY_OUT], then_branch=graph(node("Relu", ["x"], [NEW])))
     model = decoder()
     model.graph.node[0].CopyFrom(choice)

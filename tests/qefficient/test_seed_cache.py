@@ -391,12 +391,40 @@ def test_an_export_with_the_token_that_is_another_one_stops_all_of_them(
     onnx.save(model, there)
     before = snapshot(cache)
     code, err = refused(run, cache, *SEED)
-    assert (code, f"KV504: {there}" in err) == (1, True)
+    assert (code, f"KV504: {there} already exists with different content\n" in err) == (1, True)
     assert snapshot(cache) == before
     assert run(plain, *SEED, "--check").code == 1
     there.write_bytes(b"no model")
     code, err = refused(run, cache, *SEED)
-    assert (code, f"KV504: {there}" in err) == (1, True)
+    assert (code, f"KV504: {there}" in err, "and is broken (" in err) == (1, True, True)
+
+
+def test_a_broken_export_with_the_token_is_named_and_force_replaces_it_alone(
+    cache: Path, tmp_path: Path, run
+) -> None:
+    """QEfficient's own, by dynamo with subfunctions: inputs are outputs, and all else is alike."""
+    qefficient_exports.write_export(cache, "functions.onnx")
+    own = qefficient_exports.write_export(cache, "functions.onnx", "VLLM")
+    vary_inner_names(own / "functions.onnx")
+    kept = below(own)
+    qefficient_exports.write_export(cache, "mla.onnx")
+    there = qefficient_exports.write_export(cache, "mla.onnx", "VLLM") / "mla.onnx"
+    model = onnx.load(there)
+    for value in model.graph.input:
+        if value.name == "k_pe.0_VLLM":
+            value.name += "_RetainedState"
+    onnx.save(model, there)
+    (there.parent / "qpc-0123").mkdir()
+    (there.parent / "qpc-0123" / "hashed_compile_params.json").write_text("{}")
+    code, err = refused(run, cache, *SEED)
+    assert (code, err.count("error KV"), "k_pe.0_VLLM_RetainedState is both" in err) == (1, 1, True)
+    assert f"KV504: {there} already exists with different content, and is broken (KV106: " in err
+    assert f"`--force` replaces it; then delete {there.parent / 'qpc-0123'}, made from it" in err
+    assert run(cache, *SEED, "--force").code == 0
+    whole = qefficient_exports.write_export(tmp_path, "mla.onnx", "VLLM") / "mla.onnx"
+    assert there.read_bytes() == whole.read_bytes()
+    assert below(own) == kept
+    assert run(cache, *SEED).code == 0
 
 
 def test_an_export_with_the_token_that_is_another_one_gives_way_by_force_only(

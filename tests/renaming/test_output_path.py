@@ -46,7 +46,7 @@ def test_what_others_may_share_is_not_changed_in_place(
 ) -> None:
     share(decoder)
     before = snapshot(tmp_path)
-    with pytest.raises(WriteError, match=f"{said}.*`-d renamed`.*--force"):
+    with pytest.raises(WriteError, match=said):
         attempt(decoder)
     assert snapshot(tmp_path) == before
     assert attempt(decoder, tmp_path / "elsewhere.onnx").status == "renamed"
@@ -129,7 +129,7 @@ def test_a_hard_link_to_the_model_is_no_place_for_its_result(
 def test_a_directory_is_no_place_for_a_model(decoder: Path, tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     for force in (False, True):
-        with pytest.raises(WriteError, match=r"is a directory .*`-d \S+`"):
+        with pytest.raises(WriteError, match="is a directory"):
             attempt(decoder, tmp_path / "directory", force=force)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from hints import find_commands
 
-from onnxkvrename import inspect, rename
+from onnxkvrename import rename
 from onnxkvrename.rules.load import PROFILES_DIRECTORY
 from onnxkvrename.sidecars.custom_io import render_custom_io
 
@@ -57,8 +58,9 @@ def test_the_hint_is_a_command_that_mends_it(start: str, stale: Path, run) -> No
         (stale / SIDECAR).write_text(VLLM)
     elif start == "another token":
         (stale / SIDECAR).write_text(VLLM.replace("VLLM", "OTHER"))
-    (finding,) = [f for f in inspect(MODEL).findings if f.code == "KV406"]
-    assert run(*shlex.split(finding.hint.strip("`"))[1:]).code == 0
+    models = json.loads(run("inspect", MODEL, "--format", "json").out)["models"]
+    (hint,) = [f["hint"] for f in models[0]["findings"] if f["code"] == "KV406"]
+    assert run(*shlex.split(hint.strip("`"))[1:]).code == 0
     assert "KV406" not in run("verify", MODEL).err
 
 

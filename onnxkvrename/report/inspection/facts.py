@@ -17,6 +17,7 @@ from onnxkvrename.model.signature import format_shape
 from onnxkvrename.report.inert import escape_text, shorten_text
 from onnxkvrename.rules.kinds import get_kind_traits
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED
+from onnxkvrename.storage.read import is_in_memory
 
 _STAMP_TEXTS = {
     True: "matches this graph",
@@ -144,7 +145,8 @@ def _describe_weights(summary: ModelSummary) -> Iterator[str]:
         yield f"{external} external in {files}: {_format_names(names, _FEW)}"
     unusable = list(dict.fromkeys(f.location for f in summary.files if f.bytes is None))
     if unusable:
-        yield f"not usable: {_format_names(unusable, _FEW)}"
+        state = "external, not read" if is_in_memory(summary.path) else "not usable"
+        yield f"{state}: {_format_names(unusable, _FEW)}"
 
 
 def _format_names(names: Sequence[str], limit: int) -> str:

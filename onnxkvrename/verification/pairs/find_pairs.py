@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from onnxkvrename.layout.updates import BufferUpdate, DimChange, compare_dims
+from onnxkvrename.layout.updates import BufferUpdate, DimChange, build_delta, compare_dims
 from onnxkvrename.limits import MAX_BUFFERS, build_limit_error
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import KvPair, PairSide
@@ -242,12 +242,5 @@ def _find_indirect_pairs(
         for output_name, input_name in found.items():
             source, output = values[input_name], values[output_name]
             if source.dtype == output.dtype and _has_same_rank(source, output):
-                update_found = update or _build_delta(source, output)
+                update_found = update or build_delta(compare_dims(source.shape, output.shape))
                 yield StatePair(source, output, update_found, feeds_back=False)
-
-
-def _build_delta(source: Value, output: Value) -> BufferUpdate:
-    """Return the update of an output that has the new positions only."""
-    changes: Sequence[str] = compare_dims(source.shape, output.shape) or ()
-    different = [axis for axis, change in enumerate(changes) if change != "same"]
-    return BufferUpdate("delta", different[0] if len(different) == 1 else None)

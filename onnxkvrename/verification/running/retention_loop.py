@@ -86,6 +86,7 @@ class RetentionRun(NamedTuple):
         steps: For each step the results of the outputs, in the same order.
         unchanged_outputs: The retained outputs that every step left as their inputs
             entered the first.
+        sized_outputs: Those that every step left as large as their inputs entered the first.
         faults: Outputs that could not be fed back, each with the reason; the loop ends at the
             step that has any.
     """
@@ -96,6 +97,7 @@ class RetentionRun(NamedTuple):
     names: tuple[str, ...]
     steps: tuple[tuple[OutputResult, ...], ...]
     unchanged_outputs: tuple[str, ...]
+    sized_outputs: tuple[str, ...]
     faults: tuple[tuple[str, str], ...]
 
     @property
@@ -187,6 +189,11 @@ def _run_steps(session: OrtSession, model: RunnableModel, steps: int, seed: int)
         for name, initial_result in initial_results.items()
         if all(each[name] == initial_result for each in results)
     )
+    sized_outputs = tuple(
+        name
+        for name, initial_result in initial_results.items()
+        if all(each[name].shape == initial_result.shape for each in results)
+    )
     return RetentionRun(
         session.dims,
         {each.output: each.input for each in feedback},
@@ -194,6 +201,7 @@ def _run_steps(session: OrtSession, model: RunnableModel, steps: int, seed: int)
         names,
         tuple(tuple(each[name] for name in names) for each in results),
         unchanged_outputs,
+        sized_outputs,
         tuple(faults),
     )
 

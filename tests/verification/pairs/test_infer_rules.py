@@ -102,7 +102,7 @@ def test_models_that_need_different_rules_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_without_states_has_no_rules(tmp_path: Path) -> None:
-    with pytest.raises(RulesError, match="no state") as raised:
+    with pytest.raises(RulesError, match="no cache found") as raised:
         infer_rules([trace(tmp_path)])
     assert raised.value.path == str(tmp_path / "m.onnx")
 

@@ -167,7 +167,7 @@ def test_a_limit_is_no_difference_from_the_reference(monkeypatch: pytest.MonkeyP
     def run_only_reference(model: RunnableModel, **_: object) -> RetentionRun:
         if model.path != DECODER:
             raise RunLimitError("onnxruntime took more than 1 s")
-        return RetentionRun({}, {}, (), (), (), (), ())
+        return RetentionRun({}, {}, (), (), (), (), (), ())
 
     monkeypatch.setattr(isolated_run, "run_isolated", run_only_reference)
     reference = load_model(DECODER)
@@ -212,6 +212,7 @@ RUN: dict[str, Any] = {
     "names": ["out"],
     "steps": [[{"dtype": "tensor(float)", "shape": [1, 2], "digest": "ab"}]],
     "unchanged_outputs": ["out"],
+    "sized_outputs": ["out"],
     "faults": [["out", "does not fit"]],
 }
 
@@ -232,6 +233,7 @@ RUN: dict[str, Any] = {
         {"steps": [[{}]]},
         {"steps": [{}]},
         {"unchanged_outputs": [None]},
+        {"sized_outputs": [None]},
         {"faults": [["out"]]},
         {"faults": [["out", ["x"]]]},
         {"faults": None},
