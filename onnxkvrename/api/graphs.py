@@ -27,9 +27,14 @@ from onnx import (
 )
 from onnx.helper import make_attribute, make_opsetid, set_model_props
 
-from onnxkvrename.api.arguments import RulesLike, build_request, find_graph_library, read_arguments
+from onnxkvrename.api.arguments import (
+    RulesLike,
+    build_request,
+    find_graph_library,
+    read_arguments,
+    speak_python,
+)
 from onnxkvrename.api.files import run_rename
-from onnxkvrename.api.wording import speak_python
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.results import ModelReport

@@ -13,9 +13,9 @@ from onnxkvrename.api.arguments import (
     build_request,
     find_rules,
     read_arguments,
+    speak_python,
 )
 from onnxkvrename.api.serving import ServedHandoff, apply_serve, compare_served, read_served_pair
-from onnxkvrename.api.wording import speak_python
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff

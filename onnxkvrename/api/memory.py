@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onnxkvrename.api.arguments import RulesLike, build_request, find_rules, read_arguments
-from onnxkvrename.api.wording import speak_python
+from onnxkvrename.api.arguments import (
+    RulesLike,
+    build_request,
+    find_rules,
+    read_arguments,
+    speak_python,
+)
 from onnxkvrename.findings import CheckError
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_in_memory

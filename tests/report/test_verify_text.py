@@ -29,7 +29,7 @@ SCHEMA = load_schema("verify-1")
 VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 FAULT = Finding("KV110", "error", "past_key.0_RetainedState", "is wrong", "mend it")
 DOUBT = Finding("KV113", "warning", "past_key.0_RetainedState", "is in doubt", "look at it")
-RUN = RetentionRun({"batch_size": 1, "ctx_len": 32}, {}, (), (), ((), (), ()), (), ())
+RUN = RetentionRun({"batch_size": 1, "ctx_len": 32}, {}, (), (), ((), (), ()), (), (), ())
 HOSTILE = "a\n::error::b##[x]\x1b[2J\u202e\udcff"
 
 
