@@ -176,6 +176,14 @@ def render_table(rows: Sequence[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def read_table() -> list[Row]:
+    """Return the rows of the page's table."""
+    text = PAGE.read_text("utf-8").split(MARKS[0])[1].split(MARKS[1])[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert cells[0] == list(HEADINGS)
+    return [Row(*line) for line in cells[2:]]
+
+
 def replace_table(page: str, table: str) -> str:
     """Return the page with another table between its marks."""
     before, rest = page.split(MARKS[0])

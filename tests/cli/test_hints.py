@@ -171,6 +171,23 @@ def test_without_a_token_no_command_claims_to_rename(options: str, unnamed: Path
     assert not any("--pairs" in command for command in find_commands(outcome.err))
 
 
+def test_outputs_that_only_look_like_states_are_counted(tmp_path: Path, run: Run) -> None:
+    """The shift of RWKV: the state of the next step is the token, whatever it was."""
+    text = """
+        <ir_version: 8, opset_import: ["": 17]> main
+        (float[1,8,4] aa_0, float[1,1,4] xx_0, float[1,1,4] x, float[4,4] w)
+        => (float[1,9,4] aa_0_r, float[1,1,4] xx_0_r, float y) {
+            n = Add(xx_0, x) m = MatMul(n, w) aa_0_r = Concat<axis = 1>(aa_0, m) xx_0_r = Tanh(x)
+            y = ReduceSum(aa_0_r)
+        }
+    """
+    saved(onnx.parser.parse_model(text), tmp_path / "shift.onnx")
+    outcome = run("shift.onnx", "--prefix", "KV")
+    assert "1 output may be a state as well, which the graph does not prove (first: xx_0_r)" in (
+        outcome.err
+    )
+
+
 def test_a_graph_without_a_cache_is_said_to_have_none(run: Run) -> None:
     encoder = FIXTURES / "plain" / "vlm_dual" / "encoder.onnx"
     outcome = run(encoder, "--prefix", "KV")

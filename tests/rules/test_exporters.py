@@ -19,7 +19,7 @@ from exporter_models import (
     build_qnn_decoder,
     list_caches,
 )
-from exporters_table import FOLDERS, HEADINGS, MARKS, NO_CACHE, OTHERS, PAGE, TOKEN, Row, list_rows
+from exporters_table import FOLDERS, NO_CACHE, OTHERS, TOKEN, Row, list_rows, read_table
 from models import saved
 from onnx import ModelProto, TensorProto
 from tiers import thin
@@ -439,13 +439,6 @@ def test_names_of_transformers_become_those_of_optimum_and_back(
     assert (there.code, f" -> {example}\n" in there.out) == (0, True)
     assert run(model, "--to", "transformers", "-q").code == 0
     assert model.read_bytes() == before
-
-
-def read_table() -> list[Row]:
-    text = PAGE.read_text("utf-8").split(MARKS[0])[1].split(MARKS[1])[0]
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    assert cells[0] == list(HEADINGS)
-    return [Row(*line) for line in cells[2:]]
 
 
 RAN = (
