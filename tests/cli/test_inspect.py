@@ -274,7 +274,9 @@ def test_a_directory_that_may_not_be_written_is_named(here: Path, spawn) -> None
     process = spawn("inspect", MODEL, "--html", "empty/x.html")
     (here / "empty").chmod(0o755)
     assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr.startswith("error: empty/x.html: cannot be written: empty is not writable (")
+    assert process.stderr.startswith(
+        "error: empty/x.html: cannot be written: empty is not writable ("
+    )
     assert os.listdir("empty") == []
 
 
