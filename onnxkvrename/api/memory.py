@@ -102,7 +102,7 @@ def rename_model(
 
 
 def _rename(data: bytes, arguments: Mapping[str, Any]) -> bytes:
-    """Rename a serialized model; if no profile knows its names, the error says what it has."""
+    """Rename a serialized model; if no profile matches its names, the error says what it has."""
     change = build_request(Request, arguments).change
     profile, rules = arguments["profile"], arguments["rules"]
     model = MemoryFile("model", data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
@@ -60,8 +61,10 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
     is_complete = all(isinstance(each, TracedModel) for each in searched)
     traced = [each for each in searched if isinstance(each, TracedModel)]
     buffers, fault = _list_buffers(traced, token)
-    if request.strip and not token and is_complete and len(found := _list_tokens(traced)) == 1:
-        request = request._replace(token=found[0])
+    if request.strip and not token:
+        with suppress(RulesError, ValueError):  # not one token, or none that can be told
+            (found,) = find_carried_tokens(traced)
+            request = request._replace(token=found)
     command = format_dataflow_command(request) if is_complete else ""
     models = []
     for model, result in zip(report.models, searched, strict=True):
@@ -134,10 +137,7 @@ def _explain(
     hint: str,
     lone_states: Sequence[str] = (),
 ) -> Finding:
-    """Return KV001 with what is known of a graph: its buffers, or why there are none.
-
-    The `lone_states` are outputs that only look like states: a rename by dataflow leaves them.
-    """
+    """Return KV001 with what is known of a graph: its buffers, or why there are none."""
     if isinstance(fault, RulesError):
         message = f"{finding.message}; the graph has states, but {fault.message}"
         return finding._replace(message=message, hint=fault.hint or hint)
@@ -151,11 +151,8 @@ def _explain(
     count = format_count(len(buffers), "cache")
     message = f"no profile knows these names, but the graph has {count} (first: {first} -> {last})"
     if lone_states:
-        outputs = "output may be a state" if len(lone_states) == 1 else "outputs may be states"
-        message += (
-            f"; {len(lone_states)} {outputs} as well, which the graph does not prove (first: "
-            f"{lone_states[0]})"
-        )
+        outputs = format_count(len(lone_states), "output")
+        message += f"; there may be more, which is not proved ({outputs}, first: {lone_states[0]})"
     return finding._replace(message=message, hint=hint)
 
 
@@ -183,14 +180,6 @@ def _search(source: ByteSource, signature: Signature, path: Path, max_nodes: int
             f"a rename searches up to {MAX_SEARCHED_NODES:,} nodes, in all models together"
         )
     return traced
-
-
-def _list_tokens(models: Sequence[TracedModel]) -> Sequence[str]:
-    """Return the tokens that names carry; none if that cannot be told."""
-    try:
-        return find_carried_tokens(models)
-    except RulesError:
-        return ()
 
 
 def _is_known(signature: Signature) -> bool:

@@ -371,12 +371,9 @@ def check_cache_reuse(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterato
     """Yield KV402 for a model of QEfficient's cache that changes in place, or has changed there."""
     if job.in_place and not plan.name_map:
         yield from check_cache_state(job, rules, plan)
-    found = _read_export(job.model) if job.in_place and plan.name_map else None
-    if found is None:
-        return
-    warning = check_export_reuse(job.model.name, *found, rules, plan.token_change)
-    if warning is not None:
-        yield warning
+    elif job.in_place and (found := _read_export(job.model)):
+        warning = check_export_reuse(job.model.name, *found, rules, plan.token_change)
+        yield from () if warning is None else (warning,)
 
 
 def restate_cache_reuse(report: ModelReport, rules: Rules) -> tuple[Finding, ...]:

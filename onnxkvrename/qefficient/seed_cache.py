@@ -403,13 +403,10 @@ def _build_sidecars(seed: Seed, target: Path, jobs: Sequence[RenameJob]) -> Iter
 
 
 def _rewrite_params(seed: Seed, data: bytes) -> RewrittenSidecar:
-    if seed.finding is not None:
-        return RewrittenSidecar(data, findings=(seed.finding,))
-    if seed.entry is None:
-        return RewrittenSidecar(data)
+    findings = () if seed.finding is None else (seed.finding,)
     old_params = read_export_params(seed.directory)
-    if old_params == seed.entry.params:
-        return RewrittenSidecar(data)
+    if findings or seed.entry is None or old_params == seed.entry.params:
+        return RewrittenSidecar(data, findings=findings)
     old_names = old_params["export_params"]["output_names"]
     name_pairs = zip(old_names, seed.entry.output_names, strict=False)
     renamed = tuple((old, new) for old, new in name_pairs if old != new)

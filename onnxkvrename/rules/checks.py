@@ -25,7 +25,6 @@ from onnxkvrename.rules.kinds import is_state
 from onnxkvrename.rules.plan import (
     REASON_TOO_LONG,
     REASON_UNKNOWN,
-    REASON_UNPROVED,
     KvPair,
     RenamePlan,
     find_conflicting_symbols,
@@ -235,7 +234,7 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
             "KV205",
             "",
             f"{runner} looks for the names of the export, so it does not run the renamed model",
-            "keep the export for it, by a rename with `-d`; a rename with `--strip` restores it",
+            "keep the export for it: rename with `-d`; a rename with `--strip` restores it",
         )
     sides = [side for pair in plan.pairs for side in pair.sides]
     sides += [feed.side for feed in plan.feeds]
@@ -293,16 +292,8 @@ def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
             yield build_finding(
                 "KV111",
                 unchanged.name,
-                "is a retained state that no rule matches, so it is not renamed",
-                "if it is a KV buffer, add it to a rules file (--rules FILE)",
-            )
-        elif unchanged.reason == REASON_UNPROVED:
-            yield build_finding(
-                "KV111",
-                unchanged.name,
-                "may be a retained state, which the graph does not prove, so it is not renamed",
-                "if it is one, add it to what pairs prints with --as rules, and pass that file "
-                "with --rules instead of --pairs",
+                "looks like a retained state, but no rule matches it, so it is not renamed",
+                "if it is a KV buffer, add it to a rules file, as pairs writes one with --as rules",
             )
         elif unchanged.reason == REASON_TOO_LONG:
             yield build_finding(

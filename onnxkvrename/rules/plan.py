@@ -15,8 +15,6 @@ from onnxkvrename.rules.rewrite import normalize_suffix, rewrite_name
 
 REASON_UNKNOWN = "unknown"
 """The reason for keeping a retained output that matches no rule."""
-REASON_UNPROVED = "not proved"
-"""The reason for keeping an output that looks like a state, which the graph does not prove."""
 REASON_TOO_LONG = "too long"
 """The reason for keeping an output whose name no pattern is tried on."""
 REASON_NOT_RETAINED = "not retained"
@@ -118,12 +116,7 @@ class KvPair(NamedTuple):
     @property
     def has_layer(self) -> bool:
         """Whether the names say the layer, so that it is not only assumed."""
-        return says_layer(self.layer, [side.old_name for side in self.sides])
-
-
-def says_layer(layer: int, names: Iterable[str | None]) -> bool:
-    """Return whether the names of a buffer say its layer; without a number, layer 0 is assumed."""
-    return layer > 0 or any("0" in (name or "") for name in names)
+        return self.layer > 0 or any("0" in side.old_name for side in self.sides)
 
 
 class KvFeed(NamedTuple):

@@ -145,14 +145,10 @@ def trace_buffer_flows(graph: ModelGraph, pairs: Iterable[KvPair]) -> tuple[Buff
 def _find_joined_positions(
     graph: ModelGraph, flows: Sequence[BufferFlow]
 ) -> tuple[BufferFlow, ...]:
-    """Return the flows; an output that the graph itself joins to its input has new positions.
-
-    Only such a flow is changed of which the output is made of no buffer.
-    """
+    """Return the flows; an output that the graph itself joins to its input has new positions."""
     loose = {
-        flow.pair.output.old_name: flow.pair.input.old_name
+        flow.pair.sides[1].old_name: flow.pair.sides[0].old_name
         for flow in flows
-        if flow.pair.input is not None and flow.pair.output is not None
         if flow.verdict == "not from its input" and not flow.other_inputs
     }
     joined = find_joined_outputs(graph, [*loose.values()], [*loose]) if loose else {}

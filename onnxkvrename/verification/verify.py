@@ -445,11 +445,13 @@ def _run_retention(
                 source, signature, request.reference, own_rules, data_beside=opened.file
             )
             expected = scanned.model, opened.file.size, own_rules
-        names, own_names = (
-            {v.name for v in (*s.inputs, *s.outputs)} for s in (signature, model.signature)
-        )
-        if names != own_names and not model.pairs:
-            return None, (_build_unknown_names_finding(sorted(names ^ own_names)),)
+        ends = [{v.name for v in (*s.inputs, *s.outputs)} for s in (signature, model.signature)]
+        if not model.pairs and ends[0] != ends[1]:
+            message = (
+                "the reference has different names, and no KV buffer is known: they are not run"
+            )
+            hint = "`--pairs dataflow` finds buffers in the graph, whatever their names are"
+            return None, (build_finding("KV118", "", message, hint),)
     try:
         reference = None
         if expected is not None:
@@ -461,13 +463,6 @@ def _run_retention(
         hint = error.hint or "what can be proved without running is proved above"
         message = f"the retention loop could not be run{where}: {error.message}"
         return None, (build_finding("KV119", "", message, hint),)
-
-
-def _build_unknown_names_finding(names: Sequence[str]) -> Finding:
-    """Return KV118 for names of one of two models, where no buffer is known that explains them."""
-    end = "only one of model and reference, and no KV buffer is known here, so they are not run"
-    hint = "`--pairs dataflow` finds the buffers in the graph, whatever their names are"
-    return build_names_finding("KV118", names, (f"is in {end}", f"are in {end}"), hint)
 
 
 def _choose_reference_rules(reference: Path, rules: Rules, model: KvModel) -> Rules:

@@ -114,7 +114,7 @@ def test_an_option_that_is_named_mends_the_command(
 
 @pytest.fixture
 def unnamed(tmp_path: Path) -> Path:
-    """A model with two states under names that no profile knows."""
+    """A model with two states under names that no profile matches."""
     model = onnx.parser.parse_model(
         """
         <ir_version: 8, opset_import: ["": 17]>
@@ -147,7 +147,7 @@ def test_caches_that_no_profile_knows_come_with_the_command_that_renames_them(
     outcome = run(*typed)
     assert (outcome.code, unnamed.read_bytes()) == (1, before)
     assert (
-        "KV001: no profile knows these names, but the graph has 2 caches (first: a -> a_next)"
+        "KV001: no profile matches these names, but the graph has 2 caches (first: a -> a_next)"
         in (outcome.err)
     )
     (command,) = find_commands(outcome.err)
@@ -183,9 +183,7 @@ def test_outputs_that_only_look_like_states_are_counted(tmp_path: Path, run: Run
     """
     saved(onnx.parser.parse_model(text), tmp_path / "shift.onnx")
     outcome = run("shift.onnx", "--prefix", "KV")
-    assert "1 output may be a state as well, which the graph does not prove (first: xx_0_r)" in (
-        outcome.err
-    )
+    assert "there may be more, which is not proved (1 output, first: xx_0_r)" in (outcome.err)
 
 
 def test_a_graph_without_a_cache_is_said_to_have_none(run: Run) -> None:

@@ -23,7 +23,7 @@ MODEL = """
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A model whose names no profile knows."""
+    """A model whose names no profile matches."""
     monkeypatch.chdir(tmp_path)
     saved(onnx.parser.parse_model(MODEL), tmp_path / "m.onnx")
     return "m.onnx"
@@ -132,7 +132,7 @@ def test_another_state_of_a_renamed_model_is_named_and_left_alone(tmp_path: Path
     assert (outcome.code, outcome.out) == (0, "")
     assert "unchanged: every buffer carries V1" in outcome.err
     assert (
-        "warning KV111: state_out may be a retained state, which the graph does not prove"
+        "warning KV111: state_out looks like a retained state, but no rule matches it"
         in outcome.err
     )
 

@@ -22,13 +22,7 @@ from onnxkvrename.rules.name_tokens import (
     split_token,
 )
 from onnxkvrename.rules.parse import parse_rules
-from onnxkvrename.rules.plan import (
-    REASON_UNKNOWN,
-    REASON_UNPROVED,
-    RenamePlan,
-    TokenChange,
-    build_rename_plan,
-)
+from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.rules_text import StateNames, write_rules
 from onnxkvrename.storage.read import ModelSource
@@ -178,7 +172,7 @@ def _choose_buffers(
     model: TracedModel, tokens: Collection[str], kept_names: dict[str, str]
 ) -> TracedModel:
     """Return a model with those of its pairs that are buffers, and note why others are none."""
-    kept_names |= dict.fromkeys(model.lone_states, REASON_UNPROVED)
+    kept_names |= dict.fromkeys(model.lone_states, REASON_UNKNOWN)
     named = [_name_pair(pair) for pair in model.pairs]
     is_chosen = select_for_token(named, tokens)
     buffers = []
