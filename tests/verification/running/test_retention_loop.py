@@ -260,7 +260,7 @@ def build_run(*steps: dict[str, OutputResult]) -> RetentionRun:
     """A run with these outputs, each key its own name."""
     names = tuple(steps[0])
     results = tuple(tuple(step[name] for name in names) for step in steps)
-    return RetentionRun({}, {}, tuple((name,) for name in names), names, results, (), ())
+    return RetentionRun({}, {}, tuple((name,) for name in names), names, results, (), (), ())
 
 
 ONE, OTHER = OutputResult("tensor(float)", (1, 2), "a"), OutputResult("tensor(float)", (1, 2), "b")
