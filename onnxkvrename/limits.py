@@ -42,7 +42,7 @@ MAX_FEED_BYTES = 1 << 30
 STEPS_PER_NODE = 16
 """Steps of a walk for each node of a graph; what takes more is not known."""
 MAX_SEARCHED_NODES = 1 << 14
-"""Nodes in which a rename looks for caches that no profile knows, which takes a second."""
+"""Nodes in which a rename looks for caches that no profile matches, which takes a second."""
 MAX_ALTERNATIVES = 16
 """Possible answers that are followed side by side; with more, there is none."""
 MAX_SHOWN_CHARS = 80

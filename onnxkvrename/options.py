@@ -163,7 +163,7 @@ JOBS = Option(
 
 SERVE = Option(
     "--serve",
-    "What vLLM is started with: a line such as 'VLLM_KV_CACHE_LAYOUT=HND vllm serve MODEL "
+    "The line that starts vLLM, such as 'VLLM_KV_CACHE_LAYOUT=HND vllm serve MODEL "
     "--tensor-parallel-size 2', or flags alone; @FILE for a script with such a line, or for the "
     "YAML of vLLM's --config.",
     "LINE",
@@ -180,8 +180,8 @@ Profile = Annotated[
     str | None,
     Option(
         "--profile",
-        "Rules for the names of buffers: {names} (those that know the names). By default qeff, or "
-        "those that know the names if qeff does not.",
+        "Rules for the names of buffers: {names} (the profile that matches). By default qeff, or "
+        "the profile that matches if qeff does not.",
         "NAME",
         names="profiles, auto",
         excludes=("rules", "pairs"),
@@ -200,8 +200,8 @@ Pairs = Annotated[
     str | None,
     Option(
         "--pairs",
-        "Find the buffers by the graph itself instead of by their names: each input that an output "
-        "is a later state of.",
+        "Find the buffers in the graph instead of by their names: each input of which an output "
+        "is a later state.",
         choices=("dataflow",),
         excludes=("profile", "rules"),
     ),

@@ -87,7 +87,7 @@ def check_folder(name: str, work: Path, *, with_run: bool) -> Iterator[Row]:
 
 
 def check_pairs_of_dataflow(model: str, work: Path, *, with_run: bool) -> Row:
-    """Return the row of a model whose names no profile knows: the graph tells the pairs."""
+    """Return the row of a model whose names no profile matches: the graph tells the pairs."""
     path = Path(model)
     renamed, back = work / "renamed" / path.name, work / "back" / path.name
     try:

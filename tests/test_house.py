@@ -194,6 +194,7 @@ def check_light(modules: list[str]) -> None:
     """A plain rename loads no heavy module, and no package that it has no use for."""
     own = {name.removeprefix("onnxkvrename.") for name in modules if name in OWN_MODULES}
     assert "renaming.run" in own
+    assert {name for name in own if name.startswith("api.")} == {"api.arguments", "api.files"}
     assert find_heavy(modules) == set()
     assert {package_of(name) for name in own} & set(UNUSED) == set()
 

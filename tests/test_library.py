@@ -200,6 +200,7 @@ def test_what_needs_a_file_is_said(name: str) -> None:
         ("`onnxkvrename $'\\140' --strip`", "`onnxkvrename $'\\140' --strip`"),
         ("--kv-cache-dtype fp8 of vLLM", "--kv-cache-dtype fp8 of vLLM"),
         ("a--replace b", "a--replace b"),
+        ("a size (--dim c=SIZE)", "a size (sizes={'c': SIZE})"),
     ],
 )
 def test_an_option_in_a_text_becomes_an_argument(text: str, reworded: str) -> None:
@@ -248,6 +249,17 @@ def list_hints(value: Any) -> Iterable[str]:
         yield from list_hints(item)
 
 
+def test_an_argument_of_another_function_comes_with_it() -> None:
+    chunked = onnx.load(FIXTURES / "plain" / "chunked.onnx")
+    handoff = onnxkvrename.compare(chunked, chunked, "vllm-nixl")
+    assert "(load_layout(..., sizes={'chunk_ctx_len': SIZE}))" in str(handoff)
+
+
+def test_a_model_on_both_sides_is_renamed_once() -> None:
+    handoff = onnxkvrename.compare(PLAIN, PLAIN)
+    assert f"`onnxkvrename.rename('{PLAIN}', target='vllm-qaic')`" in str(handoff)
+
+
 def test_the_command_names_options(run: Run) -> None:
     outcome = run(RENAMED, "--prefix", "X", "-n")
     assert "`--replace`" in outcome.err
@@ -273,6 +285,7 @@ def show_results() -> dict[str, Any]:
         "flow": onnxkvrename.verify(PLAIN).flows[0],
         "buffer": onnxkvrename.load_layout(PLAIN).layout.buffers[0],
         "inspected": onnxkvrename.inspect(PLAIN).buffers[0],
+        "proof": onnxkvrename.verify(RENAMED, renamed_from=PLAIN).rename_proof,
     }
 
 

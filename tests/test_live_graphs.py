@@ -6,9 +6,12 @@ exported. So what the library loses on the way is lost on both sides.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -37,7 +40,7 @@ from test_fixtures import FIXTURES
 from tiers import full, thin
 
 import onnxkvrename
-from onnxkvrename import CheckError, KvRenameError, ModelError, ModelReport
+from onnxkvrename import CheckError, KvRenameError, ModelError, ModelReport, WriteError
 from onnxkvrename.api import graphs
 
 gs = pytest.importorskip("onnx_graphsurgeon")
@@ -293,13 +296,34 @@ def test_a_body_that_is_a_default_of_a_function_follows() -> None:
     check_alike(LIBRARIES["ir"], passed, onnxkvrename.rename_model(passed, "VLLM"), token="VLLM")
 
 
-def test_a_frozen_shape_stays_frozen() -> None:
+def test_a_shape_stays_what_it_is() -> None:
     live = ir.from_proto(with_symbols())
     for value in live.graph.outputs:
         value.shape.freeze()
     assert onnxkvrename.rename_graph(live, "VLLM").status == "renamed"
     assert all(value.shape.frozen for value in live.graph.outputs)
     assert "VLLM" in str(live.graph.outputs[1].shape)
+    surgeon = gs.import_onnx(with_symbols())
+    surgeon.outputs[1].shape = tuple(surgeon.outputs[1].shape)
+    assert onnxkvrename.rename_graph(surgeon, "VLLM").status == "renamed"
+    assert surgeon.outputs[1].shape == (1, 2, f"Add{KEY}_VLLM_RetainedState_dim_2", 4)
+
+
+@pytest.mark.parametrize("fails", ["tempfile.mkdtemp", "pathlib.Path.write_bytes"])
+def test_without_space_for_a_temporary_file_the_graph_is_as_it_was(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    live = gs.import_onnx(decoder())
+    before = LIBRARIES["gs"].write(live)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(fails, refuse)
+    with pytest.raises(WriteError, match="no temporary file can be written"):
+        onnxkvrename.rename_graph(live, "VLLM")
+    assert LIBRARIES["gs"].write(live) == before
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_object_for_two_values_is_refused() -> None:

@@ -140,7 +140,7 @@ def test_files_that_repeat_the_names(machine: Machine, plain: Path) -> None:
     paths = ("custom_io.yaml", "qpc-0123456789abcdef/custom_io.yaml")
     for path in paths:
         (plain / path).write_text(entries)
-    says(machine, "sidecars", EXPORT=plain)
+    says(machine, "seed", EXPORT=plain)
     (seeded,) = (path for path in plain.parent.iterdir() if path != plain)
     for path in paths:
         assert (seeded / path).read_text() == entries.replace("past_key.0", "past_key.0_VLLM")

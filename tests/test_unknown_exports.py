@@ -54,7 +54,7 @@ def test_an_export_is_renamed_checked_and_restored_with_the_printed_commands(
         compare += ["--dim", f"{symbol}={size}"]
     verified = run("verify", renamed, *dataflow, *compare)
     assert verified.code == 0
-    assert row.run != "equal" or not compare or "to the bit like" in verified.out
+    assert row.run != "equal" or not compare or "bit for bit equal to" in verified.out
     stripped = run(renamed, "--strip", "-o", back, *sidecars)
     if stripped.code:
         (command,) = find_commands(stripped.err)

@@ -1,6 +1,6 @@
 """Configurations that people reported to vLLM and its connectors, and what is predicted of them.
 
-docs/vllm.md has a row for each. The models are the ones of the reports in what matters: kinds of
+docs/vllm.md names each. The models are the ones of the reports in what matters: kinds of
 layers, heads, sizes and blocks. Each is judged as a user does it: two exports, two lines.
 """
 
@@ -217,8 +217,8 @@ def test_a_reported_pair_is_refused_or_accepted_as_predicted(
     assert (f"the code of vLLM {version}'s NIXL connector" in text) == (not case.codes)
 
 
-def test_the_page_has_a_row_for_every_report() -> None:
+def test_the_page_names_every_report() -> None:
     section = TEXT.partition("## Reported cases")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| .*?\[[\w-]+/([\w-]+#\d+)\]", section, re.MULTILINE)
+    rows = re.findall(r"\[[\w-]+/([\w-]+#\d+)\]", section)
     assert len(rows) == 9
     assert {case.report for case in CASES} == set(rows)

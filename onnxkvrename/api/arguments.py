@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, Union, get_args
 
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.options import find_conflict, list_options
 from onnxkvrename.renaming.request import SidecarPolicy
 from onnxkvrename.rules.find_models import check_is_local, list_models
@@ -29,6 +30,8 @@ RulesLike = Rules | str | os.PathLike[str] | None
 the models' names, ``None`` for the profile qeff, or the one that knows the names if qeff does not.
 """
 _Request = TypeVar("_Request")
+_Result = TypeVar("_Result")
+_Parameters = ParamSpec("_Parameters")
 _PATH = "a path (str or os.PathLike)"
 _MODEL = "a path (str or os.PathLike), bytes or an onnx.ModelProto"
 _BYTES = (bytes, bytearray, memoryview)
@@ -103,6 +106,23 @@ def _find_rules_by_dataflow(paths: Sequence[ModelSource], token: str) -> Rules:
 
     traced = [trace_model(m) for m in list_models(paths) if not str(m).endswith(".json")]
     return infer_rules(traced, find_carried_tokens(traced, token)).rules
+
+
+def speak_python(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Make a public function name arguments where its findings and errors name options."""
+
+    @wraps(function)
+    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        from onnxkvrename.api.wording import reword_result  # the command has no use for it
+
+        try:
+            result: _Result = reword_result(function(*args, **kwargs), call)
+            return result
+        except KvRenameError as error:
+            reword_result(error, call)
+            raise
+
+    return call
 
 
 def read_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:

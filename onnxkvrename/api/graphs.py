@@ -27,9 +27,14 @@ from onnx import (
 )
 from onnx.helper import make_attribute, make_opsetid, set_model_props
 
-from onnxkvrename.api.arguments import RulesLike, build_request, find_graph_library, read_arguments
+from onnxkvrename.api.arguments import (
+    RulesLike,
+    build_request,
+    find_graph_library,
+    read_arguments,
+    speak_python,
+)
 from onnxkvrename.api.files import run_rename
-from onnxkvrename.api.wording import speak_python
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.results import ModelReport
@@ -123,8 +128,7 @@ def rename_graph(
         item._replace(message=_hide_path(item.message, path), hint=_hide_path(item.hint, path))
         for item in report.findings
     )
-    report = report._replace(path=_PATH, output=_PATH, feed_back_call=None)
-    return report._replace(findings=findings)
+    return report._replace(path=_PATH, output=_PATH, feed_back_call=None, findings=findings)
 
 
 def _hide_path(text: str, path: Path) -> str:
@@ -140,15 +144,13 @@ class _Change(NamedTuple):
     new: Any
 
 
-def _apply(changes: Iterable[_Change]) -> None:
+def _apply(changes: Sequence[_Change]) -> None:
     """Make all changes, or none if one fails."""
-    done: list[_Change] = []
     try:
         for change in changes:
-            done.append(change)
             change.assign(change.new)
     except BaseException:
-        for change in reversed(done):
+        for change in reversed(changes):
             with suppress(Exception):  # what cannot be set has not changed
                 change.assign(change.old)
         raise
@@ -260,17 +262,17 @@ class _LiveModel(ABC):
             shape = None if value is None else value.shape
             dims = [getattr(dim, "value", dim) for dim in shape or ()]
             if not symbols.keys().isdisjoint(dims):
-                renamed = [symbols.get(dim, dim) for dim in dims]
-                yield _Change(partial(self.set_shape, value), shape, renamed)
+                renamed = self.build_shape(shape, [symbols.get(dim, dim) for dim in dims])
+                yield _Change(partial(setattr, value, "shape"), shape, renamed)
 
     def plan_names(self, names: Sequence[tuple[Any, str]]) -> Iterator[_Change]:
         """Yield the changes of names, given each object with its new one."""
         for value, name in names:
             yield _Change(partial(setattr, value, "name"), value.name, name)
 
-    def set_shape(self, value: Any, shape: Any) -> None:
-        """Set the shape of a value."""
-        value.shape = shape
+    def build_shape(self, shape: Any, dims: list[Any]) -> Any:
+        """Return a shape of the same kind with other dimensions."""
+        return type(shape)(dims)
 
 
 class _SurgeonGraph(_LiveModel):
@@ -315,12 +317,12 @@ class _SurgeonGraph(_LiveModel):
         return proto
 
     def build_attributes(self, holder: Any) -> Any:
-        kinds = ((self.library.Tensor, self.build_weight), (self.library.Graph, self.build_graph))
         attributes = {name: value for name, value in holder.attrs.items() if value is not None}
-        for name, value in tuple(attributes.items()):
-            for kind, build in kinds:
-                if isinstance(value, kind):
-                    attributes[name] = build(value)
+        for name, value in holder.attrs.items():
+            if isinstance(value, self.library.Tensor):
+                attributes[name] = self.build_weight(value)
+            elif isinstance(value, self.library.Graph):
+                attributes[name] = self.build_graph(value)
         return self.exporter.OnnxExporter.export_attributes(attributes)
 
 
@@ -379,8 +381,6 @@ class _IrModel(_LiveModel):
         kind = self.library.AttributeType
         for attribute in holder.attributes.values():
             name, value = attribute.name, attribute.value
-            if attribute.type == kind.UNDEFINED:
-                continue
             if attribute.is_ref():
                 yield self.serde.serialize_reference_attribute(attribute)
             elif attribute.type == kind.GRAPH:
@@ -389,7 +389,7 @@ class _IrModel(_LiveModel):
                 yield make_attribute(name, [self.build_graph(graph) for graph in value])
             elif attribute.type == kind.TENSOR:
                 yield make_attribute(name, self.build_tensor(value, value.name or ""))
-            else:
+            elif value is not None:  # as one that a function requires
                 yield self.serde.serialize_attribute(attribute)
 
     def plan_names(self, names: Sequence[tuple[Any, str]]) -> Iterator[_Change]:
@@ -414,12 +414,9 @@ class _IrModel(_LiveModel):
             kept = {entry.key: entry.value for entry in new.metadata_props}
             yield _Change(partial(_set_entries, props), dict(props), kept)
 
-    def set_shape(self, value: Any, shape: Any) -> None:
-        if isinstance(shape, list):
-            axes = range(len(shape))
-            denotations = map(value.shape.get_denotation, axes)
-            shape = self.library.Shape(shape, denotations, frozen=value.shape.frozen)
-        value.shape = shape
+    def build_shape(self, shape: Any, dims: list[Any]) -> Any:
+        denotations = map(shape.get_denotation, range(len(dims)))
+        return self.library.Shape(dims, denotations, frozen=shape.frozen)
 
 
 _LIVE_MODELS: Mapping[str, Callable[[Any], _LiveModel]] = {

@@ -13,9 +13,9 @@ from onnxkvrename.api.arguments import (
     build_request,
     find_rules,
     read_arguments,
+    speak_python,
 )
 from onnxkvrename.api.serving import ServedHandoff, apply_serve, compare_served, read_served_pair
-from onnxkvrename.api.wording import speak_python
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff
@@ -254,7 +254,8 @@ def compare(
         rules: Rules, a profile's name or the path of a rules file.
 
     Returns:
-        The verdict, for every length of a prompt, with the differences that cause it. An
+        The verdict, for every length of a prompt, with the differences that cause it. It is that
+        after a rename where the names are wrong; ``failed`` says whether it works as it is. An
         error of a model itself is in the verdict if the side is a path or a loaded layout.
 
     Raises:
@@ -267,8 +268,8 @@ def compare(
 
     Examples:
         >>> handoff = onnxkvrename.compare("prefill.onnx", "decode.onnx", "vllm-qaic")
-        >>> handoff.verdict.outcome, handoff.findings
-        ('works', ())
+        >>> handoff.failed, handoff.verdict.outcome, handoff.findings
+        (False, 'works', ())
     """
     served, _, _ = _compare(read_arguments(compare, locals()))
     return served.handoff

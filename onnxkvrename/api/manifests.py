@@ -12,9 +12,9 @@ from onnxkvrename.api.arguments import (
     build_request,
     find_rules,
     read_arguments,
+    speak_python,
 )
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.api.wording import speak_python
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import decide_exit_code, quote_path
 from onnxkvrename.layout.layout import compute_layout_digest

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onnxkvrename.api.arguments import RulesLike, build_request, find_rules, read_arguments
-from onnxkvrename.api.wording import speak_python
+from onnxkvrename.api.arguments import (
+    RulesLike,
+    build_request,
+    find_rules,
+    read_arguments,
+    speak_python,
+)
 from onnxkvrename.findings import CheckError
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_in_memory
@@ -97,7 +102,7 @@ def rename_model(
 
 
 def _rename(data: bytes, arguments: Mapping[str, Any]) -> bytes:
-    """Rename a serialized model; if no profile knows its names, the error says what it has."""
+    """Rename a serialized model; if no profile matches its names, the error says what it has."""
     change = build_request(Request, arguments).change
     profile, rules = arguments["profile"], arguments["rules"]
     model = MemoryFile("model", data)

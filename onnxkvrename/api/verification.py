@@ -11,8 +11,8 @@ from onnxkvrename.api.arguments import (
     build_request,
     find_rules,
     read_arguments,
+    speak_python,
 )
-from onnxkvrename.api.wording import speak_python
 from onnxkvrename.errors import RulesError
 from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.run import check_token_change

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import onnxkvrename
 from onnxkvrename.display import render_with
@@ -22,11 +22,11 @@ from onnxkvrename.options import Option, list_options
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.storage.read import is_in_memory
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 _OTHER_NAMES = {"--dim": ("sizes", "dims"), "--profile": ("rules",), "--tokens": ("prompts",)}
 """Arguments that are not called like the field or the flag of their option."""
-_OPTION = re.compile(r"(?<!\S)(--[a-z-]+)(?: (\S+=\S+))?")
+_OPTION = re.compile(r"(?<![^\s(])(--[a-z-]+)(?: (\S+=\w+))?")
+_OWNERS = {"sizes": "load_layout", "directory": "rename_all"}
+"""The functions that have an argument which others are answered with."""
 _FUNCTIONS = {
     **{name: name for name in ("rename", "verify", "compare", "inspect")},
     "check-consumer": "check_consumer",
@@ -36,35 +36,25 @@ _FUNCTIONS = {
 """The functions that do what the commands do, if one does."""
 
 
-def speak_python(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Make a public function name arguments where its findings and errors name options."""
+def reword_result(value: Any, function: Any) -> Any:
+    """Return a result or an error with its texts in other words; what has none as it is.
 
-    @wraps(function)
-    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        try:
-            result: _Result = _reword(function(*args, **kwargs), call)
-            return result
-        except KvRenameError as error:
-            _reword(error, call)
-            raise
-
-    return call
-
-
-def _reword(value: Any, function: Any) -> Any:
-    """Return a result with its findings in other words; what has none is returned as it is."""
+    Args:
+        value: The result, whose findings are reworded, or the error, which is changed.
+        function: The function that says it.
+    """
     if isinstance(value, KvRenameError):
         value.message = reword_text(value.message, function)
         value.hint = None if value.hint is None else reword_text(value.hint, function)
         if hasattr(value, "findings"):
-            value.findings = _reword(value.findings, function)
+            value.findings = reword_result(value.findings, function)
         return value
     if isinstance(value, Finding):
         message, hint = (reword_text(text, function) for text in (value.message, value.hint))
         return value._replace(message=message, hint=hint)
     if not isinstance(value, tuple):
         return value
-    items = [_reword(item, function) for item in value]
+    items = [reword_result(item, function) for item in value]
     if all(new is old for new, old in zip(items, value, strict=True)):
         return value
     return value._make(items) if hasattr(value, "_make") else tuple(items)
@@ -109,9 +99,7 @@ def _reword_code(text: str, function: Any) -> str | None:
     except ValueError:
         return None
     if text.startswith("-"):
-        arguments = _format_arguments(words, function)
-        is_of_many = function is onnxkvrename.rename and not _format_call("rename", "", words)
-        return f"rename_all(..., {arguments})" if arguments and is_of_many else arguments
+        return _format_arguments(words, function)
     name, words = _FUNCTIONS.get(words[1], "rename"), words[1 + (words[1] in _FUNCTIONS) :]
     count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     models, options = words[:count], words[count:]
@@ -169,11 +157,13 @@ class _Argument(NamedTuple):
         name: Its name.
         is_bool: Whether it is true or false.
         option: The option of a rename that it is, if it is one.
+        owner: The function to call with it, if not the one that speaks.
     """
 
     name: str
     is_bool: bool = False
     option: Option = Option("")
+    owner: str = ""
 
     @property
     def is_size(self) -> bool:
@@ -182,12 +172,16 @@ class _Argument(NamedTuple):
 
     def format(self, value: str | None) -> str:
         """Return it with a value of the option; a flag has none."""
+        shown = repr(value)
         if value is None:
-            return f"{self.name}={not self.option.negates}"
-        if self.is_size:
+            shown = str(not self.option.negates)
+        elif self.is_size:
             symbol, _, size = value.partition("=")
-            return f"{self.name}={{{symbol!r}: {size}}}"
-        return f"{self.name}={value if value == self.option.metavar else repr(value)}"
+            shown = f"{{{symbol!r}: {size}}}"
+        elif value == self.option.metavar:
+            shown = value
+        text = f"{self.name}={shown}"
+        return f"{self.owner}(..., {text})" if self.owner else text
 
 
 def _find_argument(flag: str, function: Any, *, own_only: bool = False) -> _Argument | None:
@@ -198,7 +192,8 @@ def _find_argument(flag: str, function: Any, *, own_only: bool = False) -> _Argu
     for known in (own,) if own_only else (own, _list_parameters()):
         for name in names:
             if name in known:
-                return _Argument(name, known[name] == "bool", option)
+                owner = "" if name in own else _OWNERS.get(name, "")
+                return _Argument(name, known[name] == "bool", option, owner)
     return None
 
 
@@ -223,7 +218,9 @@ def _list_parameters() -> dict[str, str]:
 def _render_record(record: Any) -> str:
     from onnxkvrename.report.record_text import render_record  # loads all texts
 
-    return reword_text(render_record(record), onnxkvrename.load_layout)
+    is_handoff = isinstance(record, onnxkvrename.Handoff)
+    function = onnxkvrename.compare if is_handoff else onnxkvrename.load_layout
+    return reword_text(render_record(record), function)
 
 
 render_with(_render_record)

@@ -80,7 +80,7 @@ def command(arguments: CustomIoArguments) -> int:
     precision = arguments.precision
     path = arguments.model
     if is_directory(path):
-        hint = f"pass a model in it, such as {quote_path(str(find_jobs([path])[0].model))}"
+        hint = f"pass one model, such as {quote_path(str(find_jobs([path])[0].model))}"
         raise KvRenameError("is a directory, not a model", path=str(path), hint=hint)
     rules = find_rules(arguments.profile, arguments.rules, (path,))
     print_choice(rules.choice)

@@ -64,7 +64,7 @@ def command(arguments: PairsArguments) -> int:
     """Show each input that an output is a later state of: the caches and states of MODEL.
 
     The graph alone decides, whatever the names are; no rules are needed. What
-    cannot be proved is not shown. Weights are not read. Where no profile knows the
+    cannot be proved is not shown. Weights are not read. Where no profile matches the
     names, `onnxkvrename MODEL --prefix TOKEN --pairs dataflow` renames these pairs.
     """
     form = arguments.form

@@ -16,7 +16,7 @@ from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import LoadedLayout
 from onnxkvrename.model.signature import format_shape
-from onnxkvrename.model.weights import Weight
+from onnxkvrename.model.weights import WEIGHT_SUFFIXES, Weight
 from onnxkvrename.storage.read import (
     has_content,
     open_file,
@@ -45,7 +45,8 @@ class ModelIdentity(NamedTuple):
 
     Attributes:
         is_same_graph: Whether both are known to be the same graph: their ONNX files are equal.
-        is_same_model: Whether all of their weights are known to be the same files, too.
+        is_same_model: Whether all of their weights are known to be the same files, too; those
+            that are inputs, as in a weight-free export or for LoRA, are not.
         weights: The weights with the same name on both sides.
         unknown_sides: The sides whose weights are not known.
         logits: How the logits differ; empty if they do not, or if that is not known.
@@ -97,9 +98,10 @@ def compare_models(prefill: Layout, decode: Layout, shared: SharedFiles) -> Mode
     """Return what is known of whether both sides are one model."""
     others = {weight.name: weight for weight in decode.weights or ()}
     sides = {"prefill": prefill, "decode": decode}
+    has_given_weights = any(value.name.endswith(WEIGHT_SUFFIXES) for value in prefill.inputs)
     return ModelIdentity(
         shared.is_same_graph,
-        shared.is_same_graph and shared.is_same_data,
+        shared.is_same_graph and shared.is_same_data and not has_given_weights,
         tuple((w, others[w.name]) for w in prefill.weights or () if w.name in others),
         tuple(label for label, layout in sides.items() if layout.weights is None),
         _compare_logits(prefill, decode),
@@ -178,12 +180,20 @@ def find_basis(
         weights = " and weights" if identity.is_same_model else ""
         facts.append(f"the same graph{weights} on both sides")
     if identity.compared_count and not identity.is_same_model:
-        equal, shared = identity.compared_count, len(identity.weights)
-        others = f" of {shared:,} with the same name" if equal < shared else ""
-        facts.append(format_count(equal, "equal weight") + others)
+        facts.append(_describe_equal_weights(identity))
     elif not identity.is_same_model:
         conditions.append("are the same model")
     return Basis(tuple(facts), tuple(conditions))
+
+
+def _describe_equal_weights(identity: ModelIdentity) -> str:
+    """Return how many weights are equal, as far as they were read."""
+    pairs = [pair for pair in identity.weights if _have_comparable_values(*pair)]
+    count = format_count(len(pairs), "weight")
+    if len(pairs) < len(identity.weights):
+        count += f" of {len(identity.weights):,} with the same name"
+    is_whole = all(weight.is_read_whole for weight, _ in pairs)
+    return f"equal values of {count}" if is_whole else f"equal first values of {count}"
 
 
 def check_scales_known(pairs: Sequence[BufferPair]) -> Iterator[Finding]:

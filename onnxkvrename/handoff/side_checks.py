@@ -109,7 +109,7 @@ def _choose_token_hint(sides: Sequence[CheckedSide], *options: str) -> str:
             side.original_layout,
             consumer,
             *options,
-            paths=[path for each in sides for path in list_rename_paths(each.side)],
+            paths=[*dict.fromkeys(path for each in sides for path in list_rename_paths(each.side))],
             is_refused=any(
                 p.startup_cause == "output_count" for each in sides for p in each.problems
             ),

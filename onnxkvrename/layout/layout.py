@@ -428,7 +428,7 @@ def _build_duplicate_error(first: KvBuffer, second: KvBuffer) -> ModelError:
     return ModelError(
         f"has {first.part} of layer {first.layer}, which {first.model} has, too",
         path=second.model,
-        hint="give one model, or the windows of one",
+        hint="pass one model, or the windows of one",
     )
 
 

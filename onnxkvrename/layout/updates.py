@@ -204,7 +204,7 @@ def build_update_finding(
         more: The number of further buffers that the finding is also about.
     """
     size = "is longer than" if update.kind == "append" else "has only the new positions of"
-    need = f"{needed_by} retains buffers in place" if needed_by else "no rule says who joins them"
+    need = f"{needed_by} retains buffers in place" if needed_by else "no rule says how to join them"
     finding = build_finding(
         "KV120",
         output_name,

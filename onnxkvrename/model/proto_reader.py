@@ -150,7 +150,7 @@ def find_graph(source: ByteSource) -> Record:
     fields = list_root_fields(source)
     graph = find_message(source, fields, 7, "graph")
     if graph is None:
-        raise source.build_error("has no graph in it: this is not an ONNX model")
+        raise source.build_error("has no graph: this is not an ONNX model")
     if _read_int32(source, fields, 1) >= 3 and not any(record.number == 8 for record in fields):
         raise source.build_error("is cut short: there is no opset_import after the graph")
     return graph

@@ -28,7 +28,7 @@ from onnxkvrename.storage.confined import Folder
 
 WEIGHT_COUNT = 32
 """The weights that are described of one model: enough to tell it from others."""
-_SUFFIXES = (".weight", ".bias")
+WEIGHT_SUFFIXES = (".weight", ".bias")
 """What frameworks call parameters; tables that depend on a length have different names."""
 _INITIALIZER, _RAW_DATA = 5, 9
 _SAMPLE_SIZE = 1 << 16
@@ -50,6 +50,11 @@ class Weight(NamedTuple):
     shape: tuple[int, ...]
     sha256: str | None
 
+    @property
+    def is_read_whole(self) -> bool:
+        """True if the digest is that of all its values."""
+        return prod(self.shape) * get_dtype_bits(self.dtype) <= 8 * _SAMPLE_SIZE
+
 
 def describe_weights(source: ByteSource, directory: Path) -> tuple[Weight, ...]:
     """Return up to `WEIGHT_COUNT` weights, those with the fewest parts in their names first.
@@ -67,7 +72,7 @@ def describe_weights(source: ByteSource, directory: Path) -> tuple[Weight, ...]:
     for tensor in read_fields(source, find_graph(source), stems=(), always=initializers):
         if tensor.number == _INITIALIZER and tensor.wire_type == LENGTH:
             name = _read_name(source, tensor)
-            if name.endswith(_SUFFIXES):
+            if name.endswith(WEIGHT_SUFFIXES):
                 tensors.setdefault(name.rpartition("/")[2], []).append(tensor)
     names = sorted((name.count("."), name) for name, same in tensors.items() if len(same) == 1)
     return tuple(

@@ -16,6 +16,7 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,8 @@ _QEFFICIENT_KV_PATTERN = (
 )
 PARAMS_FILE = "hashed_export_params.json"
 """The file in which QEfficient saves the parameters of an export."""
+WEIGHTS_FILE = "weight_spec.json"
+"""The file in which a weight-free export says which weights its inputs are."""
 _LEVELS = 3
 """The number of directories above a model that may be the directory of its export."""
 
@@ -109,6 +112,18 @@ def read_export_params(directory: Path) -> ExportParams:
     """
     path = directory / PARAMS_FILE
     return parse_export_params(read_text_file(path, MAX_TEXT_BYTES), str(path))
+
+
+def find_checkpoint(weights: bytes) -> str:
+    """Return the name, beside the model, of the checkpoint of a list of weights; empty for none.
+
+    After QEfficient's exporter/weight_free/export.py (``link_prepared_checkpoint_dir``).
+    """
+    with suppress(UnicodeDecodeError, UnreadableTextError):
+        content = ObjectReader(parse_json(weights.decode("utf-8")))
+        name = Path(content.read_string("model_id")).name
+        return "" if name == os.pardir else name
+    return ""
 
 
 def render_export_params(params: ExportParams) -> str:
@@ -299,13 +314,10 @@ def build_occupied_finding(directory: str, *, same: bool = False) -> Finding:
 
     Pass `same` if it holds an export with the same parameters.
     """
-    return build_finding(
-        "KV403",
-        directory,
-        "is where QEfficient will look for the renamed export, and already holds "
-        + ("one" if same else "something else"),
-        "move that directory away, or use its content",
-    )
+    held = "an export with the same parameters" if same else "something else"
+    hint = "move that directory away" + (", or leave out --in-place: then both stay" * same)
+    message = f"is where QEfficient will look for the renamed export, and already holds {held}"
+    return build_finding("KV403", directory, message, hint)
 
 
 def _restore_hashed_params(params: ExportParams) -> ExportParams:
@@ -359,12 +371,9 @@ def check_cache_reuse(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterato
     """Yield KV402 for a model of QEfficient's cache that changes in place, or has changed there."""
     if job.in_place and not plan.name_map:
         yield from check_cache_state(job, rules, plan)
-    found = _read_export(job.model) if job.in_place and plan.name_map else None
-    if found is None:
-        return
-    warning = check_export_reuse(job.model.name, *found, rules, plan.token_change)
-    if warning is not None:
-        yield warning
+    elif job.in_place and (found := _read_export(job.model)):
+        warning = check_export_reuse(job.model.name, *found, rules, plan.token_change)
+        yield from () if warning is None else (warning,)
 
 
 def restate_cache_reuse(report: ModelReport, rules: Rules) -> tuple[Finding, ...]:

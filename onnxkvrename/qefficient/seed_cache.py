@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -13,6 +14,7 @@ from onnxkvrename.findings import Finding, build_finding, promote_to_errors, quo
 from onnxkvrename.model.file import open_model
 from onnxkvrename.qefficient.export_cache import (
     PARAMS_FILE,
+    WEIGHTS_FILE,
     CacheEntry,
     ExportParams,
     build_elsewhere_hint,
@@ -20,6 +22,7 @@ from onnxkvrename.qefficient.export_cache import (
     build_renamed_entry,
     build_unrecognized_finding,
     explain_token_refusal,
+    find_checkpoint,
     find_exports,
     identify_export,
     read_export_params,
@@ -111,11 +114,12 @@ class SeedPlan:
         return tuple(redirected)
 
     def build_sidecars(self, jobs: Sequence[RenameJob]) -> tuple[Sidecar, ...]:
-        """Return the file of parameters of each export as a sidecar of its models."""
+        """Return the files of each export that QEfficient reads as sidecars of its models."""
         return tuple(
-            _build_params_sidecar(seed, self._resolve_directory(seed), jobs)
+            sidecar
             for seed in self.seeds
             if seed.directory not in self._results
+            for sidecar in _build_sidecars(seed, self._resolve_directory(seed), jobs)
         )
 
     def update_report(self, report: Report, *, dry_run: bool) -> Report:
@@ -386,26 +390,42 @@ def _check_complete(directory: Path, models: Sequence[Path]) -> None:
             )
 
 
-def _build_params_sidecar(seed: Seed, directory: Path, jobs: Sequence[RenameJob]) -> Sidecar:
-    def rewrite(data: bytes) -> RewrittenSidecar:
-        if seed.finding is not None:
-            return RewrittenSidecar(data, findings=(seed.finding,))
-        if seed.entry is None:
-            return RewrittenSidecar(data)
-        old_params = read_export_params(seed.directory)
-        if old_params == seed.entry.params:
-            return RewrittenSidecar(data)
-        old_names = old_params["export_params"]["output_names"]
-        name_pairs = zip(old_names, seed.entry.output_names, strict=False)
-        renamed = tuple((old, new) for old, new in name_pairs if old != new)
-        content = render_export_params(seed.entry.params).encode("utf-8")
-        return RewrittenSidecar(content, renamed)
-
-    root = seed.directory.parent
-    job = build_job(seed.directory / PARAMS_FILE, directory / PARAMS_FILE, root)
+def _build_sidecars(seed: Seed, target: Path, jobs: Sequence[RenameJob]) -> Iterator[Sidecar]:
+    """Yield the parameters of an export, and the list of its weights if there is one."""
     models = (Path(os.path.abspath(each.model)) for each in jobs)
-    owners = (index for index, model in enumerate(models) if seed.directory in model.parents)
-    return Sidecar(job, tuple(owners), rewrite)
+    owners = tuple(index for index, model in enumerate(models) if seed.directory in model.parents)
+    rewriters = {PARAMS_FILE: partial(_rewrite_params, seed)}
+    if target != seed.directory and is_occupied(seed.directory / WEIGHTS_FILE):
+        rewriters[WEIGHTS_FILE] = partial(_copy_weights_file, seed.directory, target)
+    for name, rewrite in rewriters.items():
+        job = build_job(seed.directory / name, target / name, seed.directory.parent)
+        yield Sidecar(job, owners, rewrite)
+
+
+def _rewrite_params(seed: Seed, data: bytes) -> RewrittenSidecar:
+    findings = () if seed.finding is None else (seed.finding,)
+    old_params = read_export_params(seed.directory)
+    if findings or seed.entry is None or old_params == seed.entry.params:
+        return RewrittenSidecar(data, findings=findings)
+    old_names = old_params["export_params"]["output_names"]
+    name_pairs = zip(old_names, seed.entry.output_names, strict=False)
+    renamed = tuple((old, new) for old, new in name_pairs if old != new)
+    return RewrittenSidecar(render_export_params(seed.entry.params).encode("utf-8"), renamed)
+
+
+def _copy_weights_file(directory: Path, target: Path, data: bytes) -> RewrittenSidecar:
+    """Return a list of weights as it is, with KV502 if the weights are not found by the copy."""
+    name = find_checkpoint(data)
+    link = directory / name
+    if not name or not is_occupied(link) or is_occupied(target / name):
+        return RewrittenSidecar(data)
+    finding = build_finding(
+        "KV502",
+        str(directory / WEIGHTS_FILE),
+        f"lists weights of {name}, which is not copied: no compile of the result finds them",
+        f"`ln -s {quote_path(str(link))} {quote_path(str(target))}` afterwards",
+    )
+    return RewrittenSidecar(data, findings=(finding._replace(severity="warning"),))
 
 
 _ReportItem = TypeVar("_ReportItem", ModelReport, SidecarReport)

@@ -272,6 +272,6 @@ def name_worker(error: KvRenameError) -> KvRenameError:
     if distributed is None or not (is_missing or isinstance(error, (ReadError, WriteError))):
         return error
     with suppress(ValueError):  # not a worker
-        hint = f"worker {distributed.get_worker().address} says so; {SAME_FILES_HINT}"
+        hint = f"worker {distributed.get_worker().address}: {SAME_FILES_HINT}"
         error.hint = f"{error.hint}; {hint}" if error.hint else hint
     return error

@@ -201,7 +201,7 @@ class BatchWriter:
                     raise PlaceError(task.model_index, result)
                 if self.executor is not None and not is_occupied(result.temp_path):
                     path = str(task.display_path)
-                    problem = "a worker wrote it, but it is not to be seen here"
+                    problem = "a worker wrote it, but it is not visible here"
                     error = WriteError(problem, path=path, hint=SAME_FILES_HINT)
                     raise PlaceError(task.model_index, error)
                 files.append(result)

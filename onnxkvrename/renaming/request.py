@@ -101,7 +101,7 @@ class Request(NamedTuple):
         Path | None,
         Option(
             "-o --output",
-            "Write the result to this file, not in place; creates its directory if missing.",
+            "Write to FILE; creates its directory if missing.",
             "FILE",
             section="Result",
             writes="file",
@@ -118,6 +118,7 @@ class Request(NamedTuple):
             "a genai_config.json goes along whole.",
             "DIR",
             writes="directory",
+            is_main=True,
         ),
     ] = None
     check: Annotated[

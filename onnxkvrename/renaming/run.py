@@ -281,7 +281,8 @@ def _list_sidecar_reports(sidecars: Sequence[PreparedSidecar]) -> tuple[SidecarR
 
 
 def _resolve_status(model: PreparedModel) -> Status:
-    return "renamed" if model.report.has_changes and model.needs_write else "unchanged"
+    writes = model.needs_write or model.data_copies
+    return "renamed" if model.report.has_changes and writes else "unchanged"
 
 
 def _resolve_sidecar_report(report: SidecarReport) -> SidecarReport:

@@ -107,13 +107,13 @@ def _format_verdict(check: ConsumerCheck) -> str:
         details.append(f"hybrid: {types} different shapes or dtypes")
     elif len(selection.inputs) > 1:
         details.append("all with the same shape and dtype")
-    rests = "rests on names, shapes, dtypes and dataflow"
+    basis = "based on names, shapes, dtypes and dataflow"
     if check.consumer.is_paged:
-        rests = "rests on layers, shapes and dtypes"
+        basis = "based on layers, shapes and dtypes"
     if check.consumer.source:
         verb = "read" if " and " in check.consumer.source else "reads"
-        rests += f", read as {check.consumer.source} {verb} them"
-    return f"{check.consumer.name} can use {it}: {', '.join(details)}; {rests}"
+        basis += f", read as {check.consumer.source} {verb} them"
+    return f"{check.consumer.name} can use {it}: {', '.join(details)}; {basis}"
 
 
 def _format_alternative(consumer: Consumer | None) -> str:

@@ -143,7 +143,7 @@ def _describe_proofs(verified: VerifiedModel) -> Iterator[str]:
     if verified.run is not None:
         run = _format_run(verified.run)
         if verified.reference is not None:
-            run += f", to the bit like {verified.reference!s}"
+            run += f", bit for bit equal to {verified.reference!s}"
         yield run
 
 

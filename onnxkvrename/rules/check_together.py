@@ -76,8 +76,8 @@ def build_no_buffers_finding(
     pairs = "pairs" if path is None else f"`onnxkvrename pairs {quote_path(str(path))}`"
     hint = (
         "export the model with its cache as inputs and outputs; if it is an encoder, pass its "
-        f"decoder; {pairs} shows caches under names that no profile knows, and `--pairs dataflow` "
-        "makes this command find them"
+        f"decoder; {pairs} shows caches under names that no profile matches, and `--pairs "
+        "dataflow` makes this command find them"
     )
     return build_finding("KV001", "", message, hint)
 

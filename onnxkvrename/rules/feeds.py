@@ -10,7 +10,7 @@ from onnxkvrename.model.signature import Dim, Value, format_value_type, is_type_
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.windows import find_token_split, suggest_one_token
 
-_HINT = "give the encoder and the decoder together; `--no-set` takes one alone"
+_HINT = "pass the encoder and the decoder together; `--no-set` accepts one alone"
 
 
 def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
@@ -41,11 +41,11 @@ def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
             and (pair.kind, pair.buffer, pair.layer) not in fed
         ]
         for message, names in (
-            ("fills a decoder's input of the same name, but no such decoder was given", lost),
+            ("fills a decoder's input of the same name, but no such decoder was passed", lost),
             ("does not fit the input of the same name of any other model: ", misfits),
             (
                 "is only passed through by this model, so another one must fill it, such as a "
-                "vision encoder with an output of the same name; no such model was given",
+                "vision encoder with an output of the same name; no such model was passed",
                 empty,
             ),
         ):

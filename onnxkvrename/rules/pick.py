@@ -67,7 +67,7 @@ def choose_rules(signatures: Sequence[Signature], default: Rules) -> Rules:
     """Return the rules of the profile that knows the names of some models best.
 
     A profile of another distribution that cannot be loaded is skipped. The `default` is returned
-    if no profile knows any name.
+    if no profile matches any name.
 
     Raises:
         RulesError: Several profiles know the names equally well.
@@ -80,7 +80,7 @@ def choose_rules(signatures: Sequence[Signature], default: Rules) -> Rules:
     rivals = [fit.rules.name for fit in fits if fit.rank == best.rank]
     if len(rivals) > 1:
         raise RulesError(
-            f"{len(rivals)} profiles know these names of KV buffers: {format_list(rivals)}",
+            f"{len(rivals)} profiles match these names of KV buffers: {format_list(rivals)}",
             hint=f"choose one: {' or '.join(f'`--profile {name}`' for name in rivals[:3])}",
         )
     also = tuple(fit.rules.name for fit in fits if fit.names != best.names)

@@ -137,7 +137,7 @@ def _check_name_range(file: _PartFile) -> Iterator[tuple[int, Finding]]:
     """Check the layers against the file name, which may say only the first of them."""
     first, layers = file.part_name.first_layer, file.layers
     if not layers:
-        message = f"file name gives layers from {first} up to {layers.stop}, which are none"
+        message = f"file name says layers from {first} to {layers.stop}, which is an empty range"
         yield file.build_finding("KV304", message, "restore the name that it was exported with")
         return
     inputs = sorted({pair.layer for pair in file.part.pairs if pair.input is not None})
@@ -180,7 +180,7 @@ def _check_coverage(files: Sequence[_PartFile]) -> Iterator[tuple[int, Finding]]
             yield file.build_finding(
                 "KV302",
                 f"comes after {missing}, which no file has: {before}",
-                "give all windows of the model, or --no-set for some of them",
+                "pass all windows of the model, or --no-set for some of them",
             )
         if last is None or file.layers.stop > stop:
             last = file
@@ -319,7 +319,7 @@ def _check_merged_files(
                 common = range(start, stop)
             difference = _find_difference(_index_buffers([file]), reference, common)
             if difference:
-                hint = "give all windows that were merged, or merge them again"
+                hint = "pass all windows that were merged, or merge them again"
                 yield file.build_finding("KV307", f"has {difference}", hint)
 
 
@@ -370,7 +370,7 @@ def _check_same_token(
     if split is None:
         return
     index, places, tokens_of_files = split
-    verb, hint = "would carry", "`--replace` gives all of them the new token"
+    verb, hint = "would carry", "`--replace` replaces all of them"
     if check_current_tokens:
         verb, hint = "carry", suggest_one_token(change.final_token, tokens_of_files)
     message = f"the files of this set {verb} different tokens: {places}"

@@ -326,8 +326,8 @@ class _Planner:
             for place, texts in entries.items()
         ]
         self._refuse(
-            f"{len(missing)} names that change are not in it (first: {shorten_text(missing[0])}), "
-            f"so {self.format.reader} would keep looking for the old ones",
+            f"it lacks {len(missing)} names that change (first: {shorten_text(missing[0])}), so "
+            f"{self.format.reader} would keep looking for the old ones",
             f"first add {'; '.join(additions)}",
         )
 

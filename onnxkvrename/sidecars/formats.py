@@ -142,7 +142,7 @@ BUILT_IN = (
     # and the callers of ``write_io_files``.
     SidecarFormat(
         caption="batch I/O",
-        expected_form="IO-files, and in it lists of entries with map-to",
+        expected_form="IO-files with lists of entries with map-to",
         parse=parse_json_tree,
         find_names=_find_batch_io_names,
         has_file_name=re.compile(r"aic_batch_io.*\.json").fullmatch,
@@ -172,7 +172,7 @@ BUILT_IN = (
     # https://github.com/microsoft/onnxruntime-genai/blob/main/src/config.h
     SidecarFormat(
         caption="a configuration of onnxruntime-genai",
-        expected_form="model, and in it decoder with inputs and outputs",
+        expected_form="model.decoder with inputs and outputs",
         parse=parse_json_tree,
         has_file_name=re.compile(r"genai_config\.json").fullmatch,
         effect="onnxruntime-genai fails at the first token",
@@ -201,7 +201,7 @@ BUILT_IN = (
     # https://github.com/onnxruntime/mobius
     SidecarFormat(
         caption="inference metadata",
-        expected_form="model, and in it io with the names of inputs and outputs",
+        expected_form="model.io with the names of inputs and outputs",
         parse=parse_yaml_tree,
         has_file_name=re.compile(r"inference_metadata\.ya?ml").fullmatch,
         effect="onnx-genai does not find these inputs and outputs",
@@ -214,7 +214,7 @@ BUILT_IN = (
     # themselves read shapes and types in it by name: https://github.com/quic/ai-hub-models
     SidecarFormat(
         caption="bundle metadata",
-        expected_form="model_files, and in it inputs and outputs by name",
+        expected_form="model_files with inputs and outputs by name",
         parse=parse_json_tree,
         markers=(b'"model_files"',),
         effect="a program that reads the bundle does not find these inputs and outputs",

@@ -116,7 +116,7 @@ class RunFiles:
                 fault = f"is below {above.path}"
         if fault is not None:
             if is_directory(file.path):
-                raise WriteError("is a directory", path=str(file.path), hint="name a file in it")
+                raise WriteError("is a directory", path=str(file.path), hint="pass a file path")
             message = f"{fault}, which this run also writes"
             raise WriteError(message, path=str(file.path), hint="choose another name")
 

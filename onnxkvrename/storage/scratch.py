@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,14 +21,11 @@ def open_scratch_file(name: str, data: bytes) -> Iterator[Path]:
     Raises:
         WriteError: There is no directory for temporary files, or no space in it.
     """
-    try:
-        directory = TemporaryDirectory(prefix="onnxkvrename-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise WriteError(f"no temporary directory: {error}") from None
-    with directory:
-        path = Path(directory.name) / name
+    with ExitStack() as stack:
         try:
+            directory = TemporaryDirectory(prefix="onnxkvrename-", ignore_cleanup_errors=True)
+            path = Path(stack.enter_context(directory), name)
             path.write_bytes(data)
         except OSError as error:
-            raise WriteError(f"cannot be written: {error}", path=str(path)) from None
+            raise WriteError(f"no temporary file can be written: {error}") from None
         yield path

@@ -139,7 +139,7 @@ def needs_write(output: Path, content: bytes, *, force: bool) -> bool:
     check_not_cached(output)
     status = read_status(output)
     if status is not None and stat.S_ISDIR(status.st_mode):
-        raise WriteError("is a directory", path=str(output), hint="name a file in it")
+        raise WriteError("is a directory", path=str(output), hint="pass a file path")
     if status is not None and stat.S_ISREG(status.st_mode):
         try:
             if has_content(output, len(content), [content]):

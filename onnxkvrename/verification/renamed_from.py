@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from onnxkvrename.display import show_briefly
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.external_data import DataFile, open_data_file
 from onnxkvrename.model.file import (
@@ -42,6 +43,7 @@ _ENCODING = "some tags, lengths or numbers are encoded in a different way"
 _ENCODING_HINT = "all readers see the same model; only the encoding of its bytes differs"
 
 
+@show_briefly
 class RenameProof(NamedTuple):
     """The comparison of a model with the source that it is renamed from.
 

@@ -24,7 +24,7 @@ EXPORTS = ROOT.parent / "shared" / "exports"
 SCHEMA = load_schema("check-consumer-1")
 
 RESTS = (
-    "; rests on names, shapes, dtypes and dataflow, read as qualcomm/vllm-qaic at dc7351f reads "
+    "; based on names, shapes, dtypes and dataflow, read as qualcomm/vllm-qaic at dc7351f reads "
     "them"
 )
 

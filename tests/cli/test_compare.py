@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import models
 import onnx
 import pytest
 from hugging_face import save_decoder
+from models import saved
 from schemas import load_schema, validate
 from tiers import thin
 
@@ -232,6 +234,40 @@ def test_two_copies_of_one_export_are_the_same_graph(
     for text in (sentence, page):
         assert (GRAPH in text) is (said is not None)
     assert said is None or sentence.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (64 << 10, "equal values of 1 weight"),
+        ((64 << 10) + 4, "equal first values of 1 weight"),  # the last one differs
+    ],
+)
+def test_of_large_weights_only_the_first_values_are_compared(
+    size: int, said: str, run, tmp_path: Path
+) -> None:
+    for number, side in enumerate(("prefill", "decode")):
+        model = models.decoder()
+        model.doc_string = side
+        data = bytes(size - 4) + bytes([number * (size > 64 << 10), 0, 0, 0])
+        model.graph.initializer.add(
+            name="lm_head.weight", data_type=1, dims=[size // 4], raw_data=data
+        )
+        saved(model, tmp_path / f"{side}.onnx")
+    sides = (tmp_path / "prefill.onnx", tmp_path / "decode.onnx")
+    outcome = run("compare", *sides, "--target", "qefficient")
+    assert (outcome.code, f", {said}\n" in outcome.out) == (0, True)
+
+
+def test_weights_that_are_inputs_are_not_known_to_be_the_same(run, tmp_path: Path) -> None:
+    """Equal files of a weight-free export may be beside different checkpoints."""
+    model = models.decoder()
+    model.graph.input.add(name="lm_head.weight").type.tensor_type.elem_type = 1
+    for side in ("prefill", "decode"):
+        saved(model, tmp_path / f"{side}.onnx")
+    outcome = run("compare", tmp_path / "prefill.onnx", tmp_path / "decode.onnx")
+    assert f", {GRAPH} on both sides\n" in outcome.out
+    assert "are the same model" in outcome.out
 
 
 def test_a_manifest_of_a_compile_says_that_it_is_one(run, named, tmp_path: Path) -> None:

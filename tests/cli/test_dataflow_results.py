@@ -68,7 +68,7 @@ def test_a_cache_that_grew_in_a_run_did_not_keep_its_size(rename, run: Run) -> N
     pytest.importorskip("onnxruntime")
     rename(STACKED)
     outcome = run("verify", "new.onnx", *DATAFLOW, "--run", "--reference", "m.onnx")
-    assert (outcome.code, "to the bit like m.onnx" in outcome.out) == (0, True)
+    assert (outcome.code, "bit for bit equal to m.onnx" in outcome.out) == (0, True)
     assert "1 not shown to keep its size" in outcome.out
 
 

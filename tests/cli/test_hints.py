@@ -114,7 +114,7 @@ def test_an_option_that_is_named_mends_the_command(
 
 @pytest.fixture
 def unnamed(tmp_path: Path) -> Path:
-    """A model with two states under names that no profile knows."""
+    """A model with two states under names that no profile matches."""
     model = onnx.parser.parse_model(
         """
         <ir_version: 8, opset_import: ["": 17]>
@@ -147,7 +147,7 @@ def test_caches_that_no_profile_knows_come_with_the_command_that_renames_them(
     outcome = run(*typed)
     assert (outcome.code, unnamed.read_bytes()) == (1, before)
     assert (
-        "KV001: no profile knows these names, but the graph has 2 caches (first: a -> a_next)"
+        "KV001: no profile matches these names, but the graph has 2 caches (first: a -> a_next)"
         in (outcome.err)
     )
     (command,) = find_commands(outcome.err)

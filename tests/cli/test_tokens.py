@@ -23,7 +23,7 @@ MODEL = """
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A model whose names no profile knows."""
+    """A model whose names no profile matches."""
     monkeypatch.chdir(tmp_path)
     saved(onnx.parser.parse_model(MODEL), tmp_path / "m.onnx")
     return "m.onnx"

@@ -407,7 +407,7 @@ def test_a_result_is_held_against_the_model_before_the_rename(here: Path, run) -
     assert run(MODEL, "--prefix", "NEW", "-o", "new.onnx").code == 0
     outcome = run("verify", "new.onnx", "--run", "--reference", MODEL)
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.endswith(", to the bit like decoder.onnx\n")
+    assert outcome.out.endswith(", bit for bit equal to decoder.onnx\n")
     model = onnx.load("new.onnx")
     weight = next(item for item in model.graph.initializer if item.data_type == 1)
     weight.CopyFrom(

@@ -120,7 +120,6 @@ def test_the_commands_here_are_all_that_write() -> None:
     writing = {"write_files", "write_page", "Transaction", "TempFile", "run_rename", "stamp_models"}
     trees = [(name, tree) for name, tree in list_trees() if name.startswith("cli.")]
     assert {name for name, tree in trees if calls(tree) & writing} == {
-        "cli.files",  # the pages of two of them
         "cli.rename",
         "cli.manifest",
         "cli.custom_io",

@@ -17,7 +17,7 @@ from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
 from onnxkvrename.rules import plugins
 
-ALIKE = "all with the same shape and dtype; rests on names, shapes, dtypes and dataflow"
+ALIKE = "all with the same shape and dtype; based on names, shapes, dtypes and dataflow"
 Install = Callable[..., None]
 PIGEON = '''
 """A consumer that carries whole buffers by hand."""

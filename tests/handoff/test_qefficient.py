@@ -26,7 +26,7 @@ PENALTY = tuple(
 )
 
 RESTS = (
-    "rests on names, shapes, dtypes and dataflow, read as quic/efficient-transformers at ebf55e8 "
+    "based on names, shapes, dtypes and dataflow, read as quic/efficient-transformers at ebf55e8 "
     "reads them"
 )
 

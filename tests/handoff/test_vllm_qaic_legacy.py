@@ -15,7 +15,7 @@ from onnxkvrename.model.signature import Value
 
 LEGACY = load_consumer("vllm-qaic-legacy")
 ALIKE = (
-    "all with the same shape and dtype; rests on names, shapes, dtypes and dataflow, "
+    "all with the same shape and dtype; based on names, shapes, dtypes and dataflow, "
     "read as qualcomm/vllm-qaic at dc7351f reads them"
 )
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"

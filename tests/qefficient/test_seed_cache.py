@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from itertools import count, product
@@ -315,10 +316,47 @@ def test_an_export_that_is_seeded_already_cannot_be_so_in_place(
     shutil.copytree(twin, cache / twin.name)
     before = snapshot(cache)
     code, err = refused(run, plain, *IN_PLACE)
-    assert (code, "KV403" in err, "already holds one" in err) == (1, True, True)
+    assert (code, "KV403" in err, "holds an export with the same" in err) == (1, True, True)
+    assert "or leave out --in-place: then both stay" in err
     assert snapshot(cache) == before
     assert run_quietly(plain, *SEED) == 0
     assert snapshot(cache) == before
+
+
+def test_the_list_of_weights_goes_along_and_the_link_to_them_is_named(
+    plain: Path, cache: Path, twin: Path, tmp_path: Path, snapshot, run
+) -> None:
+    """Of a weight-free export: the seeded one alone would have no weights."""
+    checkpoint = tmp_path / "prepared-float16"
+    checkpoint.mkdir()
+    (plain / checkpoint.name).symlink_to(checkpoint)
+    spec = json.dumps({"model_id": str(checkpoint), "inputs": []}).encode()
+    (plain / "weight_spec.json").write_bytes(spec)
+    outcome = run(plain, *SEED)
+    assert (outcome.code, "warning KV502" in outcome.err) == (0, True)
+    seeded = cache / twin.name
+    assert (seeded / "weight_spec.json").read_bytes() == spec
+    command = f"ln -s {plain / checkpoint.name} {seeded}"
+    assert f"`{command}` afterwards" in outcome.err
+    assert run(plain, *SEED, "--strict").code == 1
+    subprocess.run(command.split(), check=True)
+    assert (seeded / checkpoint.name).samefile(checkpoint)
+    assert "KV502" not in run(plain, *SEED, "--strict", "--check").err
+    (seeded / "weight_spec.json").write_text("another")
+    before = snapshot(cache)
+    code, err = refused(run, plain, *SEED)
+    assert (code, f"KV504: {seeded / 'weight_spec.json'}" in err) == (1, True)
+    assert snapshot(cache) == before
+
+
+@pytest.mark.parametrize("model_id", ["", "..", "/", "elsewhere/not-here", 5, None])
+def test_a_list_of_weights_without_a_checkpoint_beside_it_is_copied_only(
+    model_id: object, plain: Path, cache: Path, twin: Path, run
+) -> None:
+    (plain / "weight_spec.json").write_text(json.dumps({"model_id": model_id}))
+    outcome = run(plain, *SEED)
+    assert (outcome.code, "KV502" in outcome.err) == (0, False)
+    assert (cache / twin.name / "weight_spec.json").exists()
 
 
 def vary_inner_names(path: Path) -> None:
@@ -378,6 +416,24 @@ def test_an_earlier_seed_with_plain_names_in_functions_is_there_already(
     for options in ((), ("--check",), ("--dry-run",)):
         assert run(cache, *SEED, *options).code == 0
     assert snapshot(cache) == before
+
+
+@pytest.mark.parametrize("varies", [False, True])
+def test_a_seed_that_only_lacks_its_data_gets_it_and_says_so(
+    varies: bool, cache: Path, plain: Path, run
+) -> None:
+    own = qefficient_exports.write_export(cache, token="VLLM")
+    (data,) = own.glob("*.data")
+    data.unlink()
+    if varies:
+        model = onnx.load(own / "decoder.onnx", load_external_data=False)
+        model.graph.node[0].name += "_7"
+        onnx.save(model, own / "decoder.onnx")
+    assert run(plain, *SEED, "--check").code == 1
+    for status in ("renamed", "unchanged"):
+        outcome = run(plain, *SEED, "--format", "json")
+        (report,) = json.loads(outcome.out)["models"]
+        assert (outcome.code, report["status"], data.exists()) == (0, status, True)
 
 
 def test_an_export_with_the_token_that_is_another_one_stops_all_of_them(

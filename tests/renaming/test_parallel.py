@@ -427,7 +427,7 @@ def test_a_worker_that_does_not_see_a_file_is_named(
         client.run(show_files)
     assert outcome.code == 2
     assert re.search(
-        r"layer_0_1/.*\.onnx\): no such file \(worker tcp://127\.0\.0\.1:[0-9]+ ",
+        r"layer_0_1/.*\.onnx\): no such file \(worker tcp://127\.0\.0\.1:[0-9]+: ",
         outcome.err,
     )
     assert snapshot(root) == before

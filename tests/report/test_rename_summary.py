@@ -121,10 +121,11 @@ def test_many_models_whose_counts_differ_are_one_line_with_their_range(decoder: 
 @pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
 def test_a_plan_for_the_real_exports_is_read_on_one_screen(tmp_path: Path) -> None:
     shutil.copytree(EXPORTS, tmp_path / "exports", copy_function=shutil.copyfile)
-    rows = on_terminal("exports", "--target", "vllm-qaic", "-n", cwd=tmp_path).splitlines()
-    plain = [re.sub(r"\x1b\[[0-9;]*m", "", row) for row in rows]
-    assert sum(-(-len(row) // 100) for row in plain) <= 40
-    severities = re.findall("(error|warning) KV", " ".join(" ".join(plain).split()))
+    call = ("exports", "--target", "vllm-qaic", "-n")
+    text = on_terminal(*call, cwd=tmp_path, TERM="dumb")  # no bars, if the machine is busy
+    assert sum(-(-len(row) // 100) for row in text.splitlines()) <= 40
+    severities = re.findall(r"(error|warning)\s+KV", text)
+    assert len(severities) >= 8
     assert severities == sorted(severities)
 
 

@@ -29,7 +29,7 @@ SCHEMA = load_schema("verify-1")
 VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 FAULT = Finding("KV110", "error", "past_key.0_RetainedState", "is wrong", "mend it")
 DOUBT = Finding("KV113", "warning", "past_key.0_RetainedState", "is in doubt", "look at it")
-RUN = RetentionRun({"batch_size": 1, "ctx_len": 32}, {}, (), (), ((), (), ()), (), ())
+RUN = RetentionRun({"batch_size": 1, "ctx_len": 32}, {}, (), (), ((), (), ()), (), (), ())
 HOSTILE = "a\n::error::b##[x]\x1b[2J\u202e\udcff"
 
 
@@ -104,7 +104,7 @@ def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) ->
         "; ran 3 steps in onnxruntime"
     )
     like = ran._replace(reference=Path("plain.onnx"))
-    assert summarize_verdict(like).endswith("ctx_len=32, to the bit like plain.onnx")
+    assert summarize_verdict(like).endswith("ctx_len=32, bit for bit equal to plain.onnx")
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "lw_qwen3
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "plain" / "windows"
 HINTS = {
     "KV301": ("remove one of the two",),
-    "KV302": ("give all windows of the model, or --no-set for some of them",),
+    "KV302": ("pass all windows of the model, or --no-set for some of them",),
     "KV303": (
         "rename all of them together, with `--prefix VLLM`",
         "rename all of them together, with `--prefix VLLM --replace`",
-        "`--replace` gives all of them the new token",
+        "`--replace` replaces all of them",
     ),
     "KV304": (
         "restore the name that it was exported with",
@@ -40,7 +40,7 @@ HINTS = {
     "KV306": (
         "export all of them again, together; --no-set if the layers of this model really differ",
     ),
-    "KV307": ("give all windows that were merged, or merge them again",),
+    "KV307": ("pass all windows that were merged, or merge them again",),
 }
 """What each finding may say on how to fix it."""
 

@@ -45,7 +45,7 @@ _NOISE_PATTERNS = (
 _EXPLANATIONS = (
     (r"(the \w+ node .*?) fails: .*\b2147483647\b.*",
      r"\1 is given the index INT32_MAX: in QEfficient's exports a cache slot that is not in use, "
-     r"which a device passes over and onnxruntime refuses"),
+     r"which a device skips and onnxruntime refuses"),
     (r".*?([\w.]+:\w+)\(-?\d+\) is not a registered function/op.*",
      r"neither it nor onnxruntime defines the operator \1"),
     (r".*Error No opset import for domain '(.*)'.*", r"it imports no operator set \1"),
