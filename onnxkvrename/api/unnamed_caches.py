@@ -149,7 +149,9 @@ def _explain(
         return finding._replace(message=message, hint=_NO_CACHE_HINT)
     first, last = (side.old_name for side in buffers[0].sides)
     count = format_count(len(buffers), "cache")
-    message = f"no profile knows these names, but the graph has {count} (first: {first} -> {last})"
+    message = (
+        f"no profile matches these names, but the graph has {count} (first: {first} -> {last})"
+    )
     if lone_states:
         outputs = format_count(len(lone_states), "output")
         message += f"; there may be more, which is not proved ({outputs}, first: {lone_states[0]})"

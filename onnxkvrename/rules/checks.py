@@ -293,7 +293,7 @@ def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
                 "KV111",
                 unchanged.name,
                 "looks like a retained state, but no rule matches it, so it is not renamed",
-                "if it is a KV buffer, add it to a rules file, as pairs writes one with --as rules",
+                "if it is a KV buffer, add it to a rules file (--rules FILE, as pairs writes it)",
             )
         elif unchanged.reason == REASON_TOO_LONG:
             yield build_finding(
