@@ -186,7 +186,7 @@ def _search(source: ByteSource, signature: Signature, path: Path, max_nodes: int
 
 
 def _list_tokens(models: Sequence[TracedModel]) -> Sequence[str]:
-    """Return the tokens that names carry; none if that cannot be told."""
+    """Return the tokens that names carry; none if that cannot be determined."""
     try:
         return find_carried_tokens(models)
     except RulesError:
