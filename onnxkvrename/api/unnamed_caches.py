@@ -69,7 +69,8 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
     models = []
     for model, result in zip(report.models, searched, strict=True):
         pairs_command = f"`onnxkvrename pairs {quote_path(model.path)}` searches the graph"
-        hint = f"`{command}` renames them" if command else pairs_command
+        effect = "renames them" if request.target is None else "checks and renames them"
+        hint = f"`{command}` {effect}" if command else pairs_command
         if request.strip and not request.token:
             hint = "add the token with --prefix, and `--pairs dataflow`"
         own = buffers.get(Path(model.path), ())
