@@ -35,7 +35,9 @@ from onnxkvrename.api.arguments import (
     speak_python,
 )
 from onnxkvrename.api.files import run_rename
+from onnxkvrename.api.unnamed_caches import MEMORY_HINT
 from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.findings import Finding
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.storage.read import MEMORY
@@ -125,10 +127,18 @@ def rename_graph(
             new = load(path, load_external_data=False)
             _apply(tuple(live.plan_changes(old, new)))
     findings = tuple(
-        item._replace(message=_hide_path(item.message, path), hint=_hide_path(item.hint, path))
+        item._replace(
+            message=_hide_path(item.message, path),
+            hint=MEMORY_HINT if _is_command_for_file(item) else _hide_path(item.hint, path),
+        )
         for item in report.findings
     )
     return report._replace(path=_PATH, output=_PATH, feed_back_call=None, findings=findings)
+
+
+def _is_command_for_file(finding: Finding) -> bool:
+    """Return whether a hint renames the file of a graph whose names no profile matches."""
+    return finding.code == "KV001" and "`onnxkvrename " in finding.hint
 
 
 def _hide_path(text: str, path: Path) -> str:

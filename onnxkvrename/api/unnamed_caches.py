@@ -34,10 +34,8 @@ _LEFT_OUT = {
 _NO_CACHE_HINT = (
     "export the model with its cache as inputs and outputs; if it is an encoder, pass its decoder"
 )
-_MEMORY_HINT = (
-    "save the model to a file; the command pairs with --as rules writes rules for it, which the "
-    "argument rules takes"
-)
+MEMORY_HINT = "save the model to a file, and pass rules=onnxkvrename.suggest_rules(PATH)"
+"""How to rename a model in memory whose names no profile matches."""
 
 
 def explain_unknown_names(report: Report, request: Request, token: str) -> Report:
@@ -70,6 +68,8 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
     for model, result in zip(report.models, searched, strict=True):
         pairs_command = f"`onnxkvrename pairs {quote_path(model.path)}` searches the graph"
         effect = "renames them" if request.target is None else "checks and renames them"
+        if request.strip:
+            effect = "removes the token"
         hint = f"`{command}` {effect}" if command else pairs_command
         if request.strip and not request.token:
             hint = "add the token with --prefix, and `--pairs dataflow`"
@@ -92,7 +92,7 @@ def explain_unknown_model(error: CheckError, model: MemoryFile, token: str) -> C
     buffers, rules_fault = _list_buffers(found, token)
     fault = result if isinstance(result, ModelError) else rules_fault
     (finding,) = (each for each in error.findings if each.code == "KV001")
-    explained = _explain(finding, fault, buffers.get(model.path, ()), _MEMORY_HINT)
+    explained = _explain(finding, fault, buffers.get(model.path, ()), MEMORY_HINT)
     findings = tuple(explained if each is finding else each for each in error.findings)
     return CheckError(f"KV001: {explained.message}", findings, hint=explained.hint)
 

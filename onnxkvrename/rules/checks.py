@@ -234,7 +234,7 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
             "KV205",
             "",
             f"{runner} looks for the names of the export, so it does not run the renamed model",
-            "keep the export for it: rename with `-d`; a rename with `--strip` restores it",
+            "keep a copy of the export for it",
         )
     sides = [side for pair in plan.pairs for side in pair.sides]
     sides += [feed.side for feed in plan.feeds]

@@ -153,10 +153,12 @@ class Report(NamedTuple):
 
     @property
     def has_no_buffers(self) -> bool:
-        """True if the models could be read, and none has a buffer that the rules know."""
+        """True if the models could be read, and none has a buffer that the rules know.
+
+        Another error, such as a full disk, does not change that.
+        """
         return bool(self.models) and all(
-            model.error is None and any(finding.code == "KV001" for finding in model.findings)
-            for model in self.models
+            any(finding.code == "KV001" for finding in model.findings) for model in self.models
         )
 
     @property

@@ -208,7 +208,11 @@ def test_the_library_says_it_too(unnamed: Path) -> None:
     assert (finding.code, "--pairs dataflow" in finding.hint) == ("KV001", True)
     with pytest.raises(onnxkvrename.CheckError, match=r"KV001: .* the graph has 2 caches") as error:
         onnxkvrename.rename_bytes(unnamed.read_bytes(), "KV")
-    assert "--as rules" in str(error.value.hint)
+    hint = "pass rules=onnxkvrename.suggest_rules(PATH)"
+    assert str(error.value.hint).endswith(hint)
+    graph = pytest.importorskip("onnx_graphsurgeon").import_onnx(onnx.load(unnamed))
+    (finding,) = onnxkvrename.rename_graph(graph, "KV").findings
+    assert (finding.code, finding.hint.endswith(hint)) == ("KV001", True)
 
 
 _NO_CACHE = EXPORTS / "new" / "no-cache"
