@@ -295,9 +295,11 @@ class _ValueUses:
         scaled = [self._find_scaled_value(operand) for operand in operands]
         if operands and all(scaled):
             return scaled
+        # n + z * (h - n), and n - z * (n - h): else it goes beyond both ends.
+        kept_end = 1 if self._get_operands(name, "Add") else 0
         for term, other in zip(scaled, operands[::-1], strict=True):
             ends = self._get_operands(term, "Sub")
-            if self.find_roots(other) in map(self.find_roots, ends):
+            if ends and self.find_roots(other) == self.find_roots(ends[kept_end]):
                 return ends
         return ()
 

@@ -145,6 +145,13 @@ def test_the_state_of_a_gru_cell_is_found(sum_: str) -> None:
         assert find(build_model(*cell[:2], other, weights)) == {}
 
 
+@pytest.mark.parametrize("sum_", ["t = Add(h, part)", "t = Sub(n, part)"])
+def test_a_value_beyond_both_ends_is_not_the_state_of_a_cell(sum_: str) -> None:
+    nodes = f"{GATES} gap = Sub(h, n) part = Mul(gap, z) {sum_} y = MatMul(t, w)"
+    ends = "float[n,4] x, float[n,4] h", "float[n,4] y, float[n,4] t"
+    assert find(build_model(*ends, nodes, ", float[1] one = {1}")) == {}
+
+
 def test_the_layers_of_gru_cells_in_one_tensor_are_a_state() -> None:
     layer = """
         h{0} = Gather<axis = 0>(h, n{0}) a{0} = MatMul(x{0}, w) b{0} = MatMul(h{0}, w)
