@@ -274,7 +274,10 @@ class _ValueUses:
         return tuple(roots)
 
     def find_gated_roots(self, name: str) -> frozenset[str]:
-        """Return what a value is a sum of, each scaled by gates, and joined or moved otherwise."""
+        """Return what a value is a sum of, each scaled by gates, and joined or moved otherwise.
+
+        Nothing if that takes too many steps: what is found until then may not be all.
+        """
         found: set[str] = set()
         pending = [name]
         seen = {name}
@@ -287,7 +290,7 @@ class _ValueUses:
                 found.update(roots)
                 pending += [root for root in roots if root not in seen]
                 seen.update(roots)
-        return frozenset(found)
+        return frozenset(found) if self._steps_left > 0 else frozenset()
 
     def _list_gated_terms(self, name: str) -> Sequence[str]:
         """Return what is scaled by gates and added up to a value; nothing if it is not made so."""
