@@ -34,7 +34,7 @@ from onnxkvrename.model.statistics import ModelStats, collect_model_stats
 from onnxkvrename.records import fill_record
 from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
-from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName
+from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName, is_layer_named
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, PartPath
 from onnxkvrename.rules.windows import check_parts
@@ -293,7 +293,11 @@ def group_buffers(buffers: Iterable[InspectedBuffer]) -> tuple[BufferGroup, ...]
     Layer 0 is left out if no name says it.
     """
     buffers = tuple(buffers)
-    named = {each.layer for each in buffers if each.layer or "0" in f"{each.input} {each.output}"}
+    named = {
+        each.layer
+        for each in buffers
+        if is_layer_named(each.layer, filter(None, (each.input, each.output)))
+    }
     rows = fold_alike(
         (
             item.buffer,

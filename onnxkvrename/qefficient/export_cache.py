@@ -315,7 +315,9 @@ def build_occupied_finding(directory: str, *, same: bool = False) -> Finding:
     Pass `same` if it holds an export with the same parameters.
     """
     held = "an export with the same parameters" if same else "something else"
-    hint = "move that directory away" + (", or leave out --in-place: then both stay" * same)
+    hint = "move that directory away"
+    if same:
+        hint += ", or leave out --in-place: then both stay"
     message = f"is where QEfficient will look for the renamed export, and already holds {held}"
     return build_finding("KV403", directory, message, hint)
 

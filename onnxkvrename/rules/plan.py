@@ -116,7 +116,7 @@ class KvPair(NamedTuple):
     @property
     def has_layer(self) -> bool:
         """Whether the names say the layer, so that it is not only assumed."""
-        return self.layer > 0 or any("0" in side.old_name for side in self.sides)
+        return is_layer_named(self.layer, (side.old_name for side in self.sides))
 
 
 class KvFeed(NamedTuple):
@@ -290,6 +290,11 @@ def build_minimal_plan(signature: Signature, rules: Rules) -> RenamePlan:
     plan = build_rename_plan(signature, rules, TokenChange(None))
     tokens = plan.token_counts.most_common(1)
     return build_rename_plan(signature, rules, TokenChange(tokens[0][0])) if tokens else plan
+
+
+def is_layer_named(layer: int, names: Iterable[str]) -> bool:
+    """Return whether the names of a buffer say its layer: without a number, it is taken as 0."""
+    return layer > 0 or any("0" in name for name in names)
 
 
 def build_name_map(pairs: Iterable[KvPair]) -> dict[str, str]:

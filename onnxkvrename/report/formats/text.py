@@ -169,8 +169,9 @@ class _FrameFinder:
     def _find_name_frame(match: re.Match[str]) -> str:
         """Return the same for each name; numbers, dtypes and words stay as they are."""
         word = match[0]
-        is_name = any(mark in word for mark in "._/\\") and not word.lower().startswith("float")
-        return "name" if is_name and any(map(str.isalpha, word)) else word
+        is_name = any(mark in word for mark in "._/\\") and any(map(str.isalpha, word))
+        is_number = word[0].isdigit()
+        return word if is_number or word.lower().startswith("float") or not is_name else "name"
 
 
 def format_files(paths: Sequence[str]) -> str:

@@ -52,6 +52,12 @@ def test_of_findings_that_differ_the_first_three_are_shown() -> None:
     ]
 
 
+def test_findings_with_different_numbers_are_not_alike() -> None:
+    numbers = ("1.2e-05", "3.4e+02", "1.5MB")
+    lines = told(report(*(fault()._replace(message=f"differs by {each}") for each in numbers)))
+    assert lines[::2] == [f"m.onnx: error KV101: past_key.0 differs by {each}" for each in numbers]
+
+
 def test_findings_of_one_code_stand_together() -> None:
     mixed = report(
         *(
