@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -34,6 +35,22 @@ def test_the_default_knows_whose_names_these_are(model: Path, run) -> None:
     assert "past_key_values.0.key -> past_key_values.0.key_VLLM\n" in outcome.out
     assert run(model, "--strip", "-q") == (0, "", "")
     assert model.read_bytes() == before
+
+
+def test_a_full_disk_does_not_hide_whose_names_these_are(
+    model: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.statvfs
+
+    def little(path: object) -> os.statvfs_result:
+        given = list(real(model.parent))
+        given[1], given[4] = 1, 8  # f_frsize, f_bavail
+        return os.statvfs_result(given)
+
+    monkeypatch.setattr(os, "statvfs", little, raising=False)
+    outcome = run(model, "--prefix", "VLLM")
+    assert (outcome.code, "KV001" in outcome.err) == (2, False)
+    assert "the disk has 8 left" in outcome.err
 
 
 def test_a_name_in_json_says_who_picked_it(model: Path, run) -> None:
