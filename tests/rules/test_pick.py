@@ -48,7 +48,7 @@ def test_a_full_disk_does_not_hide_whose_names_these_are(
         return os.statvfs_result(given)
 
     monkeypatch.setattr(os, "statvfs", little, raising=False)
-    outcome = run(model, "--prefix", "VLLM")
+    outcome = run(model, "--prefix", "VLLM", "-o", model.with_name("new.onnx"))
     assert (outcome.code, "KV001" in outcome.err) == (2, False)
     assert "the disk has 8 left" in outcome.err
 
