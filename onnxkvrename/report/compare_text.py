@@ -28,8 +28,8 @@ from onnxkvrename.handoff.verdict import (
 )
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.layout.layout import fold_alike, format_size_option
-from onnxkvrename.report.formats import FileResult, Line, Span, build_line
-from onnxkvrename.report.formats.text import BOLD, GREEN, RED
+from onnxkvrename.report.formats import FileResult, Line, Span
+from onnxkvrename.report.formats.text import BOLD, GREEN, RED, build_verdict_line
 from onnxkvrename.report.tables import Cell, render_table, wrap_line
 
 _SOME_PROMPTS = "prompts from some length on, which depends on unknown sizes"
@@ -261,7 +261,8 @@ def render_handoff(handoff: Handoff, width: int | None) -> Iterator[Line]:
         width: The columns of the terminal; `None` for a pipe.
     """
     style = f"{RED if handoff.failed else GREEN};{BOLD}"
-    yield from wrap_line(build_line(Span(format_handoff_verdict(handoff), style)), width)
+    verdict = build_verdict_line("", format_handoff_verdict(handoff), style)
+    yield from wrap_line(verdict, width)
     sentences = [f"note: {note}" for note in handoff.notes]
     if handoff.prefill.layout.buffers and handoff.decode.layout.buffers:
         yield from _render_table(handoff, width)

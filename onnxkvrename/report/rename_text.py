@@ -184,7 +184,7 @@ def render_states(
     if len(report.models) > 1:
         yield build_line(Span(format_total(report, dry_run=dry_run), BOLD))
     for text in list_passed_checks(report):
-        yield from wrap_line(build_line(Span(text, GREEN)), width)
+        yield from wrap_line(build_verdict_line("", text, GREEN), width)
 
 
 def _render_model(model: ModelReport, width: int, *, has_result: bool) -> Iterator[Line]:

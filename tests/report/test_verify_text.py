@@ -108,21 +108,21 @@ def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) ->
 
 
 @pytest.mark.parametrize(
-    ("findings", "verdict", "style"),
+    ("findings", "clause", "reasons", "style"),
     [
-        ((), "2 of 2 buffers retained by dataflow, layer 0, updated by Add", GREEN),
-        ((FAULT,), "does not verify", RED),
+        ((), "2 of 2 buffers retained by dataflow", ", layer 0, updated by Add", GREEN),
+        ((FAULT,), "does not verify", "", RED),
     ],
 )
-def test_a_verdict_is_green_or_red(
-    sound: VerifiedModel, findings: tuple[Finding, ...], verdict: str, style: str
+def test_the_first_clause_of_a_verdict_is_green_or_red(
+    sound: VerifiedModel, findings: tuple[Finding, ...], clause: str, reasons: str, style: str
 ) -> None:
     answer = build_verify_answer(
         [with_report(sound, *findings)], PROFILE, quiet=False, verbose=False
     )
     *_, line = answer.render_text(None)
-    assert line.text == f"m.onnx: {verdict}"
-    assert line.spans[2] == Span(verdict, style)
+    assert line.text == f"m.onnx: {clause}{reasons}"
+    assert line.spans[2:4] == (Span(clause, style), Span(reasons))
 
 
 def test_each_buffer_is_told_with_where_it_is_updated(sound: VerifiedModel) -> None:

@@ -30,6 +30,7 @@ _SEVERITY_STYLES: dict[Severity, str] = {"error": RED, "warning": YELLOW}
 _WORD = r"[^\s,;()\[\]]+"
 LAYERS_PATTERN = r"\blayers? [0-9]+(?:-[0-9]+)?(?:, [0-9]+(?:-[0-9]+)?)*(?: and [0-9,]+ more)?"
 """Layers as a message names them."""
+_CLAUSE_END = re.compile(r"[:;,] | \(")
 _COUNT_PATTERN = r"\b[0-9,]+(?= \w+ \(first: |(?: of \w+)? more\b)"
 """A count as a message has it: ``8 names (first: past_key.0)``, ``like 3 more``."""
 
@@ -297,12 +298,16 @@ def build_verdict_line(where: str, verdict: str, style: str, more: str = "") -> 
     """Return the line with what became of some files, or how they are judged.
 
     Args:
-        where: The file, or several.
+        where: The file, or several; empty for all of the command.
         verdict: The outcome in words.
-        style: That of the verdict.
+        style: That of its first clause. Conditions and reasons stay plain: a sentence in green or
+            yellow is hard to read on a light terminal, and seems to promise all of it.
         more: What follows it.
     """
-    return build_line(Span(where, BOLD), ": ", Span(verdict, style), more)
+    files = (Span(where, BOLD), ": ") if where else ()
+    end = _CLAUSE_END.search(verdict)
+    clause = verdict[: end.start()] if end else verdict
+    return build_line(*files, Span(clause, style), verdict[len(clause) :], more)
 
 
 def build_error_line(error: KvRenameError, limit: int = MAX_LINE_LENGTH) -> Line:
