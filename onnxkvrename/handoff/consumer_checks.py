@@ -73,25 +73,25 @@ def check_consumer(
 
 
 def find_problems(view: ConsumerView) -> Iterator[ConsumerProblem]:
-    """Yield the problems that a consumer has with a layout; none for a layout without buffers."""
+    """Yield the problems that a consumer has with a layout; none for a layout without buffers.
+
+    A cache that it cannot use under any name (KV120, KV610) has no findings about its names.
+    """
     if not view.layout.buffers:
         return
     own = [finding for check in view.consumer.checks for finding in check(view)]
     own += _check_paged_caches(view)
-    refusals = tuple(finding for finding in own if finding.code == "KV610")  # no name changes them
-    yield ConsumerProblem(refusals)
-    unselected = name_checks.check_unselected_names(view, can_help=not refusals)
-    yield ConsumerProblem((*unselected, *name_checks.check_output_suffixes(view)))
-    unreadable = name_checks.check_unreadable_layers(view)
-    yield ConsumerProblem(tuple(unreadable), "layer", view.selection.unreadable)
-    yield ConsumerProblem(
-        (
-            *name_checks.check_layer_numbers(view),
-            *name_checks.check_order(view),
-            *_check_updates(view),
-            *_check_unknown_updates(view),
-        )
-    )
+    refusals = [finding for finding in own if finding.code == "KV610"]
+    unusable = (*refusals, *_check_updates(view))
+    yield ConsumerProblem(unusable)
+    unread = view.selection.unreadable
+    if unusable:
+        yield ConsumerProblem((), "layer", unread)
+    else:
+        yield ConsumerProblem(tuple(name_checks.check_selected_names(view)))
+        yield ConsumerProblem(tuple(name_checks.check_unreadable_layers(view)), "layer", unread)
+        yield ConsumerProblem(tuple(name_checks.check_layer_numbers(view)))
+    yield ConsumerProblem((*name_checks.check_order(view), *_check_unknown_updates(view)))
     yield _check_dtypes(view)
     yield _check_shapes(view)
     if has_wrong_output_count(view):

@@ -19,12 +19,12 @@ from onnxkvrename.findings import (
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferName, ConsumerView
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.rules.kinds import get_family
+from onnxkvrename.rules.load import load_rules
+from onnxkvrename.rules.rewrite import list_contents
 
-_TEMPLATE_HINT = (
-    "fix the template in your --rules FILE: the consumer reads the layer at another place"
-)
 _BOTH_SIDES_HINT = "export the model again: a buffer needs both sides"
-RULES_HINT = "set input_name and output_name in your --rules FILE"
+RULES_HINT = "set input_name and output_name in a rules file, and pass it with --rules FILE"
 """The hint for a name that a consumer does not select, if a token does not help."""
 
 
@@ -51,17 +51,6 @@ def format_rename_command(
     return f"`onnxkvrename {words}`" if paths else f"rename all files of the set with `{words}`"
 
 
-def choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:
-    """Return a hint about names, or the one to fix KV120 first.
-
-    If the consumer retains buffers in place, no name helps for a cache that grows: a rename for
-    this consumer is refused (KV120).
-    """
-    if consumer.needs_in_place and any(buffer.update.is_resized for buffer in layout.buffers):
-        return "fix KV120 first"
-    return hint
-
-
 def format_renaming_hint(consumer: Consumer) -> str:
     """Return the hint for a selected value that is not a KV buffer."""
     if consumer.token:
@@ -76,11 +65,14 @@ def describe_non_kv(names: Sequence[str], consumer: Consumer) -> str:
     return f"{beginning}, but {consumer.name} selects {them} by {consumer.selecting_trait}"
 
 
-def check_unselected_names(view: ConsumerView, *, can_help: bool) -> Iterator[Finding]:
-    """Yield KV601, once for all names that are not selected for the same reason.
+def check_selected_names(view: ConsumerView) -> Iterator[Finding]:
+    """Yield KV601 for names that are not selected, and KV602 for outputs that give no input."""
+    yield from _check_unselected_names(view)
+    yield from _check_output_suffixes(view)
 
-    With `can_help` the consumer can use the buffers under other names.
-    """
+
+def _check_unselected_names(view: ConsumerView) -> Iterator[Finding]:
+    """Yield KV601, once for all names that are not selected for the same reason."""
     layout, consumer, names = view.layout, view.consumer, view.buffer_names
     selected = {each.name for each in names if each.is_selected}
     groups: _Groups = {}
@@ -95,7 +87,7 @@ def check_unselected_names(view: ConsumerView, *, can_help: bool) -> Iterator[Fi
             unselected,
             reason.verbs,
             f"{reason.text}; {consumer.name} ignores {_describe_loss(side, len(unselected))}",
-            choose_hint(layout, consumer, hint) if can_help else "no rename helps: KV610 stays",
+            hint,
         )
 
 
@@ -159,7 +151,7 @@ def _explain_unselected(
         reason = _Reason(_HAVE, f"{text} ({required})" if required else text)
         if name.endswith("_InternalRetainedState"):
             return reason, _suggest_normalizing(consumer)
-        return reason, f"{RULES_HINT}, or try to rename with `--to qeff --prefix {token}`"
+        return reason, _suggest_other_names(layout, consumer)
     if token.lower() in name.lower():
         text = f"from the token {token} in upper and lower case"
         reason = _Reason(("differs", "differ"), text, "different")
@@ -173,7 +165,15 @@ def _explain_unselected(
     return reason, format_rename_command(layout, consumer, *options)
 
 
-def check_output_suffixes(view: ConsumerView) -> Iterator[Finding]:
+def _suggest_other_names(layout: Layout, consumer: Consumer) -> str:
+    """Return the hint for names that no token makes right: those of QEfficient, if it has some."""
+    contents = {(buffer.part, get_family(buffer.kind)) for buffer in layout.buffers}
+    if consumer.token and contents <= list_contents(load_rules("qeff")):
+        return f"rename with `--target {consumer.name} --to qeff`"
+    return RULES_HINT
+
+
+def _check_output_suffixes(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV602 for outputs from whose names a consumer that pairs by name derives no input."""
     if view.consumer.pairs_by_name:
         names = view.underived_outputs
@@ -193,7 +193,7 @@ def report_suffixes(view: ConsumerView, suffix: str, effect: str) -> Iterator[Fi
         view.underived_outputs,
         _DO,
         f"not end in {suffix}; {effect}",
-        choose_hint(view.layout, view.consumer, _suggest_normalizing(view.consumer)),
+        _suggest_normalizing(view.consumer),
         "outputs",
     )
 
@@ -211,7 +211,7 @@ def check_unreadable_layers(view: ConsumerView) -> Iterator[Finding]:
         [each.name for each in view.buffer_names if each.is_selected and each.name in unreadable],
         _HAVE,
         f"no number where {consumer} reads the layer; {consumer} cannot start",
-        _TEMPLATE_HINT,
+        _suggest_other_names(view.layout, view.consumer),
     )
 
 
@@ -241,7 +241,7 @@ def check_layer_numbers(view: ConsumerView) -> Iterator[Finding]:
             [each.name for each, _ in wrong],
             ("belongs", "belong"),
             f"{layers}; {consumer.name} then sorts the buffers in a wrong order",
-            _TEMPLATE_HINT,
+            _suggest_other_names(view.layout, consumer),
         )
 
 

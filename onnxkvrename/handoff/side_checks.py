@@ -26,7 +26,6 @@ from onnxkvrename.handoff.consumer_checks import (
 )
 from onnxkvrename.handoff.name_checks import (
     RULES_HINT,
-    choose_hint,
     describe_non_kv,
     format_rename_command,
     format_renaming_hint,
@@ -40,6 +39,7 @@ from onnxkvrename.handoff.selection import (
     find_unselected_buffers,
 )
 from onnxkvrename.handoff.worker import HandoffSide, list_rename_paths
+from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 
 _SIDE_CODES = ("KV120", "KV602", "KV609", "KV610")
@@ -114,7 +114,18 @@ def _choose_token_hint(sides: Sequence[CheckedSide], *options: str) -> str:
                 p.startup_cause == "output_count" for each in sides for p in each.problems
             ),
         )
-    return choose_hint(side.layout, consumer, hint)
+    return _choose_hint(side.layout, consumer, hint)
+
+
+def _choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:
+    """Return a hint about names, or the one to fix KV120 first.
+
+    If the consumer retains buffers in place, no name helps for a cache that grows: a rename for
+    this consumer is refused (KV120).
+    """
+    if consumer.needs_in_place and any(buffer.update.is_resized for buffer in layout.buffers):
+        return "fix KV120 first"
+    return hint
 
 
 def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
@@ -210,7 +221,7 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
         "KV624",
         unselected[0],
         f"{begin_message(unselected, 'does', 'do', 'outputs')} not {required}; {counts}",
-        choose_hint(view.layout, consumer, RULES_HINT),
+        _choose_hint(view.layout, consumer, RULES_HINT),
     )
 
 

@@ -121,6 +121,11 @@ def find_counterpart(match: NameMatch, target: Rules) -> PartOfKind | None:
     return next(iter(found), None)
 
 
+def list_contents(rules: Rules) -> set[tuple[str, str]]:
+    """Return the role and the family of each buffer that a profile has a name for."""
+    return {(part.role, part.family) for part in _list_parts(rules)}
+
+
 def _list_parts(rules: Rules) -> Iterator[PartOfKind]:
     for rule in rules.kv_rules:
         for kind in rule.kinds:

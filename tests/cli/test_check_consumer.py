@@ -358,6 +358,5 @@ def test_a_rename_is_not_suggested_where_it_cannot_help(tmp_path: Path, run) -> 
     onnx.save(onnx.helper.make_model(graph), path)
     model = document(run("check-consumer", path, "--format", "json"))["models"][0]
     said = [(finding["code"], finding["hint"]) for finding in model["findings"]]
-    assert [code for code, _ in said[:2]] == ["KV610", "KV601"]
-    assert "no option" in said[0][1]
-    assert "KV610" in said[1][1]
+    assert "KV601" not in dict(said)
+    assert "no option" in dict(said)["KV610"]
