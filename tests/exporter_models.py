@@ -130,6 +130,16 @@ def build_decoder(names: tuple[str, str] = HUGGING_FACE) -> ModelProto:
     return build_model(list_caches(names))
 
 
+def build_static_decoder() -> ModelProto:
+    """A decoder as transformers' own exporter names one with a static cache, without counters."""
+    names = (
+        "input.past_key_values.layers.{layer}.{part}",
+        "output.past_key_values.layers.{layer}.{part}",
+    )
+    shape = ("batch_size", HEADS, "ctx_len", HEAD)
+    return build_model(list_caches(names, parts=["keys", "values"], update="inplace", shape=shape))
+
+
 def build_merged_decoder() -> ModelProto:
     """An encoder-decoder's decoder of one layer, the first step's model and the others' in one.
 

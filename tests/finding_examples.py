@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 import onnx.parser
 from cache_models import build_cache_model
-from exporter_models import build_decoder, build_model, build_qnn_decoder, list_caches
+from exporter_models import build_decoder, build_model, build_static_decoder, list_caches
 from models import written
 from onnx import ModelProto
 from qefficient_exports import build_merged, write_export
@@ -542,10 +542,15 @@ def make_kv602() -> None:
     onnx.save(model, "model.onnx")
 
 
-@show("KV603", "model.onnx --prefix vllmKvCache", "check-consumer model.onnx --target vllm-qaic")
+@show(
+    "KV603",
+    "model.onnx --prefix vllmKvCache",
+    "check-consumer model.onnx --target vllm-qaic",
+    fix=("model.onnx --target vllm-qaic --to qeff",),
+)
 def make_kv603() -> None:
-    """The names of a QNN export have no dot, after which vllm-qaic reads the layer."""
-    onnx.save(build_qnn_decoder(), "model.onnx")
+    """The names of transformers have no number after the first dot, where vllm-qaic reads it."""
+    onnx.save(build_static_decoder(), "model.onnx")
 
 
 @show_decoder("KV604", "model.onnx --target vllm-qaic")

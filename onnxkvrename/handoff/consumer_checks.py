@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, report_names
+from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, report_names
 from onnxkvrename.handoff import name_checks
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import ConsumerView, SelectedValue, build_view
 from onnxkvrename.layout.layout import GraphTrace, KvBuffer, Layout, Shape, build_layout
 from onnxkvrename.layout.updates import BufferUpdate, build_update_finding
 from onnxkvrename.rules.kv_model import KvModel
+from onnxkvrename.rules.plan import REASON_POSITION
 
 StartupCause = Literal["layer", "dtype", "shape", "output_count"]
 """The reason why a consumer stops before it moves anything.
@@ -91,7 +92,13 @@ def find_problems(view: ConsumerView) -> Iterator[ConsumerProblem]:
         yield ConsumerProblem(tuple(name_checks.check_selected_names(view)))
         yield ConsumerProblem(tuple(name_checks.check_unreadable_layers(view)), "layer", unread)
         yield ConsumerProblem(tuple(name_checks.check_layer_numbers(view)))
-    yield ConsumerProblem((*name_checks.check_order(view), *_check_unknown_updates(view)))
+    yield ConsumerProblem(
+        (
+            *name_checks.check_order(view),
+            *_check_unknown_updates(view),
+            *_check_counters(view),
+        )
+    )
     yield _check_dtypes(view)
     yield _check_shapes(view)
     if has_wrong_output_count(view):
@@ -237,6 +244,23 @@ def _check_paged_caches(view: ConsumerView) -> Iterator[Finding]:
             f"{view.consumer.name} takes the first axis for the batch and hands over one block",
             "export the model without paged attention",
             "buffers",
+        )
+
+
+def _check_counters(view: ConsumerView) -> Iterator[Finding]:
+    """Yield KV630 for inputs that say where a cache is written, which no consumer moves."""
+    inputs = {value.name for value in view.layout.inputs}
+    kept = [item.name for item in view.layout.kept if item.reason == REASON_POSITION]
+    if view.consumer.needs_in_place:
+        yield from report_names(
+            UNKNOWN_WORKERS,
+            [name for name in kept if name in inputs],
+            ("counts", "count"),
+            f"the positions that are written; {view.consumer.name} moves no such value, and "
+            "whether decode gets it is not known",
+            "if your runner feeds the length of the prompt to decode, rename with "
+            f"`--prefix {view.consumer.token or 'TOKEN'}`, without --target",
+            "inputs",
         )
 
 

@@ -69,6 +69,7 @@ def check_selected_names(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV601 for names that are not selected, and KV602 for outputs that give no input."""
     yield from _check_unselected_names(view)
     yield from _check_output_suffixes(view)
+    yield from _check_half_names(view)
 
 
 def _check_unselected_names(view: ConsumerView) -> Iterator[Finding]:
@@ -156,6 +157,10 @@ def _explain_unselected(
         text = f"from the token {token} in upper and lower case"
         reason = _Reason(("differs", "differ"), text, "different")
         options = ["--replace"]
+    elif is_half:
+        other = "input" if unselected.side == "output" else "output"
+        text = f"not carry the token {token}, which is in the name of the {other}"
+        reason, options = _Reason(_DO, text, "none"), ["--replace"]
     elif unselected.buffer.token != "":
         text = f"a different token than {token}"
         reason = _Reason(("carries", "carry"), text, "different")
@@ -183,6 +188,28 @@ def _check_output_suffixes(view: ConsumerView) -> Iterator[Finding]:
             view,
             view.consumer.output_suffix or "the suffix that it removes",
             f"{view.consumer.name} selects {them} but cannot derive the {inputs}",
+        )
+
+
+def _check_half_names(view: ConsumerView) -> Iterator[Finding]:
+    """Yield KV602 for buffers that are selected although only one of their names has a token.
+
+    The compiler retains a buffer only if the name of its input follows from that of its output.
+    """
+    selected = {each.name for each in view.buffer_names if each.is_selected}
+    halves = [
+        buffer.output
+        for buffer in view.layout.buffers
+        if buffer.token is None and buffer.output and selected.issuperset(buffer.names)
+    ]
+    if view.consumer.needs_in_place:
+        yield from report_names(
+            "KV602",
+            halves,
+            _DO,
+            "not carry the same token as the input, so the compiler does not retain the buffer",
+            view.consumer.unselected_hint or RULES_HINT,
+            "outputs",
         )
 
 

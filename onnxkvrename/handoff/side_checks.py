@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.findings import (
+    UNKNOWN_WORKERS,
     Finding,
     begin_message,
     build_finding,
@@ -42,7 +43,7 @@ from onnxkvrename.handoff.worker import HandoffSide, list_rename_paths
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 
-_SIDE_CODES = ("KV120", "KV602", "KV609", "KV610")
+_SIDE_CODES = ("KV120", "KV602", "KV609", "KV610", UNKNOWN_WORKERS)
 """Findings of one side that are also findings of a hand-off.
 
 The others are either checked in more detail (KV601, KV603 to KV605, KV608), or do not affect a

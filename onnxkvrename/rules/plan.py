@@ -21,6 +21,8 @@ REASON_NOT_RETAINED = "not retained"
 """The reason for keeping an output that is not a retained state."""
 REASON_OTHER_RANK = "input and output differ in rank"
 """The reason for keeping what has the names of an encoder's cache, but is never fed back."""
+REASON_POSITION = "position"
+"""The reason for keeping what counts the positions of a cache that are written."""
 _NO_DIMS: Mapping[str, str] = {}
 _NO_NAMES: Mapping[str, str] = {}
 

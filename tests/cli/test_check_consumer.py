@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
+from exporter_models import build_model, list_caches
 from hints import find_commands
 from models import info, node
 from schemas import load_schema, validate
@@ -360,3 +361,45 @@ def test_a_rename_is_not_suggested_where_it_cannot_help(tmp_path: Path, run) -> 
     said = [(finding["code"], finding["hint"]) for finding in model["findings"]]
     assert "KV601" not in dict(said)
     assert "no option" in dict(said)["KV610"]
+
+
+@pytest.mark.parametrize("target", ["vllm-qaic", "vllm-qaic-legacy", "qefficient"])
+def test_a_buffer_with_the_token_on_one_side_is_not_retained(
+    target: str, tmp_path: Path, run
+) -> None:
+    half = tmp_path / "half.onnx"
+    model = onnx.load(FIXTURES / "plain" / "decoder.onnx")
+    for place in (model.graph.input, model.graph.node):
+        for item in place:
+            if isinstance(item, onnx.ValueInfoProto) and item.name == "past_key.0":
+                item.name = "past_key.0_vllmKvCache"
+            elif isinstance(item, onnx.NodeProto):
+                renamed = ["past_key.0_vllmKvCache" if n == "past_key.0" else n for n in item.input]
+                item.input[:] = renamed
+    onnx.save(model, half)
+    found = document(run("check-consumer", half, "--target", target, "--format", "json"))
+    assert found["exit_code"] == 1
+    assert codes(found) & {"KV601", "KV602", "KV609"}
+    assert "different token" not in run("check-consumer", half, "--target", target).err
+    compared = run("compare", half, half, "--target", target, "--format", "json")
+    assert json.loads(compared.out)["exit_code"] == 1
+
+
+def test_a_counter_that_nobody_moves_leaves_decode_unknown(tmp_path: Path, run) -> None:
+    """What transformers' static cache counts says where decode writes."""
+    source, renamed = tmp_path / "source.onnx", tmp_path / "renamed.onnx"
+    names = [f"{side}.past_key_values.layers.{{layer}}.{{part}}" for side in ("input", "output")]
+    static = {"update": "inplace", "shape": ("batch_size", 2, 16, 4)}
+    counter = {"update": "inplace", "shape": (), "dtype": onnx.TensorProto.INT64}
+    caches = [
+        *list_caches(names, parts=["cumulative_length"], **counter),
+        *list_caches(names, parts=["keys", "values"], **static),
+    ]
+    onnx.save(build_model(caches), source)
+    to_qeff = (source, "--to", "qeff", "-o", renamed)
+    assert "KV630" in run(*to_qeff, "--target", "vllm-qaic").err
+    assert not renamed.exists()
+    assert run(*to_qeff, "--prefix", "vllmKvCache").code == 0
+    assert codes(document(run("check-consumer", renamed, "--format", "json"))) == {"KV630"}
+    compared = json.loads(run("compare", renamed, renamed, "--format", "json").out)
+    assert {finding["code"] for finding in compared["findings"]} == {"KV630"}
