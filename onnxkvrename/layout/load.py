@@ -413,7 +413,7 @@ def _require_single_model(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
         chosen = max(models, key=_count_retained)
         other = next(model for model in models if model is not chosen)
         raise ModelError(
-            f"is not the same model as {other.path}",
+            f"is one of {len(models):,} models, as is {other.path}; a layout is that of one model",
             path=chosen.path,
             hint=f"pass one of them, such as {quote_path(chosen.path)}; windows of one model need "
             "the names that they were exported with",

@@ -154,7 +154,7 @@ def test_unless_asked_for_in_json_it_is_said_on_stderr_alone(
         (("decodr.onnx",), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
         ((".",), "text.onnx: is a text file"),
         (("below",), "below: has no .onnx file, at any depth"),
-        ((MODEL, "broken.onnx"), "is not the same model as"),
+        ((MODEL, "broken.onnx"), "is one of 2 models"),
         ((MODEL, "-o", ""), "an empty path: is a variable not set?"),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_model_whose_buffers_only_another_profile_knows_is_refused(tmp_path: P
         assert caught.value.path == str(other)
         assert "--profile huggingface" in str(caught.value.hint)
     saved(models.decoder(), other)
-    with pytest.raises(ModelError, match="not the same model"):
+    with pytest.raises(ModelError, match="is one of 2 models"):
         gather(ours, other)
 
 
@@ -154,7 +154,7 @@ def test_the_last_of_several_merges_stands_for_all(export: Path) -> None:
 @pytest.mark.parametrize("other", ["decoder.onnx", "hybrid.onnx", "mla.onnx"])
 def test_two_unrelated_models_are_refused(other: str, decoder: Path) -> None:
     mine = shutil.copyfile(FIXTURES / "plain" / other, decoder.parent / "other.onnx")
-    with pytest.raises(ModelError, match="not the same model") as error:
+    with pytest.raises(ModelError, match="is one of 2 models") as error:
         gather(decoder, mine)
     assert error.value.path in (str(decoder), str(mine))
 
@@ -168,14 +168,14 @@ def test_of_several_models_the_one_with_whole_buffers_is_named(decoder: Path) ->
     first = saved(encoder, decoder.with_name("an_encoder.onnx"))
     with pytest.raises(ModelError) as error:
         gather(decoder.parent)
-    assert f"{decoder}: is not the same model as {first}" in str(error.value)
+    assert f"{decoder}: is one of 2 models, as is {first};" in str(error.value)
 
 
 def test_two_merged_exports_are_not_one(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         merge(tmp_path / name, 0, 2)
-    with pytest.raises(ModelError, match="not the same model"):
+    with pytest.raises(ModelError, match="is one of 2 models"):
         gather(tmp_path)
 
 
@@ -183,7 +183,7 @@ def test_a_merge_above_the_windows_of_two_models_stands_for_neither(export: Path
     for path in sorted(export.rglob("*.onnx")):
         shutil.copyfile(path, path.with_name(path.name.replace("Tiny", "Other")))
     merge(export, 0, 3)
-    with pytest.raises(ModelError, match="not the same model"):
+    with pytest.raises(ModelError, match="is one of 7 models"):
         gather(export)
 
 
