@@ -51,8 +51,9 @@ def wrap_line(line: Line, width: int | None) -> Iterator[Line]:
         return
     line = _escape_line(line)
     bullet = _BULLET.match(line.text)
-    indent = " " * len(bullet[0]) if bullet else _INDENT
-    rows = _find_rows(line.text, width, _WORD_OR_COMMAND, len(indent))
+    head = len(bullet[0]) if bullet else 0
+    indent = " " * head or _INDENT
+    rows = _find_rows(line.text, width, _WORD_OR_COMMAND, len(indent), head)
     yield from (_cut_line(line, start, end, indent) for start, end in rows)
 
 
@@ -64,14 +65,17 @@ def _escape_line(line: Line) -> Line:
 
 
 def _find_rows(
-    text: str, width: int, words: re.Pattern[str], indent: int = 0
+    text: str, width: int, words: re.Pattern[str], indent: int = 0, head: int = 0
 ) -> list[tuple[int, int]]:
-    """Return where the rows of a text begin and end; all but the first are indented."""
+    """Return where the rows of a text begin and end; all but the first are indented.
+
+    No row ends within its first `head` characters, a bullet with its indentation.
+    """
     if measure_text(text) <= width:
         return [(0, len(text))]
     rows, start, end, room = [], 0, 0, width
     for word in words.finditer(text):
-        if end > start and measure_text(text[start : word.end()]) > room:
+        if end > max(start, head) and measure_text(text[start : word.end()]) > room:
             rows.append((start, end))
             start, room = word.start(), width - indent
         end = word.end()

@@ -86,6 +86,11 @@ def test_a_command_stays_whole_so_that_it_can_be_copied() -> None:
     assert f"  {quoted}" in rows(f"some words that are here, then {quoted} and more", 30)
 
 
+def test_an_arrow_has_its_command_on_the_same_row() -> None:
+    command = "`onnxkvrename model.onnx --target vllm-qaic`"
+    assert rows(f"  -> {command} renames it", 30) == [f"  -> {command}", "     renames it"]
+
+
 @pytest.mark.parametrize("path", ["r;x y.onnx", "a`b c.onnx", "it's ; a `.onnx", "no end.onnx"])
 @pytest.mark.parametrize("marks", [("", ";"), ("`", "`")])
 def test_no_path_breaks_a_command(path: str, marks: tuple[str, str]) -> None:
