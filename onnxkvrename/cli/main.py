@@ -268,7 +268,7 @@ def _build_usage_failure(
     hint = f"did you mean {similar}?" if similar else None
     if isinstance(error, click.BadOptionUsage):
         params = {flag: each for each in load_command(name).command.params for flag in each.opts}
-        kind = params[error.option_name].type
+        kind = getattr(params.get(error.option_name), "type", None)  # none: click's own --help
         hint = f"one of: {', '.join(kind.choices)}" if isinstance(kind, click.Choice) else None
     if message.startswith("Got unexpected extra"):
         hint = _explain_lost_quotes(name, args)

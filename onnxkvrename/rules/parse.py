@@ -36,13 +36,13 @@ _KIND_KEYS = ("roles", "parts", "kind", "update", "by_shape", "axes", "beside", 
 _NAME_KEYS = ("layer", "buffer", "input", "output", "suffix")
 _PAGE = "docs/rules.md explains each key"
 _KV_EXAMPLES = {
-    "input": r"input = 'past\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)"
+    "input": r"input = 'past\.(?P<layer>[0-9]+)\.(?P<buffer>k|v)"
     r"(?:_(?P<token>[A-Za-z0-9]+))?'",
-    "output": r"output = 'present\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)"
+    "output": r"output = 'present\.(?P<layer>[0-9]+)\.(?P<buffer>k|v)"
     r"(?:_(?P<token>[A-Za-z0-9]+))?'",
     "input_name": 'input_name = "past.{layer}.{buffer}[_{token}]"',
     "output_name": 'output_name = "present.{layer}.{buffer}[_{token}]"',
-    "kinds": '[kv.kinds.attention] with roles = { key = "key", value = "value" }',
+    "kinds": '[kv.kinds.attention] with roles = { key = "k", value = "v" }',
     "update": 'update = "append" at the top, or in the table of a kind',
     "by_shape": "by_shape = true in the table of a kind",
     "defaults": 'defaults = { suffix = "_RetainedState" }',

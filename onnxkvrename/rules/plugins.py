@@ -116,4 +116,8 @@ def find_plugins(
 
 
 def _get_distribution_name(entry_point: EntryPoint) -> str:
-    return (entry_point.dist and entry_point.dist.metadata["Name"]) or "an unnamed distribution"
+    try:
+        name = entry_point.dist and entry_point.dist.metadata["Name"]
+    except Exception:  # there is no metadata, or no name in it: finders raise errors of their own
+        name = None
+    return name or "an unnamed distribution"

@@ -4,8 +4,9 @@
     python tests/contract/record.py compare verify     rows of these files, or whose name begins so
     python tests/contract/record.py --show NAME        print what a row prints, and write nothing
 
-To add a row, write its name and its ``run`` line (with ``given``, ``needs``, ``tier``, ``keep``
-where it needs them) into a file of ``recorded/``, and record. ``fixtures``, ``exports`` and
+To add a row, write ``= NAME`` and its ``run`` line, which has the arguments of onnxkvrename (with
+``given``, ``needs``, ``tier``, ``keep`` where it needs them), into a file of ``recorded/``, and
+record ``FILE/NAME``. ``fixtures``, ``exports`` and
 ``exports-other`` have generated rows (``matrix.py``). Rows that need what this machine lacks
 keep what they have.
 """
@@ -46,6 +47,8 @@ def record(chosen: list[str]) -> None:
         for row, _ in table.values()
         if not chosen or row.name.startswith(tuple(chosen))
     ]
+    if not todo:
+        raise SystemExit(f"no row's name begins with {' or '.join(chosen)}: see --help")
     for row in todo:
         if absent := row.find_absent():
             print(f"left as it is, without {absent}: {row.name}")
@@ -104,7 +107,9 @@ def show(name: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--show"]:
+    if sys.argv[1:2] == ["--help"]:
+        print(__doc__)
+    elif sys.argv[1:2] == ["--show"]:
         show(sys.argv[2])
     else:
         record(sys.argv[1:])
