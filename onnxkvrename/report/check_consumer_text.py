@@ -111,8 +111,7 @@ def _format_verdict(check: ConsumerCheck) -> str:
     if check.consumer.is_paged:
         basis = "based on layers, shapes and dtypes"
     if check.consumer.source:
-        verb = "read" if " and " in check.consumer.source else "reads"
-        basis += f", read as {check.consumer.source} {verb} them"
+        basis += f", and on the code of {check.consumer.source}"
     return f"{check.consumer.name} can use {it}: {', '.join(details)}; {basis}"
 
 

@@ -25,8 +25,8 @@ EXPORTS = ROOT.parent / "shared" / "exports"
 SCHEMA = load_schema("check-consumer-1")
 
 RESTS = (
-    "; based on names, shapes, dtypes and dataflow, read as qualcomm/vllm-qaic at dc7351f reads "
-    "them"
+    "; based on names, shapes, dtypes and dataflow, and on the code of qualcomm/vllm-qaic at "
+    "dc7351f"
 )
 
 

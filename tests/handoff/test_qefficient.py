@@ -26,8 +26,8 @@ PENALTY = tuple(
 )
 
 RESTS = (
-    "based on names, shapes, dtypes and dataflow, read as quic/efficient-transformers at ebf55e8 "
-    "reads them"
+    "based on names, shapes, dtypes and dataflow, and on the code of "
+    "quic/efficient-transformers at ebf55e8"
 )
 
 

@@ -16,7 +16,7 @@ from onnxkvrename.model.signature import Value
 LEGACY = load_consumer("vllm-qaic-legacy")
 ALIKE = (
     "all with the same shape and dtype; based on names, shapes, dtypes and dataflow, "
-    "read as qualcomm/vllm-qaic at dc7351f reads them"
+    "and on the code of qualcomm/vllm-qaic at dc7351f"
 )
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
