@@ -269,7 +269,9 @@ def list_passed_checks(report: Report) -> list[str]:
     checks = []
     taken = [model for model in report.models if model.consumer and model.pairs]
     if taken:
-        buffers = format_count(sum(len(model.pairs) for model in taken), "buffer")
+        buffers = format_count(len(taken[0].pairs), "buffer")
+        if len(taken) > 1:  # windows and what is merged from them have the same ones
+            buffers = f"all buffers of {len(taken):,} models"
         checks.append(
             f"checked for {taken[0].consumer}: it selects, pairs and moves {buffers} "
             "(by names, shapes and the graph; not run on a device)"
