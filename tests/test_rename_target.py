@@ -17,7 +17,7 @@ import onnxkvrename
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
-from onnxkvrename.rules.find_models import build_job, find_jobs
+from onnxkvrename.rules.find_models import find_jobs
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 TARGETED = Request(target="vllm-qaic")
@@ -256,9 +256,28 @@ def test_one_buffer_in_two_scopes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(model, path)
     before = path.read_bytes()
-    with pytest.raises(ModelError, match="has two buffers for key of layer 0"):
-        rename_batch(TARGETED._replace(token="vllmKvCache"), [build_job(path, path)], load_rules())
+    other = shutil.copyfile(FIXTURES / "VLLM" / "decoder.onnx", tmp_path / "other.onnx")
+    request = TARGETED._replace(token="vllmKvCache")
+    report = rename_batch(request, find_jobs([path, other]), load_rules())
+    error = report.models[0].error
+    assert isinstance(error, ModelError)
+    assert "key of layer 0: past_key.0 and other/past_key.0" in error.message  # as in the file
+    assert [finding.code for finding in report.models[1].findings] == ["KV202"]
     assert path.read_bytes() == before
+
+
+def test_two_buffers_in_one_place_are_not_the_news_where_they_are_no_caches(
+    decoder: Path, tmp_path: Path, run: Run
+) -> None:
+    """What is wrong with each has a finding, and the other models have theirs."""
+    names = {"past_key.1": "other/past_key.0", "past_key.1_RetainedState": "lost"}
+    path = saved(_rename_values(names), tmp_path / "m.onnx")
+    outcome = run(path, decoder, "--target", "vllm-qaic", "-n", "--format", "json")
+    assert outcome.code == 1
+    broken, whole = json.loads(outcome.out)["models"]
+    codes = {each["code"] for each in broken["findings"]}
+    assert (broken["error"], "KV102" in codes) == (None, True)
+    assert whole["status"] == "would-rename"
 
 
 def test_the_library_checks_for_a_target_as_well(decoder: Path) -> None:

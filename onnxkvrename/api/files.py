@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -280,7 +281,8 @@ def _run_jobs(
     if request.dask is not None:  # a worker has a working directory of its own
         jobs = tuple(build_job(j.model.absolute(), j.output.absolute(), j.root) for j in jobs)
         request = request._replace(sidecar=tuple(path.absolute() for path in request.sidecar))
-    in_cache = check_cache_state if request.seed_cache else check_cache_reuse
+    reuse = partial(check_cache_reuse, target=request.target)
+    in_cache = check_cache_state if request.seed_cache else reuse
     checks = () if request.in_place else (in_cache,)  # a move leaves nothing wrong
     workers = (
         nullcontext(executor)

@@ -67,7 +67,7 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
     models = []
     for model, result in zip(report.models, searched, strict=True):
         pairs_command = f"`onnxkvrename pairs {quote_path(model.path)}` searches the graph"
-        effect = "renames them" if request.target is None else "checks and renames them"
+        effect = "renames them" if request.target is None else "renames them, if all checks pass"
         if request.strip:
             effect = "removes the token"
         hint = f"`{command}` {effect}" if command else pairs_command

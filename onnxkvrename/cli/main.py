@@ -22,6 +22,7 @@ from onnxkvrename.cli.options import (
     CONTEXT_SETTINGS,
     HelpContext,
     RequestCommand,
+    suggest_option,
     write_examples,
 )
 from onnxkvrename.cli.output import (
@@ -202,7 +203,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KvRenameError as error:
         failure = error
         if error.message == "no such file":
-            failure.hint = _explain_lost_quotes(name, args) or error.hint
+            options = load_command(name).command.options
+            hint = error.hint or suggest_option(options, error.path or "")
+            failure.hint = _explain_lost_quotes(name, args) or hint
     except (KeyboardInterrupt, click.Abort) as stop:
         cause = stop.__cause__ or stop  # click makes an Abort of an interrupt
         done = f"; {cause}" if isinstance(cause, KeyboardInterrupt) and cause.args else ""
@@ -252,7 +255,8 @@ def _check_command_name(word: str) -> None:
     """Raise :class:`KvRenameError` for a first word that is like a command, and no file."""
     if re.fullmatch(r"[A-Za-z][\w-]*", word) and not is_occupied(word):
         similar = suggest_similar(word, [*COMMANDS, *_list_models()])
-        hint = similar or "`onnxkvrename --help` lists all commands"
+        option = suggest_option(load_command(DEFAULT_COMMAND).command.options, word)
+        hint = similar or option or "`onnxkvrename --help` lists all commands"
         raise KvRenameError("no such file or command", path=word, hint=hint)
 
 

@@ -265,11 +265,29 @@ NAMES: Mapping[str, Callable[[], Sequence[str]]] = {
 """Lists of names that a shell completes, plug-ins too, by what options call them."""
 
 
+def _list_names(names: str | Sequence[str]) -> Sequence[str]:
+    return NAMES[names]() if isinstance(names, str) else names
+
+
 def _complete_name(
     names: str | Sequence[str], ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[str]:
-    known = NAMES[names]() if isinstance(names, str) else names
+    known = _list_names(names)
     return [name for name in known if name.lower().startswith(incomplete.lower())]
+
+
+def suggest_option(options: Mapping[str, Option], word: str) -> str | None:
+    """Return the hint "did you mean --target vllm-qaic?" for a word typed without its option.
+
+    Of two options with the value, the later one is meant: --profile rather than --to.
+    """
+    for option in reversed(list(options.values())):
+        flags = option.flags.split()
+        if f"--{word}" in flags:
+            return f"did you mean --{word}?"
+        if option.names and word in _list_names(option.names):
+            return f"did you mean {flags[-1]} {word}?"
+    return None
 
 
 class NonEmptyPath(click.Path):

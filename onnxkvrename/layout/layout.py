@@ -423,7 +423,9 @@ def _build_duplicate_error(first: KvBuffer, second: KvBuffer) -> ModelError:
     if first.model == second.model:
         names = f"{first.names[0]} and {second.names[0]}"
         return ModelError(
-            f"has two buffers for {first.part} of layer {first.layer}: {names}", path=first.model
+            f"has two buffers for {first.part} of layer {first.layer}: {names}",
+            path=first.model,
+            hint="pass your own rules, which match one of them: --rules FILE",
         )
     return ModelError(
         f"has {first.part} of layer {first.layer}, which {first.model} has, too",

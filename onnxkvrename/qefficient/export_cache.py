@@ -24,6 +24,7 @@ from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list, quote_path, quote_word
 from onnxkvrename.limits import MAX_TEXT_BYTES
+from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.plan import RenamePlan, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob
@@ -243,21 +244,26 @@ def build_unrecognized_finding(directory: Path, params: ExportParams) -> Finding
 
 
 def check_export_reuse(
-    model: str, directory: Path, params: ExportParams, rules: Rules, change: TokenChange
+    model: str,
+    directory: Path,
+    params: ExportParams,
+    rules: Rules,
+    change: TokenChange,
+    target: str | None = None,
 ) -> Finding | None:
     """Return KV402 if QEfficient would reuse a model renamed in place for another export.
 
     The hint is about this export alone: other models of the command need not be exports.
 
-    The model is the name of its file. ``None`` if the directory is not one of the cache, or if the
-    parameters have the names that the model will have.
+    The model is the name of its file, the target the consumer of the result. ``None`` if the
+    directory is not one of the cache, or if the parameters have the names that the model will have.
     """
     if (
         split_directory_name(Path(os.path.abspath(directory)).name) is None
         or rename_export_params(params, rules, change) == params
     ):
         return None
-    seed = _build_seed_command(directory, change)
+    seed = _build_seed_command(directory, change, target)
     kind = _describe_tokens(_collect_tokens(params["export_params"]["output_names"], rules))
     return build_finding(
         "KV402",
@@ -270,11 +276,15 @@ def check_export_reuse(
     )
 
 
-def _build_seed_command(directory: Path, change: TokenChange) -> str:
+def _build_seed_command(directory: Path, change: TokenChange, target: str | None) -> str:
     """Return the command that puts the models of an export where QEfficient looks for them."""
-    token = "--strip" if change.strip else f"--prefix {quote_word(change.final_token)}"
-    replace = " --replace" if change.replace else ""
-    return f"onnxkvrename {quote_path(str(directory))} {token}{replace} --seed-cache"
+    options = ["--strip"] if change.strip else []
+    if not change.strip and target is not None:
+        options.append(f"--target {quote_word(target)}")
+    if not change.strip and (change.final_token, target) not in CONSUMER_TOKENS.values():
+        options.append(f"--prefix {quote_word(change.final_token)}")
+    options += ["--replace"] if change.replace else []
+    return " ".join(("onnxkvrename", quote_path(str(directory)), *options, "--seed-cache"))
 
 
 def check_export_tokens(
@@ -369,12 +379,14 @@ def find_exports(model: Path) -> Iterator[Path]:
             yield directory
 
 
-def check_cache_reuse(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterator[Finding]:
+def check_cache_reuse(
+    job: RenameJob, rules: Rules, plan: RenamePlan, *, target: str | None = None
+) -> Iterator[Finding]:
     """Yield KV402 for a model of QEfficient's cache that changes in place, or has changed there."""
     if job.in_place and not plan.name_map:
         yield from check_cache_state(job, rules, plan)
     elif job.in_place and (found := _read_export(job.model)):
-        warning = check_export_reuse(job.model.name, *found, rules, plan.token_change)
+        warning = check_export_reuse(job.model.name, *found, rules, plan.token_change, target)
         yield from () if warning is None else (warning,)
 
 

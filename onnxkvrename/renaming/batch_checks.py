@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.errors import KvRenameError
+from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding
 from onnxkvrename.model.file import open_model
 from onnxkvrename.renaming.output_path import find_writable_directory
@@ -38,10 +38,6 @@ def check_batch(
         items: All models of the command, each prepared.
         request: What is asked for.
         rules: The rules that recognize KV names and the parts of sets.
-
-    Raises:
-        ModelError: Two models that a consumer uses as one have the same buffer, or a model has
-            one twice.
     """
     readable = [index for index, item in enumerate(items) if item.model is not None]
     models = [model for model in (items[index].model for index in readable) if model is not None]
@@ -57,10 +53,12 @@ def check_batch(
     for index, of_set in zip(readable, across, strict=True):
         set_findings[index] += of_set
     checked_for: frozenset[int] = frozenset()
+    refused: Mapping[int, ModelError] = {}
     if not is_complete:
         _say_unchecked(items, models, request)
     elif request.target is not None:
-        taken, checked_for = _check_consumer(items, models, request.target, request, rules)
+        refused = _find_refused(items, models, rules)
+        taken, checked_for = _check_consumer(items, models, request.target, request, rules, refused)
         for of_model, of_consumer in zip(set_findings, taken, strict=True):
             of_model += of_consumer
     if request.verify and request.group_windows and any(model.plan.feeds for model in models):
@@ -70,6 +68,8 @@ def check_batch(
         findings = (*item.report.findings, *across_models)
         consumer = request.target if index in checked_for else None
         report = item.report._replace(findings=findings, consumer=consumer or "")
+        if index in refused and not report.failed:
+            report = report._replace(error=refused[index])
         checked.append(item._replace(report=report, model=None))
     return tuple(checked)
 
@@ -135,14 +135,39 @@ def _say_unchecked(
             error.hint = f"{error.hint}; {sentence}" if error.hint else sentence
 
 
+def _find_refused(
+    items: Sequence[PreparedModel], models: Sequence[KvModel], rules: Rules
+) -> dict[int, ModelError]:
+    """Return why models have no layout, now or as they will be, by their indexes."""
+    from onnxkvrename.layout.layout import build_layout
+
+    refused: dict[int, ModelError] = {}
+    for index, (item, model) in enumerate(zip(items, models, strict=True)):
+        for each in (model, _describe_result(item, rules)):
+            try:
+                build_layout([each])
+            except ModelError as error:
+                refused.setdefault(index, error)
+    return refused
+
+
+def _describe_result(item: PreparedModel, rules: Rules) -> KvModel:
+    """Return a model as it will be."""
+    assert item.splice_plan is not None
+    signature = item.splice_plan.expected_signature
+    plan = build_minimal_plan(signature, rules.target or rules)
+    return KvModel(item.report.path, signature, plan)
+
+
 def _check_consumer(
     items: Sequence[PreparedModel],
     models: Sequence[KvModel],
     target: str,
     request: Request,
     rules: Rules,
+    refused: Container[int],
 ) -> tuple[list[list[Finding]], frozenset[int]]:
-    """Check whether a consumer can use the models as they will be.
+    """Check whether a consumer can use the models as they will be, except the refused ones.
 
     Returns:
         The findings of each model, and the models that were checked, by their indexes.
@@ -153,15 +178,15 @@ def _check_consumer(
 
     renamed, updates, mix_ups = [], {}, []
     for item, model in zip(items, models, strict=True):
-        assert item.splice_plan is not None
-        signature = item.splice_plan.expected_signature
-        plan = build_minimal_plan(signature, rules.target or rules)
-        renamed.append(KvModel(item.report.path, signature, plan))
+        renamed.append(_describe_result(item, rules))
         traced = _trace_updates(model)
         new_names = model.plan.name_map
         updates[item.report.path] = {new_names.get(name, name): traced[name] for name in traced}
         mix_ups.append(list(find_mix_ups(model.pairs, traced)))
-    consumer, sets = load_consumer(target), _group_for_consumer(models)
+    consumer = load_consumer(target)
+    groups = _group_for_consumer(models)
+    kept = (tuple(index for index in group if index not in refused) for group in groups)
+    sets = [group for group in kept if group]
     checked = check_sets(
         renamed,
         sets,

@@ -53,8 +53,8 @@ class Request(NamedTuple):
         str | None,
         Option(
             "--target",
-            "Use the token that this consumer requires, and check that it can use the results, as "
-            "`onnxkvrename check-consumer` does. One of: {names}.",
+            "Use the token of this consumer (vllm-qaic has one, others need --prefix), and check "
+            "that it can use the results. One of: {names}.",
             "NAME",
             names="consumers for a rename",
             envvar="ONNXKVRENAME_TARGET",

@@ -74,10 +74,10 @@ class StateRow(NamedTuple):
         It is empty for models of which no name changes: a refused run does not copy them.
         """
         first = self.models[0]
-        if len(self.models) == 1 or first.output == first.path:
-            return _format_destination(first)
         if not _is_change(first):
             return ""
+        if len(self.models) == 1 or first.output == first.path:
+            return _format_destination(first)
         directory = os.path.commonpath([os.path.dirname(model.output) for model in self.models])
         return f" -> {directory}" if directory else ""
 
@@ -117,7 +117,8 @@ def _list_files(report: Report, request: Request) -> Iterator[FileResult]:
         yield build_file_result(model, *_list_model_notes(model, request, is_single))
     for sidecar in report.sidecars if request.only_checks else ():
         if sidecar.status == "would-rename":
-            note = Note("names", _format_sidecar_state(sidecar), sidecar.path, "error")
+            state = _format_sidecar_state(sidecar, dry_run=True)
+            note = Note("names", state, sidecar.path, "error")
             yield FileResult(sidecar.path, notes=(note,))
 
 
@@ -268,7 +269,9 @@ def list_passed_checks(report: Report) -> list[str]:
     checks = []
     taken = [model for model in report.models if model.consumer and model.pairs]
     if taken:
-        buffers = format_count(sum(len(model.pairs) for model in taken), "buffer")
+        buffers = format_count(len(taken[0].pairs), "buffer")
+        if len(taken) > 1:  # windows and what is merged from them have the same ones
+            buffers = f"all buffers of {len(taken):,} models"
         checks.append(
             f"checked for {taken[0].consumer}: it selects, pairs and moves {buffers} "
             "(by names, shapes and the graph; not run on a device)"
@@ -383,23 +386,24 @@ def render_sidecar_states(report: Report, *, dry_run: bool) -> Iterator[str]:
     for sidecar in report.sidecars:
         is_done = sidecar.status == ("would-rename" if dry_run else "renamed")
         if is_done or (sidecar.copied and sidecar.status != "failed"):
-            state = f"{_format_sidecar_state(sidecar)}{_format_destination(sidecar)}"
-            yield f"{sidecar.path}: {state}"
+            state = _format_sidecar_state(sidecar, dry_run=dry_run)
+            yield f"{sidecar.path}: {state}{_format_destination(sidecar)}"
 
 
-def _format_sidecar_state(sidecar: SidecarReport) -> str:
-    would = "would " if sidecar.status == "would-rename" else ""
-    state = f"{format_count(sidecar.changed, 'name')} {would}change{'' if would else 'd'}"
+def _format_sidecar_state(sidecar: SidecarReport, *, dry_run: bool) -> str:
+    verb = "would change" if dry_run else "changed"
+    state = f"{format_count(sidecar.changed, 'name')} {verb}"
+    if sidecar.status == "unchanged":
+        state = "unchanged"
     if sidecar.copied:
-        verb = "would be copied" if would else "copied"
+        verb = "would be copied" if dry_run else "copied"
         state += f", {format_count(sidecar.copied, 'other file')} of its folder {verb}"
     return state
 
 
 def _format_destination(item: ModelReport | SidecarReport) -> str:
     """Return where a result went, or would go; nothing for one in place."""
-    has_moved = item.output != item.path and _is_change(item)
-    return f" -> {item.output}" if has_moved else ""
+    return f" -> {item.output}" if item.output != item.path else ""
 
 
 def format_model_state(model: ModelReport) -> str:

@@ -92,13 +92,15 @@ def _check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Find
     """
     if not rules.is_built_in:
         return
+    is_picked = rules.choice is not None and rules.choice.picked
     for name in find_profiles(list(outputs)):
+        own, other = f"`--profile {rules.name}`", f"`--profile {name}`"
+        again = f"run with {own}, then with {other}" if is_picked else f"run again with {other}"
         finding = build_finding(
             "KV001",
             "",
             f"profile {rules.name} matches no KV buffer of this model, but profile {name} does",
-            f"pass it alone, with `--profile {name}`",
+            f"{again} (a rename: on the results)",
         )
-        is_picked = rules.choice is not None and rules.choice.picked
         yield finding if is_picked else finding._replace(severity="warning")
         return

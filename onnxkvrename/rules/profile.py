@@ -191,8 +191,9 @@ class ProfileChoice(NamedTuple):
 
     def describe(self) -> str:
         """Return the choice as a line of text."""
-        also = "".join(f"; --profile {name} also matches some" for name in self.also)
-        return f"using profile {self.name}, which matches the names{also}"
+        best = "best" if self.also else "the names"
+        also = "".join(f"; --profile {name} matches some names" for name in self.also)
+        return f"using profile {self.name}, which matches {best}{also}"
 
 
 @show_briefly

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from onnxkvrename.errors import RulesError
@@ -10,6 +10,8 @@ from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.kinds import get_family
 from onnxkvrename.rules.patterns import NameTable
 from onnxkvrename.rules.profile import KindRule, KvRule, NameMatch, Rules, fill_template
+
+_EXAMPLE_TOKEN = "VLLM"
 
 
 def rewrite_name(rules: Rules, match: NameMatch, token: str, *, normalize: bool = False) -> str:
@@ -23,22 +25,34 @@ def rewrite_name(rules: Rules, match: NameMatch, token: str, *, normalize: bool 
     """
     if rules.target is not None:
         return convert_name(match, token, rules, rules.target)
-    parts = {**match.groups, "token": token}
+    parts = dict(match.groups)
     if normalize and "suffix" in parts:
         parts["suffix"] = normalize_suffix(rules, match)
-    name = fill_template(match.rule.templates[match.side], parts, token)
-    reread = match.rule.match(match.side, name)
-    if reread is None or (reread.pair_key, reread.token) != (match.pair_key, token):
-        hint = "choose another token, for example VLLM"
+    name = _fill_name(match, parts, token)
+    if not _reads_back(match, name, token):
+        hints = []
+        if _reads_back(match, _fill_name(match, parts, _EXAMPLE_TOKEN), _EXAMPLE_TOKEN):
+            hints.append(f"choose another token, for example {_EXAMPLE_TOKEN}")
         if not rules.is_built_in:
-            hint += f", or correct {match.side}_name or {match.side} in the rules"
+            hints.append(f"correct {match.side}_name or {match.side} in the rules")
         raise RulesError(
             f"{match.side}_name writes {shorten_text(name)!r}, which cannot be parsed back by "
             f"`{match.side}` as {match.buffer}, layer {match.layer}, token {token or 'none'}",
             path=rules.name,
-            hint=hint,
+            hint=", or ".join(hints) or None,
         )
     return name
+
+
+def _fill_name(match: NameMatch, parts: Mapping[str, str], token: str) -> str:
+    template = match.rule.templates[match.side]
+    return fill_template(template, {**parts, "token": token}, token)
+
+
+def _reads_back(match: NameMatch, name: str, token: str) -> bool:
+    """Return whether a name is that of the same buffer, with a token."""
+    reread = match.rule.match(match.side, name)
+    return reread is not None and (reread.pair_key, reread.token) == (match.pair_key, token)
 
 
 def normalize_suffix(rules: Rules, match: NameMatch) -> str:

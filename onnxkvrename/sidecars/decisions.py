@@ -16,6 +16,7 @@ Fact = Literal[
     "of a compile",  # it is in a directory qpc-HASH below its models
     "known by content",  # its name alone does not show its format
     "a binding",  # a runtime finds the inputs and outputs of its models by it
+    "of a folder",  # all files of its directory go where its models go
     "beside both",  # it is beside a model and its renamed copy, and can match one of them
     "of an unread model",  # one of its models cannot be read: nothing is known of the names in it
     "of no buffers",  # the rules know no buffer of its models
@@ -84,10 +85,11 @@ DECISIONS = (
     ),
     Decision(("found", "refused"), "refuse", "its names", f"{{hint}}; {LEAVE_HINT}"),
     Decision(("refused",), "refuse", "its names"),
+    Decision(("found", "misplaced"), "leave", "its place", _FOLDER),
+    Decision(("found", "nameless", "of a folder"), "follow", "nothing"),
     Decision(("found", "nameless", "a binding"), "leave", "nothing"),
     Decision(("found", "nameless"), "leave", "its names"),
     Decision(("foreign",), "refuse", "its names"),
-    Decision(("found", "misplaced"), "leave", "its place", _FOLDER),
     Decision(("misplaced",), "refuse", "its place", _FOLDER),
     Decision((), "follow", "its names"),
 )

@@ -45,6 +45,13 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("nowhere --prefix X", "nowhere: no such file or command", COMMANDS),
         ("nowhere --dim ctx_len=4", "nowhere: no such file or command", COMMANDS),
         ("verify zzz.onnx", "zzz.onnx: no such file", ""),
+        # Words without their option.
+        ("check-consumer vllm-qaic m.onnx", "no such file", "did you mean --target vllm-qaic?"),
+        ("m.onnx vllm-qaic", "no such file", "did you mean --target vllm-qaic?"),
+        ("vllm-qaic m.onnx", "no such file or command", "did you mean --target vllm-qaic?"),
+        ("m.onnx qeff", "no such file", "did you mean --profile qeff?"),
+        ("strip m.onnx", "no such file or command", "did you mean --strip?"),
+        ("verify m.onnx strip", "strip: no such file", ""),
         # What is missing, too much, or no value.
         ("m.onnx --target", "'--target' requires an argument", HELP.format("rename")),
         ("m.onnx --prefix --target vllm-qaic", "'--prefix' requires an argument",

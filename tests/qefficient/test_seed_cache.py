@@ -572,6 +572,23 @@ def test_a_rename_in_place_within_the_cache_gets_a_warning(plain: Path, snapshot
     assert below(plain) == names
 
 
+@pytest.mark.parametrize(
+    ("typed", "seeded"),
+    [
+        ("--target vllm-qaic", "--target vllm-qaic"),
+        ("--target vllm-qaic --prefix vllmKvCache --replace", "--target vllm-qaic --replace"),
+        ("--target qefficient --prefix VLLM", "--target qefficient --prefix VLLM"),
+    ],
+)
+def test_what_is_put_into_the_cache_is_checked_for_the_same_consumer(
+    typed: str, seeded: str, plain: Path, run: Run
+) -> None:
+    outcome = run(plain, *typed.split(), "-n", "--jobs", "2")
+    (seed,) = find_commands(outcome.err)
+    assert seed == f"onnxkvrename {plain} {seeded} --seed-cache"
+    assert run(*seed.split()[1:]).code == 0
+
+
 def test_a_model_beside_others_is_put_into_the_cache_by_its_export(plain: Path, run: Run) -> None:
     """The others are not part of an export, and one that failed by that would stop it."""
     shutil.copyfile(FIXTURES / "plain" / "decoder.onnx", plain.parent / "alone.onnx")

@@ -117,6 +117,19 @@ def test_external_data_come_once_and_other_models_as_they_are(here: Path, go) ->
     assert {name for name in before if before[name] != after[name]} == {"model.onnx", CONFIG}
 
 
+def test_a_folder_whose_names_another_profile_matches_goes_along(here: Path, run) -> None:
+    """Nothing changes in it, and it still runs from the directory of the results."""
+    build_folder(here / "set" / "other", model=build_decoder([0]))
+    saved(builders.decoder(), here / "set" / "decoder.onnx")
+    outcome = run("set", "--prefix", "VLLM", "-d", "out")
+    assert (outcome.code, "KV001" in outcome.err) == (0, True)
+    line = f"set/other/{CONFIG}: unchanged, 1 other file of its folder copied"
+    assert f"{line} -> out/other/{CONFIG}" in outcome.err.splitlines()
+    assert read_directory(here / "out" / "other") == read_directory(here / "set" / "other")
+    planned = run("set", "--prefix", "VLLM", "-d", "new", "-n")
+    assert "unchanged, 1 other file of its folder would be copied" in planned.err
+
+
 def test_hidden_files_and_results_below_the_folder_stay_behind(here: Path, go) -> None:
     folder = here / "genai"
     (folder / ".git").mkdir()

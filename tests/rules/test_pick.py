@@ -111,7 +111,13 @@ def test_a_model_that_only_another_profile_knows_is_no_success(tmp_path: Path, r
         assert outcome.code == 1
         assert "KV001: profile huggingface" in outcome.err
         assert "profile qnn does" in outcome.err
+        assert "`--profile huggingface`, then with `--profile qnn`" in outcome.err
     assert other.read_bytes() == before
+    for source, profile in ((tmp_path, "huggingface"), (tmp_path / "out", "qnn")):
+        words = (source, "--prefix", "VLLM", "--profile", profile)
+        assert run(*words, *(("-d", tmp_path / "out") if source == tmp_path else ())).code == 0
+    renamed = tmp_path / "out" / "qnn.onnx"
+    assert run("verify", renamed, "--prefix", "VLLM", "--profile", "qnn").code == 0
 
 
 def test_beside_qefficients_a_model_of_another_exporter_is_a_warning(decoder: Path, run) -> None:

@@ -197,8 +197,18 @@ def test_a_template_that_does_not_lead_back_is_refused(template: str) -> None:
     rules = parse_rules(RULES.replace('"{buffer}{layer}[_{token}]_out"', template), "mine")
     match = rules.match("output", "v1_out")
     assert match is not None
-    with pytest.raises(RulesError, match="mine: output_name writes "):
+    with pytest.raises(RulesError, match="mine: output_name writes ") as error:
         rewrite_name(rules, match, "T")
+    assert error.value.hint == "correct output_name or output in the rules"
+
+
+def test_a_token_that_does_not_lead_back_is_refused() -> None:
+    rules = parse_rules(RULES.replace("[A-Za-z0-9]+", "[A-Z]+"), "mine")
+    match = rules.match("output", "v1_out")
+    assert match is not None
+    with pytest.raises(RulesError) as error:
+        rewrite_name(rules, match, "t")
+    assert str(error.value.hint).startswith("choose another token, for example VLLM, or correct ")
 
 
 def test_rules_that_are_not_there_are_an_error_of_the_rules(tmp_path: Path) -> None:
