@@ -63,6 +63,9 @@ class ServeSettings(NamedTuple):
         uses_v2_model_runner: ``VLLM_USE_V2_MODEL_RUNNER``.
         uses_full_transfer: ``VLLM_QAIC_USE_FULL_KV_TRANSFER``, of vllm-qaic; off by default.
         notes: A sentence for each flag or variable that could matter and is not understood.
+        unread: What is not read of the line and may change caches.
+        gaps: What of it may set a flag or variable that is read elsewhere, so that a refusal is not
+            known either: words that a shell expands, flags in another spelling, files of variables.
     """
 
     model: str = ""
@@ -91,6 +94,8 @@ class ServeSettings(NamedTuple):
     uses_v2_model_runner: bool | None = None
     uses_full_transfer: bool | None = None
     notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
 
     @property
     def uses_nixl(self) -> bool:
@@ -187,7 +192,15 @@ def read_serve_option(
     path = Path(value[1:])
     label = f"{label} {path.name}:"
     if path.suffix in (".yaml", ".yml"):
-        return _build_settings({}, _read_config(path, vllm_version), vllm_version, label)
+        words = _read_config(path, vllm_version)
+        _, flags = _split_flags(words)
+        if not any(map(_is_known, (flag.name for flag in flags))):
+            raise KvRenameError(
+                "no key is an option of vllm serve that says something about KV caches",
+                path=str(path),
+                hint="pass the YAML of vLLM's --config, or a script with the line that starts vLLM",
+            )
+        return _build_settings({}, words, vllm_version, label)
     return parse_serve_line(read_text_file(path), vllm_version, label, path.parent)
 
 
@@ -220,10 +233,14 @@ def parse_serve_line(
         rest = words[:index] + words[index + (1 if separator else 2) :]
         words = [*rest[:has_model], *given, *rest[has_model:]]
     settings = _build_settings(command.variables, words, vllm_version, label)
-    if not command.sources:
+    sources = tuple(dict.fromkeys(command.sources))
+    if not sources:
         return settings
-    note = f"the variables of {', '.join(dict.fromkeys(command.sources))} are not read"
-    return settings._replace(notes=(*settings.notes, note))
+    return settings._replace(
+        notes=(*settings.notes, f"the variables of {', '.join(sources)} are not read"),
+        unread=(*settings.unread, *sources),
+        gaps=(*settings.gaps, *sources),
+    )
 
 
 # Words of a shell
@@ -788,6 +805,8 @@ _DEFAULT_KEYS: Mapping[str, object] = {
 }
 """Keys of it that change what a connector does in ways that are not known here, with defaults."""
 _ROLES = ("kv_producer", "kv_consumer", "kv_both")
+_CUT_COMMAND = re.compile(r"\$\((?!.*\))|^[^`]*`[^`]*$", re.DOTALL)
+"""The first word of a command of several whose output is a value, such as ``$(hostname -I)``."""
 
 
 class _Reading(NamedTuple):
@@ -798,6 +817,7 @@ class _Reading(NamedTuple):
         objects: What JSON says for each flag that takes an object.
         nested: What keys after a dot say for each of them; of both, vLLM takes this.
         doubtful: The flags and variables that could matter and are not read.
+        misspelled: The flags that may be one that is read, each with that one.
         unexpanded: The words with a variable of the shell.
     """
 
@@ -805,6 +825,7 @@ class _Reading(NamedTuple):
     objects: dict[str, Mapping[str, Any]]
     nested: dict[str, dict[str, Any]]
     doubtful: list[str]
+    misspelled: dict[str, str]
     unexpanded: list[str]
 
 
@@ -813,7 +834,7 @@ def _build_settings(
 ) -> ServeSettings:
     """Return the settings of the variables and words of a command."""
     first, flags = _split_flags(words)
-    reading = _Reading({}, {}, {}, [], [])
+    reading = _Reading({}, {}, {}, [], {}, [])
     for name, text in variables.items():
         if name in _VARIABLES:
             field, read = _VARIABLES[name]
@@ -825,7 +846,9 @@ def _build_settings(
         _read_flag(reading, flag, value)
     model = first[0] if first else reading.fields.get("model", "")
     others = (*first[1:], *(word for flag in flags for word in (flag.typed, *flag.values[1:])))
+    values = (word for flag in flags for word in flag.values[:1] if _CUT_COMMAND.search(word))
     reading.unexpanded.extend(word for word in (model, *others) if "$" in word or "`" in word)
+    reading.unexpanded.extend(values)
     reading.fields["model"] = "" if model in reading.unexpanded else model
     objects = {**reading.objects, **reading.nested}
     _apply_objects(reading.fields, objects, version, label)
@@ -834,8 +857,19 @@ def _build_settings(
         surplus = (*first[1:], *stray)
         reading.doubtful.extend(word for word in surplus if word not in reading.unexpanded)
     reading.doubtful.extend(_list_unread_keys(objects.get("--kv-transfer-config") or {}))
-    notes = _list_notes(variables, reading.doubtful, reading.unexpanded)
-    return ServeSettings(**reading.fields, notes=tuple(notes))
+    unexpanded = (word for word in reading.unexpanded if word != model or not _is_model(word))
+    gaps = tuple(dict.fromkeys((*unexpanded, *reading.misspelled)))
+    return ServeSettings(
+        **reading.fields,
+        notes=tuple(_list_notes(variables, reading)),
+        unread=(*gaps, *dict.fromkeys(reading.doubtful)),
+        gaps=gaps,
+    )
+
+
+def _is_model(word: str) -> bool:
+    """Return whether a word that the shell has not expanded is a model, and no list of flags."""
+    return re.search(r"/|model|^\$\{?\d\}?$", word, re.IGNORECASE) is not None
 
 
 def _read_flag(reading: _Reading, flag: _GivenFlag, value: _Value) -> None:
@@ -858,8 +892,10 @@ def _read_flag(reading: _Reading, flag: _GivenFlag, value: _Value) -> None:
         reading.fields[field] = is_set == (positive == flag.name)
         if flag.values:  # a switch takes none, so this is the model
             reading.fields.setdefault("model", flag.values[0])
-    elif flag.name in _NOT_READ or _resembles_known(flag.name):
+    elif flag.name in _NOT_READ:
         reading.doubtful.append(flag.typed)
+    elif (meant := _find_meant(flag.name)) is not None:
+        reading.misspelled[flag.typed] = meant
 
 
 def _nest(values: dict[str, Any], path: str, value: _Value) -> None:
@@ -932,29 +968,40 @@ def _list_unread_keys(config: Mapping[str, Any]) -> Iterator[str]:
         yield "backends"
 
 
-def _resembles_known(name: str) -> bool:
-    """Return whether a flag may be an abbreviation or a slip for one that matters.
+def _is_known(name: str) -> bool:
+    """Return whether a flag is one that is read, or is known to matter."""
+    key, positive = name.partition(".")[0], name.replace("--no-", "--", 1)
+    known = (*_FLAGS, *_OBJECTS, *_LISTS, *_NOT_READ, "--model")
+    return key in known or positive in _SWITCHES or _find_meant(name) is not None
+
+
+def _find_meant(name: str) -> str | None:
+    """Return the flag for which one may be an abbreviation or a slip; ``None`` if it is another.
 
     Python's argparse takes a flag that only one flag begins with, also ``-t 2`` for ``-tp 2``;
-    vLLM refuses ``-tp2`` and ``--tp 2``.
+    vLLM refuses ``-tp2`` and ``--tp 2``. A short flag that is not known is empty.
     """
     if not name.startswith("--"):
         key = name.partition(".")[0]
-        return not (key in _OTHER_SHORT_FLAGS or key.startswith(("-dp", "-O")))
+        if key in _OTHER_SHORT_FLAGS or key.startswith(("-dp", "-O")):
+            return None
+        return next((s for s in _SHORT_FLAGS if s.startswith(key) or key.startswith(s)), "")
     if name[1:] in _SHORT_FLAGS:
-        return True
+        return name[1:]
     known = (*_FLAGS, *_OBJECTS, *_SWITCHES, *_LISTS)
-    if any(each.startswith(name) for each in known if len(name) > len("--m")):
-        return True
-    return bool(get_close_matches(name, known, n=1, cutoff=0.95))
+    whole = [each for each in known if each.startswith(name) and len(name) > len("--m")]
+    return next(iter((*whole, *get_close_matches(name, known, n=1, cutoff=0.95))), None)
 
 
-def _list_notes(
-    variables: Mapping[str, str], doubtful: Iterable[str], unexpanded: Sequence[str]
-) -> Iterator[str]:
-    if names := ", ".join(dict.fromkeys(doubtful)):
+def _list_notes(variables: Mapping[str, str], reading: _Reading) -> Iterator[str]:
+    misspelled = (
+        f"{typed} (did you mean {meant}?)" if meant else typed
+        for typed, meant in reading.misspelled.items()
+    )
+    if names := ", ".join((*misspelled, *dict.fromkeys(reading.doubtful))):
         yield f"not read, although it may change caches: {names}"
     for name in _IGNORED_BY_VLLM.keys() & variables.keys():
         yield f"{name} is ignored: {_IGNORED_BY_VLLM[name]}"
-    if unexpanded:
-        yield f"the shell has not expanded {', '.join(unexpanded)}: what they contain is not read"
+    if reading.unexpanded:
+        words = ", ".join(reading.unexpanded)
+        yield f"the shell has not expanded {words}: what they contain is not read"

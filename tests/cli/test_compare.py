@@ -739,6 +739,21 @@ NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
         ("-pp 2", "-pp 2", [], "the code of vLLM 0.33's NIXL connector"),
         ("--block-size 16", None, [], "decode: no --serve line: vLLM's defaults are assumed"),
         ("--hf-overrides {}", "", [], "prefill: not read, although it may change caches: --hf-"),
+        ("--hf-overrides {}", "", [], "and change no cache by what is not read (--hf-overrides of"),
+        ("--tp 2", "--tp 2", [], "change no cache by what is not read (--tp);"),
+        ("--tp 2", "", [], "--tp (did you mean -tp?)"),
+        ("vllm serve $MODEL", "vllm serve $MODEL", [], "compiled with the same precision; based"),
+        ("-tp 2", None, [], "change no cache by what is not read (the line of decode)"),
+        # Where flags that are read may be missing, a refusal is not known either.
+        ("--block-size 64", None, ["KV630"], "cannot decide: "),
+        ("--block-size 64", "--blocksize 64", ["KV630"], "--blocksize of decode"),
+        ("--block-size 64", 'vllm serve M "${A[@]}"', ["KV630"], "${A[@]} of decode"),
+        ("--block-size 64", "vllm serve M --host $(a | b) --block-size 64", ["KV630"], "$(a of"),
+        ("--block-size 64", "source x; vllm serve M", ["KV630"], "x of decode"),
+        ("--block-size 64", "--block-size 16 --hf-overrides {}", ["KV622"], "blocks of 64"),
+        ("--kv-cache-dtype fp8", None, ["KV630"], "--kv-cache-dtype fp8 is on prefill only"),
+        ("--kv-cache-dtype fp8", "-tp 1", ["KV612"], "fp8 on prefill"),
+        ("VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M", None, ["KV630"], "on prefill only"),
         ("vllm serve M", "vllm serve M", [], "note: NixlConnector is assumed"),
     ],
 )
@@ -792,12 +807,12 @@ def test_a_prompt_that_vllm_refuses_is_not_ok(
 @pytest.mark.parametrize(
     ("target", "others", "is_wrong"),
     [
-        ("vllm-qaic", (), True),
+        ("vllm-qaic", ("vllm serve M",), True),
         ("vllm-qaic", ("VLLM_QAIC_USE_FULL_KV_TRANSFER=0 vllm serve M",), True),
         ("vllm-qaic", ("vllm serve M", "--full-transfer"), False),
         ("vllm-nixl", (), False),
     ],
-    ids=["no line", "off", "requested", "not its own"],
+    ids=["default", "off", "requested", "not its own"],
 )
 def test_a_variable_of_vllm_qaic_on_one_side_shifts_buffers(
     run, named, side: str, target: str, others: tuple[str, ...], is_wrong: bool

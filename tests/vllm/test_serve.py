@@ -197,7 +197,7 @@ def test_bad_line(line: str, version: str, message: str) -> None:
     [
         ("vllm serve M --port 8000 --gpu-memory-utilization 0.9 --trust-remote-code", ()),
         ("vllm serve M --ec-transfer-config '{}' --max-num-batched-tokens 8k", ()),
-        ("vllm serve M --hf-overrides '{}' --block 16", ("--hf-overrides", "--block")),
+        ("vllm serve M --hf-overrides '{}' --block 16", ("--hf-overrides", "mean --block-size?")),
         ("vllm serve M --tensor-paralel-size 2", ("--tensor-paralel-size",)),
         ("VLLM_MLA_DISABLE=1 vllm serve M", ("VLLM_MLA_DISABLE",)),
         ("VLLM_ATTENTION_BACKEND=FLASHMLA vllm serve M", ("--attention-backend",)),
@@ -208,7 +208,7 @@ def test_bad_line(line: str, version: str, message: str) -> None:
         ("vllm serve -tp 2 M", ()),
         ("vllm serve M -t 4", ("-t",)),
         ("vllm serve M -tp4", ("-tp4",)),
-        ("vllm serve M --tp 4 --revision R", ("--tp", "--revision")),
+        ("vllm serve M --tp 4 --revision R", ("--tp (did you mean -tp?)", "--revision")),
         ("vllm serve M -q fp8 -dp 2 -dpl 1 -O3 -cc.mode 3 -ep -n 2", ()),
         ("source env.sh; docker run --env-file=x vllm-openai --model M", ("env.sh", "x")),
         (f"{CONNECTOR} --kv-transfer-config.kv_buffer_device cpu", ("kv_buffer_device",)),
@@ -248,3 +248,6 @@ def test_files(tmp_path: Path) -> None:
     script.write_text("vllm serve N -tp x")
     with pytest.raises(KvRenameError, match=r"--serve serve\.sh: -tp 'x'"):
         read_serve_option(f"@{script}", "0.33")
+    config.write_text("services:\n  vllm:\n    image: vllm/vllm-openai\n")
+    with pytest.raises(KvRenameError, match="no key is an option of vllm serve"):
+        read_serve_option(f"@{config}", "0.33")
