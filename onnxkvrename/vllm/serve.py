@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -166,7 +168,7 @@ class _Value(NamedTuple):
         if "$" in self.text or "`" in self.text:
             raise self.build_error(
                 "the shell has not expanded it; write the value itself, or in a script assign it "
-                "on a line above, as NAME=VALUE"
+                "on a line above, once and in any case, as NAME=VALUE"
             )
         return self.text
 
@@ -237,7 +239,7 @@ def parse_serve_line(
     if not sources:
         return settings
     return settings._replace(
-        notes=(*settings.notes, f"the variables of {', '.join(sources)} are not read"),
+        notes=(*settings.notes, f"not known: {', '.join(sources)}"),
         unread=(*settings.unread, *sources),
         gaps=(*settings.gaps, *sources),
     )
@@ -249,12 +251,28 @@ def parse_serve_line(
 class _Command(NamedTuple):
     """A command: the variables that it gets, and the words after ``vllm serve``.
 
-    Files with further variables (``source``, docker's ``--env-file``) are its sources.
+    Its sources are what else may set variables: files (``source``, docker's ``--env-file``), and
+    statements that may not run.
     """
 
     variables: Mapping[str, str]
     words: Sequence[str]
     sources: Sequence[str]
+
+
+class _Statement(NamedTuple):
+    """A simple command of a script.
+
+    Attributes:
+        words: Its words, without redirections.
+        group: The number of its group of statements, which are joined by ``&&``.
+        is_certain: Whether it runs in any case, and once: it is in no ``if``, loop or function,
+            and not after ``&&`` or ``||``.
+    """
+
+    words: list[str]
+    group: int
+    is_certain: bool
 
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -265,8 +283,15 @@ _BEFORE_COMMENT = re.compile(
 """A text up to its comment: a ``#`` that begins a word; or up to a quote that is not closed."""
 _REDIRECTION = re.compile(r"[0-9]*(?:>>?|<)(.*)", re.DOTALL)
 _SEPARATORS = ";&|"
-_PLAIN_TEXT = re.compile(r"[\w./:@%+,=-]*", re.ASCII)
-"""A value that means the same in quotes and without."""
+_UNKNOWN_TEXT = re.compile(r"^\(|[$`~<>]")
+"""A part of a value by which a shell, or an array, may mean something else."""
+_GLOB = re.compile(r"[*?[]")
+_CHANGE = re.compile(r"(?:^|[({)])([A-Za-z_][A-Za-z0-9_]*)(?:\[[^]]*\])?(?:[-+*/%:]?=|\+\+|--|$)")
+"""A place in a word at which a command may change a variable."""
+_OPENING = ("if", "while", "until", "for", "select", "case", "(")
+_CLOSING = ("fi", "done", "esac", "}", ")")
+_INNER = ("then", "else", "elif", "do", "!", "time", "{")
+"""The reserved words before a command: those that begin a block, that end one, and others."""
 _VARIABLE = r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})"
 _ESCAPED = r"\\."
 _EXPANDED_IN_QUOTES = re.compile(f"{_ESCAPED}|{_VARIABLE}", re.DOTALL)
@@ -282,15 +307,23 @@ def _find_command(text: str, label: str) -> _Command:
     assigned: dict[str, str] = {}
     sources: list[str] = []
     commands = []
-    for statement in _split_statements(text, label):
-        start = _find_arguments(statement)
+    doubtful: list[tuple[int, str]] = []
+    for statement, group, is_certain in _split_statements(text, label):
+        start = _find_arguments(statement, may_be_flags=is_certain)
         before = statement if start is None else statement[:start]
         words = [_DOCKER_VARIABLE.sub("", word) for word in before]
         assignments = {m[1]: m[2] for word in words if (m := _ASSIGNMENT.fullmatch(word))}
         if start is not None:
-            given = [*sources, *_list_environment_files(before)]
-            commands.append(_Command({**exported, **assignments}, statement[start:], given))
-        elif statement[0] == "export" or statement[:2] in (["declare", "-x"], ["typeset", "-x"]):
+            names = [name for other, name in doubtful if other != group]
+            files = (*sources, *_list_environment_files(before))
+            unknown = [f"the variables of {name}" for name in files]
+            unknown += [f"whether {name} is set" for name in names]
+            commands.append(_Command({**exported, **assignments}, statement[start:], unknown))
+            continue
+        if not is_certain:
+            known = _VARIABLES.keys() | _NOT_READ
+            doubtful += [(group, name) for name in assignments if name in known]
+        if statement[0] == "export" or statement[:2] in (["declare", "-x"], ["typeset", "-x"]):
             exported |= {name: assigned[name] for name in words[1:] if name in assigned}
             exported |= assignments
         elif statement[0] in ("source", "."):
@@ -316,16 +349,28 @@ def _list_environment_files(words: Sequence[str]) -> Iterator[str]:
             yield path if separator else "".join(words[index + 1 : index + 2])
 
 
-def _split_statements(text: str, label: str) -> Iterator[list[str]]:
-    """Yield the words of each statement of a script, as a shell reads them, without redirections.
+def _split_statements(text: str, label: str) -> Iterator[_Statement]:
+    """Yield the statements of a script, as a shell reads them.
 
-    What lines above assign is expanded; a word with any other variable stays as it is.
+    What lines above assign is expanded, unless another place in the script may change it; a word
+    with any other variable stays as it is.
 
     Raises:
         KvRenameError: A quote is not closed.
     """
-    pending = ""
-    values: dict[str, str | None] = {}
+    values: dict[str, str] = {}
+    unexpanded = _read_statements(text, label, values)
+    changes = Counter(chain.from_iterable(_list_changed(each.words) for each in unexpanded))
+    for statement in _read_statements(text, label, values):
+        yield statement
+        if statement.is_certain:
+            known = _read_assignments(statement.words).items()
+            values |= {name: value for name, value in known if changes[name] == 1}
+
+
+def _read_statements(text: str, label: str, values: Mapping[str, str]) -> Iterator[_Statement]:
+    """Yield the statements of a script, with the values that are known when a line is read."""
+    pending, depth, group, is_after = "", 0, 0, False
     for line in text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
         if not pending and line.lstrip().startswith("#"):
             continue
@@ -336,17 +381,32 @@ def _split_statements(text: str, label: str) -> Iterator[list[str]]:
             pending += "\n"
             continue
         pending = ""
-        statements: list[list[str]] = [[]]
-        for word in words:
-            if word and not word.strip(_SEPARATORS):
-                statements.append([])
-            else:
-                statements[-1].append(word)
-        for statement in filter(None, map(_drop_redirections, statements)):
-            _note_variables(statement, values)
-            yield statement
+        for is_separator, run in groupby(words, _is_separator):
+            found = list(run)
+            if is_separator:
+                is_after = found[-1] in ("&&", "||", "|")
+                group += found != ["&&"]
+            elif statement := _drop_redirections(found):
+                depth = max(depth + _measure_nesting(statement), 0)
+                yield _Statement(statement, group, is_certain=not (depth or is_after))
+                is_after = False
+        group += not is_after
     if pending:
         raise KvRenameError(f"{label} {shorten_text(pending.strip())!r}: a quote is not closed")
+
+
+def _is_separator(word: str) -> bool:
+    return bool(word) and not word.strip(_SEPARATORS)
+
+
+def _measure_nesting(words: Sequence[str]) -> int:
+    """Return how many blocks and arrays a statement begins, less those that it ends."""
+    change = words.count("{") + words[-1].endswith("=(")
+    for word in words:
+        change += (word in _OPENING) - (word in _CLOSING)
+        if word not in (*_OPENING, *_CLOSING, *_INNER):
+            break
+    return change
 
 
 def _split_words(line: str) -> list[str]:
@@ -360,36 +420,49 @@ def _split_words(line: str) -> list[str]:
     return list(lexer)
 
 
-def _note_variables(statement: Sequence[str], values: dict[str, str | None]) -> None:
-    """Add what a statement assigns to the values of variables; ``None`` if it is not known.
+def _list_changed(words: Sequence[str]) -> Iterator[str]:
+    """Yield the variables that a statement assigns, or may change as ``read`` and ``for`` do."""
+    if words[0] == "export":
+        yield from _read_names(words[1:])
+    elif words[0] != "echo":
+        yield from chain.from_iterable(map(_CHANGE.findall, words))
 
-    A value is known if it is plain text and the only one. A command that names a variable may
-    change it, as ``read`` and ``for`` do.
-    """
-    words = statement[1:] if statement[0] == "export" else statement
-    assignments = [_ASSIGNMENT.fullmatch(word) for word in words]
+
+def _read_names(words: Iterable[str]) -> Iterator[str]:
+    yield from (word.partition("=")[0].rstrip("+") for word in words if "=" in word)
+
+
+def _read_assignments(words: Sequence[str]) -> dict[str, str]:
+    """Return the values that a statement assigns, if it does nothing else and they are known."""
+    assignments = [_ASSIGNMENT.fullmatch(w) for w in words[words[0] == "export" :]]
     if None in assignments:
-        changed = {word.partition("+=")[0] for word in statement}
-        values.update(dict.fromkeys(changed & values.keys()))
-        return
-    for name, text in (match.groups() for match in assignments if match):
-        is_plain = _PLAIN_TEXT.fullmatch(text) is not None
-        values[name] = text if is_plain and values.get(name, text) == text else None
+        return {}
+    return {m[1]: m[2] for m in assignments if m and _UNKNOWN_TEXT.search(m[2]) is None}
 
 
-def _expand_variables(line: str, values: Mapping[str, str | None]) -> str:
-    """Replace the variables with a known value, except for those in single quotes."""
+def _expand_variables(line: str, values: Mapping[str, str]) -> str:
+    """Replace the variables with a known value, except for those in single quotes.
+
+    Without quotes, a shell splits a value at its spaces, and takes what is between for names of
+    files if it has ``*``.
+    """
+
+    def expand_in_quotes(match: re.Match[str]) -> str:
+        value = values.get(match[1] or match[2] or "")
+        return match[0] if value is None else re.sub(r'(["\\])', r"\\\1", value)
 
     def expand(match: re.Match[str]) -> str:
         value = values.get(match[1] or match[2] or "")
-        return match[0] if value is None else value
+        if value is None or _GLOB.search(value):
+            return match[0]
+        return re.sub(r"\S+", lambda word: shlex.quote(word[0]), value)
 
     parts = []
     end = 0
     for quotes in _DOUBLE_QUOTES.finditer(line):
         if quotes[1] is None:
             parts.append(_EXPANDED_OUTSIDE.sub(expand, line[end : quotes.start()]))
-            parts.append(_EXPANDED_IN_QUOTES.sub(expand, quotes[0]))
+            parts.append(_EXPANDED_IN_QUOTES.sub(expand_in_quotes, quotes[0]))
             end = quotes.end()
     return "".join([*parts, _EXPANDED_OUTSIDE.sub(expand, line[end:])])
 
@@ -405,8 +478,11 @@ def _drop_redirections(words: Iterable[str]) -> list[str]:
     return kept
 
 
-def _find_arguments(words: Sequence[str]) -> int | None:
-    """Return where the arguments of vLLM begin; ``None`` if the words do not start it."""
+def _find_arguments(words: Sequence[str], *, may_be_flags: bool) -> int | None:
+    """Return where the arguments of vLLM begin; ``None`` if the words do not start it.
+
+    They may be flags alone, except within an array or a block.
+    """
     for index, word in enumerate(words):
         name = word.rpartition("/")[2]
         following = words[index + 1 : index + 2]
@@ -417,7 +493,7 @@ def _find_arguments(words: Sequence[str]) -> int | None:
             return index + 2
         if name == "api_server.py" or name.partition(":")[0] == "vllm-openai":
             return index + 1
-    for index, word in enumerate(words):
+    for index, word in enumerate(words if may_be_flags else ()):
         if word.startswith("-"):
             return index
         if not (_ASSIGNMENT.fullmatch(word) or word == "env"):
@@ -988,6 +1064,8 @@ def _find_meant(name: str) -> str | None:
         return next((s for s in _SHORT_FLAGS if s.startswith(key) or key.startswith(s)), "")
     if name[1:] in _SHORT_FLAGS:
         return name[1:]
+    if " " in name:  # several words in quotes
+        return name.partition(" ")[0]
     known = (*_FLAGS, *_OBJECTS, *_SWITCHES, *_LISTS)
     whole = [each for each in known if each.startswith(name) and len(name) > len("--m")]
     return next(iter((*whole, *get_close_matches(name, known, n=1, cutoff=0.95))), None)

@@ -749,7 +749,7 @@ NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
         ("--block-size 64", "--blocksize 64", ["KV630"], "--blocksize of decode"),
         ("--block-size 64", 'vllm serve M "${A[@]}"', ["KV630"], "${A[@]} of decode"),
         ("--block-size 64", "vllm serve M --host $(a | b) --block-size 64", ["KV630"], "$(a of"),
-        ("--block-size 64", "source x; vllm serve M", ["KV630"], "x of decode"),
+        ("--block-size 64", "source x; vllm serve M", ["KV630"], "the variables of x of decode"),
         ("--block-size 64", "--block-size 16 --hf-overrides {}", ["KV622"], "blocks of 64"),
         ("--kv-cache-dtype fp8", None, ["KV630"], "--kv-cache-dtype fp8 is on prefill only"),
         ("--kv-cache-dtype fp8", "-tp 1", ["KV612"], "fp8 on prefill"),

@@ -32,6 +32,31 @@ LINES: dict[str, dict[str, Any]] = {
         "tensor_parallel_size": 2,
         "block_size": 16,
     },
+    'A="-tp 2 "\nB="16"\nvllm serve M $A--block-size $B "$B"': {
+        "model": "M",
+        "tensor_parallel_size": 2,
+        "block_size": 16,
+        "notes": ["not read, although it may change caches: 16"],
+        "unread": ["16"],
+    },
+    'TP=2\necho "TP=$TP"\n# TP=4\nexport TP\nvllm serve M -tp $TP # TP=5': {
+        "model": "M",
+        "tensor_parallel_size": 2,
+    },
+    f"C='{NIXL}'\nvllm serve M --kv-transfer-config \"$C\"": {
+        "model": "M",
+        "connector": "NixlConnector",
+        "kv_role": "kv_both",
+    },
+    f'export C={json.dumps(NIXL)}\nvllm serve M \\\n --kv-transfer-config "${{C}}"': {
+        "model": "M",
+        "connector": "NixlConnector",
+        "kv_role": "kv_both",
+    },
+    "cd /m && export VLLM_KV_CACHE_LAYOUT=HND && vllm serve M": {
+        "model": "M",
+        "kv_cache_layout": "HND",
+    },
     'M=/m # it\'s\nvllm serve "${M}" \\\n -dcp 2 # $M': {"model": "/m", "context_parallel_size": 2},
     "--block-size 16": {"block_size": 16},
     "vllm serve M": {"model": "M"},
@@ -173,6 +198,33 @@ def test_line(line: str) -> None:
         ("M=2\nvllm serve M -tp '$M'", "0.33", "'$M': the shell has not expanded it"),
         ("M=2\nM+=4\nvllm serve M -tp $M", "0.33", "'$M': the shell has not expanded it"),
         ("M=2\nread M\nvllm serve M -tp $M", "0.33", "'$M': the shell has not expanded it"),
+        *(
+            (f"M=2\n{script}\nvllm serve M -tp $M", "0.33", "once and in any case, as NAME=VALUE")
+            for script in (
+                'if [ "$1" = big ]; then M=4; fi',
+                "while [ $# -gt 0 ]; do case $1 in --tp) M=$2; shift;; esac; done",
+                'test "$ROLE" = d && { M=64; }',
+                "f() { M=4; }",
+                "(M=4",
+                ": ${M:=4}",
+                "((M*=2))",
+                "declare M=4",
+            )
+        ),
+        *(
+            (f"{script}\nvllm serve M -tp $M", "0.33", "'$M': the shell has not expanded it")
+            for script in (
+                "if a\nthen\n  M=2\nfi",
+                "case a in\nb)\n  M=2 ;;\nesac",
+                "f() {\n  M=2\n}",
+                "a && M=2",
+                "a ||\n M=2",
+                "M=(2)",
+                "M=~/2",
+                "M=[2]",
+            )
+        ),
+        ("vllm serve A\n-tp 2", "0.33", "several vllm serve lines"),
         ("-sc '[1]'", "0.33", "is not an object of JSON"),
         ("--kv-transfer-config.kv_connector X", "0.33", "kv_role is missing"),
         ("--kv-transfer-config.kv_role both", "0.33", "kv_role is one of kv_producer, "),
@@ -204,6 +256,10 @@ def test_bad_line(line: str, version: str, message: str) -> None:
         ("vllm serve M $MORE", ("$MORE",)),
         ("vllm serve $MODEL --enforce-eager", ("$MODEL",)),
         ("vllm serve M `cat flags`", ("`cat",)),
+        ('A=(\n --block-size 64\n)\nvllm serve M "${A[@]}"', ("${A[@]}",)),
+        ('A="--block-size 64"\nvllm serve M "$A"', ("--block-size 64 (did you mean",)),
+        ("if a; then export VLLM_KV_CACHE_LAYOUT=HND; fi; vllm serve M", ("VLLM_KV_CACHE_LAYOUT",)),
+        ("a || export VLLM_KV_CACHE_LAYOUT=HND\nvllm serve M", ("VLLM_KV_CACHE_LAYOUT",)),
         ("vllm serve M N -tp 2 O", ("N", "O")),
         ("vllm serve -tp 2 M", ()),
         ("vllm serve M -t 4", ("-t",)),
