@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
@@ -20,6 +21,7 @@ from onnxkvrename.handoff.worker import (
     build_loaded_side,
     find_longest_prompt,
 )
+from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
     LoadedLayout,
     list_cache_dtype_notes,
@@ -33,7 +35,12 @@ from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import build_request, list_serve_notes
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
-from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.specs import (
+    QAIC_CACHE_DTYPE,
+    VLLM_RELEASES,
+    VLLM_VERSIONS,
+    ProjectionRequest,
+)
 from onnxkvrename.vllm.workers import Judgement, describe_handshake, judge_workers, list_figures
 
 _RANK = 4
@@ -145,6 +152,20 @@ def apply_serve(loaded: LoadedLayout, serve: ServeSettings, vllm_version: str) -
     return loaded._replace(layout=set_cache_dtype(loaded.layout, dtype))
 
 
+def check_cache_dtype(layout: Layout, consumer: Consumer) -> None:
+    """Check that a consumer takes the ``--kv-cache-dtype`` of a line or a manifest.
+
+    Raises:
+        KvRenameError: vLLM itself does not take it.
+    """
+    if consumer.is_paged and layout.kv_cache_dtype == QAIC_CACHE_DTYPE:
+        raise KvRenameError(
+            f"--kv-cache-dtype {QAIC_CACHE_DTYPE}: {consumer.name} does not take it, only "
+            "vllm-qaic does",
+            hint="pass `--target vllm-qaic`",
+        )
+
+
 def compare_served(
     paths: tuple[Path | None, Path | None],
     sides: tuple[LoadedLayout, LoadedLayout],
@@ -171,8 +192,8 @@ def compare_served(
         strict: Whether scales that are not known are a finding.
 
     Raises:
-        KvRenameError: The consumer does not hand buffers from one model to another, or a manifest
-            has another cache dtype than its line.
+        KvRenameError: The consumer does not hand buffers from one model to another or does not take
+            the cache dtype, or a manifest has another cache dtype than its line.
     """
     judgement, transfers = Judgement(), (full_transfer, full_transfer)
     one_sided: tuple[Finding, ...] = ()
@@ -187,6 +208,8 @@ def compare_served(
             else loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
             for loaded, request in zip(sides, served.requests, strict=True)
         )
+        for side in (prefill, decode):
+            check_cache_dtype(side.layout, consumer)
         judge = judge_workers if consumer.is_paged else _shake_hands
         workers = _build_workers((prefill, decode), served, tokens)
         judgement = judge(*workers)
@@ -334,5 +357,7 @@ def _shake_hands(prefill: Worker, decode: Worker) -> Judgement:
 def _list_unknown_connectors(workers: tuple[Worker, Worker]) -> Iterator[str]:
     for worker in workers:
         serve = worker.settings or ServeSettings()
+        if worker.request.kv_cache_dtype == QAIC_CACHE_DTYPE:
+            yield f"--kv-cache-dtype {QAIC_CACHE_DTYPE}"
         if serve.connector is not None and not serve.pulls_by_nixl:
             yield serve.connector

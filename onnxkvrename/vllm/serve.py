@@ -715,6 +715,7 @@ _CACHE_DTYPES = (
     "int8_per_token_head",
     "fp8_per_token_head",
     "nvfp4",
+    "mxint8",  # vllm-qaic's own
 )
 _NEW_CACHE_DTYPES = (
     "nvfp4_ds_mla",
