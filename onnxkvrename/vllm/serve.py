@@ -8,6 +8,7 @@ Which spellings vLLM accepts follows ``utils/argparse_utils.py``, ``engine/arg_u
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections import Counter
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, parse_json, parse_yaml
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import find_similar, suggest_similar
+from onnxkvrename.findings import find_similar, quote_path, suggest_similar
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.storage.read import read_text_file
 
@@ -334,7 +335,12 @@ def _find_command(text: str, label: str) -> _Command:
     if len(commands) == 1:
         return commands[0]
     found = "several vllm serve lines" if commands else "no vllm serve line"
-    hint = "pass `vllm serve MODEL` with its flags, or flags alone such as '--block-size 16'"
+    hint = (
+        "pass `vllm serve MODEL` with its flags, flags alone such as '--block-size 16', or @FILE "
+        "for a script"
+    )
+    if len(text.split()) == 1 and os.path.isfile(text.strip()):
+        hint = f"pass `{label}{'' if label.endswith(':') else ' '}@{quote_path(text.strip())}`"
     prefix, separator, _ = text.strip().partition(":")
     if separator and find_similar(prefix, _SIDES, _SIDE_SIMILARITY):
         hint = f"leave out {prefix}: (only compare takes lines for one side)"

@@ -425,7 +425,17 @@ def test_ranks_are_checked_where_they_are_given(run, named) -> None:
             "got unexpected extra argument (b}) (the shell took the quotes of the JSON: write the "
             "line into a script, quoted as usual, and pass `--serve prefill:@prefill.sh`)",
         ),
-        (("--serve", "-tp 1", "--serve", "-tp 2"), "--serve has two values"),
+        (
+            ("--serve", "@a.sh", "--serve", "-tp 2"),
+            "pass one (for one each: `--serve prefill:@a.sh --serve 'decode:-tp 2'`)",
+        ),
+        (
+            ("--serve", "decode:-tp 1", "--serve", "decode:-tp 2"),
+            "-tp 1 and -tp 2; pass one (`onnx",
+        ),
+        (("--serve", "prefill=@a.sh"), "--serve 'prefill=': no such side (did you mean prefill:@"),
+        (("--serve", f"decode:{__file__}"), f"(pass `--serve decode:@{__file__}`)"),
+        (("--serve", "prefill.sh"), "or @FILE for a script"),
         (("--serve", "-tp 1", "--block-size", "16:16"), "cannot be used together"),
         (("--serve", "--kv-cache-dtype nvfp4"), "the pages of --kv-cache-dtype nvfp4"),
         (("--target", "vllm-qaik"), "vllm-qaic?"),
