@@ -236,6 +236,9 @@ def parse_serve_line(
         rest = words[:index] + words[index + (1 if separator else 2) :]
         words = [*rest[:has_model], *given, *rest[has_model:]]
     settings = _build_settings(command.variables, words, vllm_version, label)
+    if command.image_version not in ("", vllm_version):
+        note = f"the image has vLLM {command.image_version}, and {vllm_version} is assumed (--vllm)"
+        settings = settings._replace(notes=(*settings.notes, note))
     sources = tuple(dict.fromkeys(command.sources))
     if not sources:
         return settings
@@ -253,12 +256,13 @@ class _Command(NamedTuple):
     """A command: the variables that it gets, and the words after ``vllm serve``.
 
     Its sources are what else may set variables: files (``source``, docker's ``--env-file``), and
-    statements that may not run.
+    statements that may not run. The version is that of vLLM in the tag of its image.
     """
 
     variables: Mapping[str, str]
     words: Sequence[str]
     sources: Sequence[str]
+    image_version: str
 
 
 class _Statement(NamedTuple):
@@ -282,6 +286,13 @@ _BEFORE_COMMENT = re.compile(
     r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?<![\s;&|])(?<!^)\#|[^\#\\'"])*""", re.DOTALL
 )
 """A text up to its comment: a ``#`` that begins a word; or up to a quote that is not closed."""
+_CONTAINER_RUNNERS = ("docker", "podman", "nerdctl")
+_CONTAINER_SWITCHES = re.compile(
+    r"-[ditqP]+|--(rm|init|detach|interactive|tty|privileged|read-only|publish-all|quiet|"
+    r"no-healthcheck|oom-kill-disable)"
+)
+"""The options of ``docker run`` without a value."""
+_VLLM_IMAGE = re.compile(r"vllm-openai:v?([0-9]+\.[0-9]+)[0-9.]*")
 _REDIRECTION = re.compile(r"[0-9]*(?:>>?|<)(.*)", re.DOTALL)
 _SEPARATORS = ";&|"
 _UNKNOWN_TEXT = re.compile(r"^\(|[$`~<>]")
@@ -319,7 +330,10 @@ def _find_command(text: str, label: str) -> _Command:
             files = (*sources, *_list_environment_files(before))
             unknown = [f"the variables of {name}" for name in files]
             unknown += [f"whether {name} is set" for name in names]
-            commands.append(_Command({**exported, **assignments}, statement[start:], unknown))
+            tags = (_VLLM_IMAGE.fullmatch(word.rpartition("/")[2]) for word in before)
+            version = next((tag[1] for tag in tags if tag), "")
+            variables = {**exported, **assignments}
+            commands.append(_Command(variables, statement[start:], unknown, version))
             continue
         if not is_certain:
             known = _VARIABLES.keys() | _NOT_READ
@@ -341,6 +355,11 @@ def _find_command(text: str, label: str) -> _Command:
     )
     if len(text.split()) == 1 and os.path.isfile(text.strip()):
         hint = f"pass `{label}{'' if label.endswith(':') else ' '}@{quote_path(text.strip())}`"
+    if any(_find_image(statement.words) for statement in _split_statements(text, label)):
+        hint = (
+            "an image is taken for vLLM's if its name has vllm, and flags or serve follow it; for "
+            "another one, pass `vllm serve MODEL` with its flags"
+        )
     prefix, separator, _ = text.strip().partition(":")
     if separator and find_similar(prefix, _SIDES, _SIDE_SIMILARITY):
         hint = f"leave out {prefix}: (only compare takes lines for one side)"
@@ -489,6 +508,13 @@ def _find_arguments(words: Sequence[str], *, may_be_flags: bool) -> int | None:
 
     They may be flags alone, except within an array or a block.
     """
+    image = _find_image(words)
+    if image is not None and "vllm" in words[image].rpartition("/")[2]:
+        if words[image + 1 : image + 2] == ["serve"]:
+            return image + 2
+        has_flags = all(word.startswith("-") for word in words[image + 1 : image + 2])
+        if has_flags and not any(word.startswith("--entrypoint") for word in words[:image]):
+            return image + 1
     for index, word in enumerate(words):
         name = word.rpartition("/")[2]
         following = words[index + 1 : index + 2]
@@ -505,6 +531,19 @@ def _find_arguments(words: Sequence[str], *, may_be_flags: bool) -> int | None:
         if not (_ASSIGNMENT.fullmatch(word) or word == "env"):
             return None
     return None
+
+
+def _find_image(words: Sequence[str]) -> int | None:
+    """Return where the image of ``docker run`` is; ``None`` for another command."""
+    runners = [word.rpartition("/")[2] in _CONTAINER_RUNNERS for word in words]
+    if True not in runners or "run" not in words[runners.index(True) :]:
+        return None
+    index = words.index("run", runners.index(True)) + 1
+    while index < len(words) and words[index].startswith("-"):
+        word = words[index]
+        is_joined = "=" in word or (len(word) > 2 and word[1] != "-")
+        index += 1 if is_joined or _CONTAINER_SWITCHES.fullmatch(word) else 2
+    return index if index < len(words) else None
 
 
 # Flags

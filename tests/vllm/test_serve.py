@@ -79,6 +79,13 @@ LINES: dict[str, dict[str, Any]] = {
         "kv_cache_layout": "HND",
         "uses_v2_model_runner": True,
     },
+    "sudo docker run --rm -it -p 80:80 -v/m:/m --name vllm-a --gpus all reg.io/ai/vllm-qaic:1.2 "
+    "--model M -tp 2": {"model": "M", "tensor_parallel_size": 2},
+    "podman run -d --ipc=host a/cloud_ai_vllm serve M -tp 2": {
+        "model": "M",
+        "tensor_parallel_size": 2,
+    },
+    "docker run a/vllm python3 -m vllm.entrypoints.openai.api_server --model M": {"model": "M"},
     "VLLM_KV_CACHE_LAYOUT=HND; export VLLM_KV_CACHE_LAYOUT; vllm serve M": {
         "model": "M",
         "kv_cache_layout": "HND",
@@ -230,6 +237,8 @@ def test_line(line: str) -> None:
         ("--kv-transfer-config.kv_role both", "0.33", "kv_role is one of kv_producer, "),
         ("--kv-transfer-config.kv_rank 0", "0.33", "vLLM 0.33 has no key kv_rank"),
         ("ls -l", "0.33", "--serve 'ls -l': no vllm serve line"),
+        ("docker run --name vllm-a reg/image --model M", "0.33", "(an image is taken for vLLM's"),
+        ("docker run --entrypoint sh a/vllm -c x", "0.33", "no vllm serve line"),
         ("prefill:vllm serve M", "0.33", "(leave out prefill: (only compare takes lines for one"),
         ("Decode:-tp 2", "0.33", "no vllm serve line (leave out Decode: "),
         ("vllm serve A; vllm serve B", "0.33", "several vllm serve lines"),
@@ -266,6 +275,9 @@ def test_bad_line(line: str, version: str, message: str) -> None:
         ("vllm serve M -tp4", ("-tp4",)),
         ("vllm serve M --tp 4 --revision R", ("--tp (did you mean -tp?)", "--revision")),
         ("vllm serve M -q fp8 -dp 2 -dpl 1 -O3 -cc.mode 3 -ep -n 2", ()),
+        ("docker run vllm/vllm-openai:v0.24.0 --model M", ("the image has vLLM 0.24",)),
+        ("docker run vllm/vllm-openai:v0.33.0 --model M", ()),
+        ("docker run vllm/vllm-openai:latest --model M", ()),
         ("source env.sh; docker run --env-file=x vllm-openai --model M", ("env.sh", "x")),
         (f"{CONNECTOR} --kv-transfer-config.kv_buffer_device cpu", ("kv_buffer_device",)),
         (f"{CONNECTOR} --kv-transfer-config.kv_buffer_device cuda", ()),
