@@ -221,7 +221,7 @@ def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
     if get_origin(kind) is Mapping:
         return click.STRING
     if int in kinds:
-        return click.IntRange(1, option.most)
+        return CountType(1, option.most)
     if NamePattern in kinds:
         return PatternType()
     if Path not in kinds:
@@ -291,6 +291,18 @@ class NonEmptyPath(click.Path):
             if ends_like_directory and read_status(Path(value)) and not is_directory(Path(value)):
                 hint = f"pass {quote_path(str(Path(value)))}"
                 raise ModelError("not a directory", path=value, hint=hint)
+        return super().convert(value, param, ctx)
+
+
+class CountType(click.IntRange):
+    """A whole number, in digits alone."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; a usage error for another text, such as ``1k``."""
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number of at least 1", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -860,6 +860,7 @@ def test_a_variable_of_vllm_qaic_on_one_side_shifts_buffers(
         ),
         (("--format", "jsn"), "'jsn' is not one of"),
         (("--tokens", "0"), "'--tokens': 0"),
+        (("--tokens", "1k"), "'--tokens': '1k' is not a whole number of at least 1"),
     ],
 )
 def test_settings_of_a_handshake_are_checked(args: tuple[str, ...], message: str, run) -> None:
