@@ -357,7 +357,7 @@ def _find_command(text: str, label: str) -> _Command:
         hint = f"pass `{label}{'' if label.endswith(':') else ' '}@{quote_path(text.strip())}`"
     if any(_find_image(statement.words) for statement in _split_statements(text, label)):
         hint = (
-            "an image is taken for vLLM's if its name has vllm, and flags or serve follow it; for "
+            "an image counts as vLLM's if its name has vllm, and flags or serve follow it; for "
             "another one, pass `vllm serve MODEL` with its flags"
         )
     prefix, separator, _ = text.strip().partition(":")

@@ -237,7 +237,7 @@ def test_line(line: str) -> None:
         ("--kv-transfer-config.kv_role both", "0.33", "kv_role is one of kv_producer, "),
         ("--kv-transfer-config.kv_rank 0", "0.33", "vLLM 0.33 has no key kv_rank"),
         ("ls -l", "0.33", "--serve 'ls -l': no vllm serve line"),
-        ("docker run --name vllm-a reg/image --model M", "0.33", "(an image is taken for vLLM's"),
+        ("docker run --name vllm-a reg/image --model M", "0.33", "(an image counts as vLLM's"),
         ("docker run --entrypoint sh a/vllm -c x", "0.33", "no vllm serve line"),
         ("prefill:vllm serve M", "0.33", "(leave out prefill: (only compare takes lines for one"),
         ("Decode:-tp 2", "0.33", "no vllm serve line (leave out Decode: "),
