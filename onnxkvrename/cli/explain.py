@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +16,7 @@ from onnxkvrename.options import FORMAT, Example, Option
 from onnxkvrename.report.finding_pages import describe_finding, render_finding_list
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.log_text import build_log_answer
-from onnxkvrename.storage.read import open_file, read_chunks, translate_read_errors
+from onnxkvrename.storage.read import is_occupied, open_file, read_chunks, translate_read_errors
 from onnxkvrename.vllm.messages import LogReading, read_log
 
 _STDIN = Path("-")
@@ -79,7 +78,7 @@ def _check_codes(codes: Iterable[str]) -> None:
         KvRenameError: One is the path of a file, or named like a log.
     """
     for code in codes:
-        if ".log" in code or os.path.isfile(code):
+        if code.upper() not in CODES and (".log" in code or is_occupied(code)):
             hint = f"`onnxkvrename explain --log {quote_path(code)}` explains a log"
             raise KvRenameError(f"no finding has the code {code}", hint=hint)
 

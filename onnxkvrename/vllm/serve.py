@@ -8,7 +8,6 @@ Which spellings vLLM accepts follows ``utils/argparse_utils.py``, ``engine/arg_u
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections import Counter
@@ -24,7 +23,7 @@ from onnxkvrename.documents import UnreadableTextError, parse_json, parse_yaml
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import find_similar, quote_path, suggest_similar
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.storage.read import read_text_file
+from onnxkvrename.storage.read import is_occupied, read_text_file
 
 NIXL_CONNECTORS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
 DEFAULT_CONNECTOR = NIXL_CONNECTORS[0]
@@ -311,6 +310,8 @@ _EXPANDED_OUTSIDE = re.compile(f"{_ESCAPED}|'[^']*'|{_VARIABLE}", re.DOTALL)
 _DOUBLE_QUOTES = re.compile(rf"({_ESCAPED}|'[^']*')|\"(?:{_ESCAPED}|[^\"\\])*\"", re.DOTALL)
 _SIDES = ("prefill", "decode")
 _SIDE_SIMILARITY = 0.8
+_MAX_NAME_CHARS = 200
+"""The longest word that is looked up as a file that lacks its ``@``."""
 
 
 def _find_command(text: str, label: str) -> _Command:
@@ -353,8 +354,9 @@ def _find_command(text: str, label: str) -> _Command:
         "pass `vllm serve MODEL` with its flags, flags alone such as '--block-size 16', or @FILE "
         "for a script"
     )
-    if len(text.split()) == 1 and os.path.isfile(text.strip()):
-        hint = f"pass `{label}{'' if label.endswith(':') else ' '}@{quote_path(text.strip())}`"
+    word = text.strip()
+    if len(text.split()) == 1 and len(word) < _MAX_NAME_CHARS and is_occupied(word):
+        hint = f"pass `{label}{'' if label.endswith(':') else ' '}@{quote_path(word)}`"
     if any(_find_image(statement.words) for statement in _split_statements(text, label)):
         hint = (
             "an image counts as vLLM's if its name has vllm, and flags or serve follow it; for "

@@ -193,7 +193,12 @@ def test_a_log_in_another_form_is_an_error(
         assert (piped in outcome.err) == (source == path)
 
 
-def test_a_log_without_its_option_is_answered_with_it(run: Run) -> None:
+def test_a_log_without_its_option_is_answered_with_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("KV402").touch()
+    assert run("explain", "KV402").code == 0
     for path in (str(LOG), "serve.log.gz"):
         outcome = run("explain", path)
         assert (outcome.code, outcome.out) == (2, "")
