@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import configure_consumer
@@ -20,6 +21,7 @@ from onnxkvrename.handoff.worker import (
     build_loaded_side,
     find_longest_prompt,
 )
+from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
     LoadedLayout,
     list_cache_dtype_notes,
@@ -33,7 +35,12 @@ from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import build_request, list_serve_notes
 from onnxkvrename.vllm.reads import PromptReads
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
-from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.specs import (
+    QAIC_CACHE_DTYPE,
+    VLLM_RELEASES,
+    VLLM_VERSIONS,
+    ProjectionRequest,
+)
 from onnxkvrename.vllm.workers import Judgement, describe_handshake, judge_workers, list_figures
 
 _RANK = 4
@@ -50,6 +57,10 @@ BANDWIDTH = Option(
     "RATE",
     needs=("tokens",),
 )
+
+
+_NO_LINE = ServeSettings(unread=("the line",), gaps=("the line",))
+"""The settings of a side without a line: vLLM's defaults, as far as nothing else is set."""
 
 
 class ServedHandoff(NamedTuple):
@@ -118,7 +129,7 @@ def read_served_pair(lines: Mapping[str, str], vllm_version: str) -> ServedPair 
     for side in SIDES:
         label = f"--serve {side}:" if side in lines else "--serve"
         line = lines.get(side, lines.get(""))
-        serve = ServeSettings() if line is None else read_serve_option(line, vllm_version, label)
+        serve = _NO_LINE if line is None else read_serve_option(line, vllm_version, label)
         settings.append(serve)
         if line is None:
             notes.setdefault("no --serve line: vLLM's defaults are assumed", []).append(side)
@@ -139,6 +150,20 @@ def apply_serve(loaded: LoadedLayout, serve: ServeSettings, vllm_version: str) -
     """
     dtype = build_request(serve, vllm_version).kv_cache_dtype
     return loaded._replace(layout=set_cache_dtype(loaded.layout, dtype))
+
+
+def check_cache_dtype(layout: Layout, consumer: Consumer) -> None:
+    """Check that a consumer takes the ``--kv-cache-dtype`` of a line or a manifest.
+
+    Raises:
+        KvRenameError: vLLM itself does not take it.
+    """
+    if consumer.is_paged and layout.kv_cache_dtype == QAIC_CACHE_DTYPE:
+        raise KvRenameError(
+            f"--kv-cache-dtype {QAIC_CACHE_DTYPE}: {consumer.name} does not take it, only "
+            "vllm-qaic does",
+            hint="pass `--target vllm-qaic`",
+        )
 
 
 def compare_served(
@@ -167,18 +192,24 @@ def compare_served(
         strict: Whether scales that are not known are a finding.
 
     Raises:
-        KvRenameError: The consumer does not hand buffers from one model to another, or a manifest
-            has another cache dtype than its line.
+        KvRenameError: The consumer does not hand buffers from one model to another or does not take
+            the cache dtype, or a manifest has another cache dtype than its line.
     """
     judgement, transfers = Judgement(), (full_transfer, full_transfer)
+    one_sided: tuple[Finding, ...] = ()
     if served is None and consumer.is_paged:
         request = ProjectionRequest(DEFAULT_BLOCK_SIZE)
         served = ServedPair((request, request), from_lines=False)
     if served is not None:
+        one_sided = tuple(_check_unread_dtypes(served))
         prefill, decode = (
-            loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
+            loaded
+            if one_sided
+            else loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
             for loaded, request in zip(sides, served.requests, strict=True)
         )
+        for side in (prefill, decode):
+            check_cache_dtype(side.layout, consumer)
         judge = judge_workers if consumer.is_paged else _shake_hands
         workers = _build_workers((prefill, decode), served, tokens)
         judgement = judge(*workers)
@@ -189,9 +220,12 @@ def compare_served(
             sides = (prefill, decode)
         transfers = served.decide_full_transfers(full_transfer)
     consumer = configure_consumer(consumer, sides[0].layout)
-    one_sided = tuple(_check_full_transfers(transfers, consumer))
+    one_sided = (*one_sided, *_check_full_transfers(transfers, consumer))
+    judgement = judgement._replace(findings=(*one_sided, *judgement.findings))
+    if served is not None:
+        judgement = _admit_unread(judgement, served)
     faults = _list_faults(judgement)
-    if one_sided:
+    if one_sided and one_sided[0] in judgement.findings:
         # Only a prompt that fills the context moves the same with and without it.
         longest = min(find_longest_prompt(side.layout) for side in sides)
         last = longest if longest == UNLIMITED_LENGTH else max(longest - 1, 1)
@@ -207,7 +241,7 @@ def compare_served(
         ranks=None if served is None else served.ranks,
         full_transfer=all(transfers),
         tokens=tokens,
-        more_findings=(*one_sided, *judgement.findings, *judgement.read_findings),
+        more_findings=(*judgement.findings, *judgement.read_findings),
         more_notes=(*notes, *judgement.notes),
         more_basis=Basis(judgement.facts, judgement.conditions),
         faults=faults,
@@ -216,6 +250,36 @@ def compare_served(
         strict=strict,
     )
     return ServedHandoff(handoff, judgement.reads)
+
+
+def _admit_unread(judgement: Judgement, served: ServedPair) -> Judgement:
+    """Return what is known although something of the lines is not read.
+
+    A success has a condition. A refusal is not known if flags or variables that are read elsewhere
+    may be in what is not read.
+    """
+    settings = [request.serve or ServeSettings() for request in served.requests]
+    unread, gaps = (
+        ", ".join(_name_sides(*(getattr(each, field) for each in settings)))
+        for field in ("unread", "gaps")
+    )
+    findings = (*judgement.findings, *judgement.read_findings)
+    refusal = next((each for each in findings if each.code != UNKNOWN_WORKERS), None)
+    if gaps and refusal is not None:
+        message = f"whether vLLM accepts them depends on what is not read ({gaps}); without it, "
+        hint = "pass a line for each side with --serve, and write each flag with its value"
+        finding = build_finding(UNKNOWN_WORKERS, "", message + refusal.message, hint)
+        return Judgement((finding,), judgement.notes)
+    condition = f"change no cache by what is not read ({unread})"
+    conditions = (*judgement.conditions, condition) if unread else judgement.conditions
+    return judgement._replace(conditions=conditions)
+
+
+def _name_sides(prefill: Sequence[str], decode: Sequence[str]) -> Iterator[str]:
+    """Yield what is of both sides, and what is of one, with that side."""
+    for name in dict.fromkeys((*prefill, *decode)):
+        is_both = name in prefill and name in decode
+        yield name if is_both else f"{name} of {SIDES[name in decode]}"
 
 
 def _list_cache_dtype_notes(
@@ -241,6 +305,14 @@ def _build_workers(
         for side, request in zip(sides, served.requests, strict=True)
     )
     return prefill, decode
+
+
+def _check_unread_dtypes(served: ServedPair) -> Iterator[Finding]:
+    """Yield KV612 if only one side has a cache dtype, and the other may have it, too, unread."""
+    dtypes = [request.kv_cache_dtype for request in served.requests]
+    for side, dtype, other in zip(SIDES, dtypes, served.requests[::-1], strict=True):
+        if dtype is not None and other.kv_cache_dtype is None and other.serve and other.serve.gaps:
+            yield build_finding("KV612", "", f"--kv-cache-dtype {dtype} is on {side} only", "")
 
 
 def _check_full_transfers(transfers: tuple[bool, bool], consumer: Consumer) -> Iterator[Finding]:
@@ -285,5 +357,7 @@ def _shake_hands(prefill: Worker, decode: Worker) -> Judgement:
 def _list_unknown_connectors(workers: tuple[Worker, Worker]) -> Iterator[str]:
     for worker in workers:
         serve = worker.settings or ServeSettings()
+        if worker.request.kv_cache_dtype == QAIC_CACHE_DTYPE:
+            yield f"--kv-cache-dtype {QAIC_CACHE_DTYPE}"
         if serve.connector is not None and not serve.pulls_by_nixl:
             yield serve.connector

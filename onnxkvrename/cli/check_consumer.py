@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.api.serving import VLLM, apply_serve
+from onnxkvrename.api.serving import VLLM, apply_serve, check_cache_dtype
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, print_notes
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
@@ -123,6 +123,7 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
         arguments = arguments._replace(full_transfer=full_transfer)
         loaded = apply_serve(loaded, serve, version)
     layout = loaded.layout
+    check_cache_dtype(layout, consumer)
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))

@@ -132,6 +132,11 @@ class CompareArguments(NamedTuple):
     "be decided; 2 the job could not be done; 130 interrupted.",
     Example("onnxkvrename compare prefill.onnx decode.onnx", "Check for every prompt length."),
     Example("onnxkvrename compare prefill.onnx decode.onnx --html page.html", "Also draw a page."),
+    Example(
+        "onnxkvrename compare prefill.onnx decode.onnx --serve prefill:@prefill.sh "
+        "--serve decode:@decode.sh",
+        "Check two workers of vLLM, too: each script has one line that starts it.",
+    ),
 )
 def command(arguments: CompareArguments) -> int:
     """Predict for every prompt length whether decode reads the KV buffers that prefill wrote.

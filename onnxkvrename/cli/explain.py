@@ -11,12 +11,12 @@ from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import find_width, print_answer, print_lines
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import CODES, decide_exit_code
+from onnxkvrename.findings import CODES, decide_exit_code, quote_path
 from onnxkvrename.options import FORMAT, Example, Option
 from onnxkvrename.report.finding_pages import describe_finding, render_finding_list
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.log_text import build_log_answer
-from onnxkvrename.storage.read import open_file, read_chunks, translate_read_errors
+from onnxkvrename.storage.read import is_occupied, open_file, read_chunks, translate_read_errors
 from onnxkvrename.vllm.messages import LogReading, read_log
 
 _STDIN = Path("-")
@@ -64,10 +64,23 @@ def command(arguments: ExplainArguments) -> int:
     if not arguments.codes:
         print_lines(render_finding_list(find_width(sys.stdout)))
     else:
+        _check_codes(arguments.codes)
         passages = [describe_finding(code) for code in arguments.codes]
         lines = [line for passage in passages for line in (*passage, "")][:-1]
         print_lines(map(Line, lines))
     return decide_exit_code()
+
+
+def _check_codes(codes: Iterable[str]) -> None:
+    """Check that no code is a log.
+
+    Raises:
+        KvRenameError: One is the path of a file, or named like a log.
+    """
+    for code in codes:
+        if code.upper() not in CODES and (".log" in code or is_occupied(code)):
+            hint = f"`onnxkvrename explain --log {quote_path(code)}` explains a log"
+            raise KvRenameError(f"no finding has the code {code}", hint=hint)
 
 
 def _read_log(path: Path) -> LogReading:
@@ -92,5 +105,8 @@ def _read_chunks(path: Path, chunks: Iterable[bytes]) -> LogReading:
     try:
         return read_log(chunks)
     except UnreadableTextError as error:
-        hint = "pass it through `iconv -f UTF-16` or `zcat`; --log - reads stdin"
+        hint = f"`{error.hint}` prints it as text, and --log - reads stdin"
+        if path != _STDIN:
+            source = quote_path(str(path))
+            hint = f"pass it as `{error.hint} {source} | onnxkvrename explain --log -`"
         raise KvRenameError(str(error), path=str(path), hint=hint) from None

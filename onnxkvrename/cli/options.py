@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import find_similar, quote_path
+from onnxkvrename.findings import find_similar, quote_path, quote_word
 from onnxkvrename.options import (
     SIDES,
     Example,
@@ -221,7 +221,7 @@ def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
     if get_origin(kind) is Mapping:
         return click.STRING
     if int in kinds:
-        return click.IntRange(1, option.most)
+        return CountType(1, option.most)
     if NamePattern in kinds:
         return PatternType()
     if Path not in kinds:
@@ -309,6 +309,18 @@ class NonEmptyPath(click.Path):
             if ends_like_directory and read_status(Path(value)) and not is_directory(Path(value)):
                 hint = f"pass {quote_path(str(Path(value)))}"
                 raise ModelError("not a directory", path=value, hint=hint)
+        return super().convert(value, param, ctx)
+
+
+class CountType(click.IntRange):
+    """A whole number, in digits alone."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; a usage error for another text, such as ``1k``."""
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number of at least 1", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -435,17 +447,28 @@ class SideOption(click.Option):
             prefix, separator, rest = text.partition(":")
             side, rest = (prefix, rest) if separator and prefix in SIDES else ("", text)
             meant = find_similar(prefix, SIDES, cutoff=0.8) if separator and not side else None
+            option = max(self.opts, key=len)
             if meant is not None:
-                option = max(self.opts, key=len)
                 raise click.UsageError(
                     f"{option} {prefix + ':'!r}: no such side (did you mean {meant}:?)"
                 )
+            name, equals, _ = text.partition("=")
+            meant = find_similar(name, SIDES, cutoff=0.8) if equals and self.is_single else None
+            if meant is not None:
+                value = text.removeprefix(name + equals)
+                hint = f"did you mean {quote_word(f'{meant}:{value}')}?"
+                raise KvRenameError(f"{option} {name + equals!r}: no such side", hint=hint)
             values[side][self.value_type.convert(rest, self, ctx)] = None
-        for found in values.values():
+        for side, found in values.items():
             if self.is_single and len(found) > 1:
                 first, second = list(found)[:2]
                 option = max(self.opts, key=len)
-                raise click.UsageError(f"{option} has two values: {first} and {second}; pass one")
+                problem = f"{option} has two values: {first} and {second}; pass one"
+                if side:
+                    raise click.UsageError(problem)
+                typed = (quote_word(f"{SIDES[i]}:{each}") for i, each in enumerate((first, second)))
+                hint = f"for one each: `{' '.join(f'{option} {word}' for word in typed)}`"
+                raise KvRenameError(problem, hint=hint)
         return SideValues(*map(tuple, values.values()))
 
 

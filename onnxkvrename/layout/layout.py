@@ -213,7 +213,7 @@ class Layout(NamedTuple):
         if self.kv_cache_dtype is None or buffer.is_state:
             return buffer.dtype
         dtype = self.kv_cache_dtype.upper()
-        return dtype if dtype in ("FLOAT16", "BFLOAT16") else self.kv_cache_dtype
+        return dtype if dtype in ("FLOAT16", "BFLOAT16", "MXINT8") else self.kv_cache_dtype
 
     def compute_token_bytes(self, buffer: KvBuffer) -> int | None:
         """Return the bytes that a token adds; ``None`` for a state, or if not known."""

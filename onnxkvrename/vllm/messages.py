@@ -19,14 +19,17 @@ from onnxkvrename.storage.read import read_text_file
 _TABLE = Path(__file__).with_name("messages.toml")
 _VALUE = re.compile(r"\{(\w+)\}")
 _STYLES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_OTHER_FORMATS: Mapping[bytes, str] = {
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-    b"\x1f\x8b": "compressed by gzip",
-    b"\x28\xb5\x2f\xfd": "compressed by zstd",
-    b"PK\x03\x04": "a ZIP archive",
+_OTHER_FORMATS: Mapping[bytes, tuple[str, str]] = {
+    b"\xff\xfe": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    b"\x1f\x8b": ("compressed by gzip", "zcat"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "zstdcat"),
+    b"PK\x03\x04": ("a ZIP archive", "unzip -p"),
 }
-"""How a file starts that may be a log in a form that is not read, in which nothing is found."""
+"""How a file starts that may be a log in a form that is not read, in which nothing is found.
+
+Each with its name, and the program that prints it as text.
+"""
 _END_OF_VALUE = re.compile(r"[\"\\\r\n]|$")
 """Where a value ends that ends its message: logs of containers are JSON strings."""
 
@@ -120,7 +123,8 @@ def read_log(chunks: Iterable[bytes]) -> LogReading:
         chunks: The bytes of the log, cut anywhere.
 
     Raises:
-        UnreadableTextError: It is not UTF-8 but UTF-16, or compressed.
+        UnreadableTextError: It is not UTF-8 but UTF-16, or compressed. Its hint is the program
+            that prints it as text.
     """
     marks = {message: max(message.literals, key=len).encode() for message in load_messages()}
     found: dict[VllmMessage, LoggedMessage] = {}
@@ -145,9 +149,9 @@ def _iterate_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     rest = b""
     chunks = iter(chunks)
     first = next(chunks, b"")
-    for start, name in _OTHER_FORMATS.items():
+    for start, (name, reader) in _OTHER_FORMATS.items():
         if first.startswith(start):
-            raise UnreadableTextError(f"is {name}, not plain text")
+            raise UnreadableTextError(f"is {name}, not plain text", reader)
     for chunk in chain((first,), chunks):
         lines, end, rest = (rest + chunk).rpartition(b"\n")
         if end:

@@ -26,6 +26,7 @@ from onnxkvrename.vllm.settle import settle_conditions
 from onnxkvrename.vllm.specs import (
     KV_CACHE_DTYPES,
     MLA_KINDS,
+    QAIC_CACHE_DTYPE,
     VERSION_TRAITS,
     VLLM_RELEASES,
     VLLM_VERSIONS,
@@ -94,6 +95,9 @@ def project_layout(
         KvRenameError: It has pipeline stages beside a draft model, which is not supported.
     """
     request = plan_request(request)
+    if request.kv_cache_dtype == QAIC_CACHE_DTYPE:
+        why = f"not known for {QAIC_CACHE_DTYPE}, which vllm-qaic alone takes"
+        return Projection(request, (), (build_requirement("pages", why),))
     if draft is not None:
         if request.pipeline_parallel_size > 1:
             raise KvRenameError(

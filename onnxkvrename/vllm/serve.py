@@ -10,18 +10,20 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, parse_json, parse_yaml
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import find_similar, suggest_similar
+from onnxkvrename.findings import find_similar, quote_path, suggest_similar
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.storage.read import read_text_file
+from onnxkvrename.storage.read import is_occupied, read_text_file
 
 NIXL_CONNECTORS = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
 DEFAULT_CONNECTOR = NIXL_CONNECTORS[0]
@@ -63,6 +65,9 @@ class ServeSettings(NamedTuple):
         uses_v2_model_runner: ``VLLM_USE_V2_MODEL_RUNNER``.
         uses_full_transfer: ``VLLM_QAIC_USE_FULL_KV_TRANSFER``, of vllm-qaic; off by default.
         notes: A sentence for each flag or variable that could matter and is not understood.
+        unread: What is not read of the line and may change caches.
+        gaps: What of it may set a flag or variable that is read elsewhere, so that a refusal is not
+            known either: words that a shell expands, flags in another spelling, files of variables.
     """
 
     model: str = ""
@@ -91,6 +96,8 @@ class ServeSettings(NamedTuple):
     uses_v2_model_runner: bool | None = None
     uses_full_transfer: bool | None = None
     notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
 
     @property
     def uses_nixl(self) -> bool:
@@ -161,7 +168,7 @@ class _Value(NamedTuple):
         if "$" in self.text or "`" in self.text:
             raise self.build_error(
                 "the shell has not expanded it; write the value itself, or in a script assign it "
-                "on a line above, as NAME=VALUE"
+                "on a line above, once and in any case, as NAME=VALUE"
             )
         return self.text
 
@@ -187,7 +194,15 @@ def read_serve_option(
     path = Path(value[1:])
     label = f"{label} {path.name}:"
     if path.suffix in (".yaml", ".yml"):
-        return _build_settings({}, _read_config(path, vllm_version), vllm_version, label)
+        words = _read_config(path, vllm_version)
+        _, flags = _split_flags(words)
+        if not any(map(_is_known, (flag.name for flag in flags))):
+            raise KvRenameError(
+                "no key is an option of vllm serve that says something about KV caches",
+                path=str(path),
+                hint="pass the YAML of vLLM's --config, or a script with the line that starts vLLM",
+            )
+        return _build_settings({}, words, vllm_version, label)
     return parse_serve_line(read_text_file(path), vllm_version, label, path.parent)
 
 
@@ -220,10 +235,17 @@ def parse_serve_line(
         rest = words[:index] + words[index + (1 if separator else 2) :]
         words = [*rest[:has_model], *given, *rest[has_model:]]
     settings = _build_settings(command.variables, words, vllm_version, label)
-    if not command.sources:
+    if command.image_version not in ("", vllm_version):
+        note = f"the image has vLLM {command.image_version}, and {vllm_version} is assumed (--vllm)"
+        settings = settings._replace(notes=(*settings.notes, note))
+    sources = tuple(dict.fromkeys(command.sources))
+    if not sources:
         return settings
-    note = f"the variables of {', '.join(dict.fromkeys(command.sources))} are not read"
-    return settings._replace(notes=(*settings.notes, note))
+    return settings._replace(
+        notes=(*settings.notes, f"not known: {', '.join(sources)}"),
+        unread=(*settings.unread, *sources),
+        gaps=(*settings.gaps, *sources),
+    )
 
 
 # Words of a shell
@@ -232,12 +254,29 @@ def parse_serve_line(
 class _Command(NamedTuple):
     """A command: the variables that it gets, and the words after ``vllm serve``.
 
-    Files with further variables (``source``, docker's ``--env-file``) are its sources.
+    Its sources are what else may set variables: files (``source``, docker's ``--env-file``), and
+    statements that may not run. The version is that of vLLM in the tag of its image.
     """
 
     variables: Mapping[str, str]
     words: Sequence[str]
     sources: Sequence[str]
+    image_version: str
+
+
+class _Statement(NamedTuple):
+    """A simple command of a script.
+
+    Attributes:
+        words: Its words, without redirections.
+        group: The number of its group of statements, which are joined by ``&&``.
+        is_certain: Whether it runs in any case, and once: it is in no ``if``, loop or function,
+            and not after ``&&`` or ``||``.
+    """
+
+    words: list[str]
+    group: int
+    is_certain: bool
 
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -246,10 +285,24 @@ _BEFORE_COMMENT = re.compile(
     r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?<![\s;&|])(?<!^)\#|[^\#\\'"])*""", re.DOTALL
 )
 """A text up to its comment: a ``#`` that begins a word; or up to a quote that is not closed."""
+_CONTAINER_RUNNERS = ("docker", "podman", "nerdctl")
+_CONTAINER_SWITCHES = re.compile(
+    r"-[ditqP]+|--(rm|init|detach|interactive|tty|privileged|read-only|publish-all|quiet|"
+    r"no-healthcheck|oom-kill-disable)"
+)
+"""The options of ``docker run`` without a value."""
+_VLLM_IMAGE = re.compile(r"vllm-openai:v?([0-9]+\.[0-9]+)[0-9.]*")
 _REDIRECTION = re.compile(r"[0-9]*(?:>>?|<)(.*)", re.DOTALL)
 _SEPARATORS = ";&|"
-_PLAIN_TEXT = re.compile(r"[\w./:@%+,=-]*", re.ASCII)
-"""A value that means the same in quotes and without."""
+_UNKNOWN_TEXT = re.compile(r"^\(|[$`~<>]")
+"""A part of a value by which a shell, or an array, may mean something else."""
+_GLOB = re.compile(r"[*?[]")
+_CHANGE = re.compile(r"(?:^|[({)])([A-Za-z_][A-Za-z0-9_]*)(?:\[[^]]*\])?(?:[-+*/%:]?=|\+\+|--|$)")
+"""A place in a word at which a command may change a variable."""
+_OPENING = ("if", "while", "until", "for", "select", "case", "(")
+_CLOSING = ("fi", "done", "esac", "}", ")")
+_INNER = ("then", "else", "elif", "do", "!", "time", "{")
+"""The reserved words before a command: those that begin a block, that end one, and others."""
 _VARIABLE = r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})"
 _ESCAPED = r"\\."
 _EXPANDED_IN_QUOTES = re.compile(f"{_ESCAPED}|{_VARIABLE}", re.DOTALL)
@@ -257,6 +310,8 @@ _EXPANDED_OUTSIDE = re.compile(f"{_ESCAPED}|'[^']*'|{_VARIABLE}", re.DOTALL)
 _DOUBLE_QUOTES = re.compile(rf"({_ESCAPED}|'[^']*')|\"(?:{_ESCAPED}|[^\"\\])*\"", re.DOTALL)
 _SIDES = ("prefill", "decode")
 _SIDE_SIMILARITY = 0.8
+_MAX_NAME_CHARS = 200
+"""The longest word that is looked up as a file that lacks its ``@``."""
 
 
 def _find_command(text: str, label: str) -> _Command:
@@ -265,15 +320,26 @@ def _find_command(text: str, label: str) -> _Command:
     assigned: dict[str, str] = {}
     sources: list[str] = []
     commands = []
-    for statement in _split_statements(text, label):
-        start = _find_arguments(statement)
+    doubtful: list[tuple[int, str]] = []
+    for statement, group, is_certain in _split_statements(text, label):
+        start = _find_arguments(statement, may_be_flags=is_certain)
         before = statement if start is None else statement[:start]
         words = [_DOCKER_VARIABLE.sub("", word) for word in before]
         assignments = {m[1]: m[2] for word in words if (m := _ASSIGNMENT.fullmatch(word))}
         if start is not None:
-            given = [*sources, *_list_environment_files(before)]
-            commands.append(_Command({**exported, **assignments}, statement[start:], given))
-        elif statement[0] == "export" or statement[:2] in (["declare", "-x"], ["typeset", "-x"]):
+            names = [name for other, name in doubtful if other != group]
+            files = (*sources, *_list_environment_files(before))
+            unknown = [f"the variables of {name}" for name in files]
+            unknown += [f"whether {name} is set" for name in names]
+            tags = (_VLLM_IMAGE.fullmatch(word.rpartition("/")[2]) for word in before)
+            version = next((tag[1] for tag in tags if tag), "")
+            variables = {**exported, **assignments}
+            commands.append(_Command(variables, statement[start:], unknown, version))
+            continue
+        if not is_certain:
+            known = _VARIABLES.keys() | _NOT_READ
+            doubtful += [(group, name) for name in assignments if name in known]
+        if statement[0] == "export" or statement[:2] in (["declare", "-x"], ["typeset", "-x"]):
             exported |= {name: assigned[name] for name in words[1:] if name in assigned}
             exported |= assignments
         elif statement[0] in ("source", "."):
@@ -284,7 +350,18 @@ def _find_command(text: str, label: str) -> _Command:
     if len(commands) == 1:
         return commands[0]
     found = "several vllm serve lines" if commands else "no vllm serve line"
-    hint = "pass `vllm serve MODEL` with its flags, or flags alone such as '--block-size 16'"
+    hint = (
+        "pass `vllm serve MODEL` with its flags, flags alone such as '--block-size 16', or @FILE "
+        "for a script"
+    )
+    word = text.strip()
+    if len(text.split()) == 1 and len(word) < _MAX_NAME_CHARS and is_occupied(word):
+        hint = f"pass `{label}{'' if label.endswith(':') else ' '}@{quote_path(word)}`"
+    if any(_find_image(statement.words) for statement in _split_statements(text, label)):
+        hint = (
+            "an image counts as vLLM's if its name has vllm, and flags or serve follow it; for "
+            "another one, pass `vllm serve MODEL` with its flags"
+        )
     prefix, separator, _ = text.strip().partition(":")
     if separator and find_similar(prefix, _SIDES, _SIDE_SIMILARITY):
         hint = f"leave out {prefix}: (only compare takes lines for one side)"
@@ -299,16 +376,28 @@ def _list_environment_files(words: Sequence[str]) -> Iterator[str]:
             yield path if separator else "".join(words[index + 1 : index + 2])
 
 
-def _split_statements(text: str, label: str) -> Iterator[list[str]]:
-    """Yield the words of each statement of a script, as a shell reads them, without redirections.
+def _split_statements(text: str, label: str) -> Iterator[_Statement]:
+    """Yield the statements of a script, as a shell reads them.
 
-    What lines above assign is expanded; a word with any other variable stays as it is.
+    What lines above assign is expanded, unless another place in the script may change it; a word
+    with any other variable stays as it is.
 
     Raises:
         KvRenameError: A quote is not closed.
     """
-    pending = ""
-    values: dict[str, str | None] = {}
+    values: dict[str, str] = {}
+    unexpanded = _read_statements(text, label, values)
+    changes = Counter(chain.from_iterable(_list_changed(each.words) for each in unexpanded))
+    for statement in _read_statements(text, label, values):
+        yield statement
+        if statement.is_certain:
+            known = _read_assignments(statement.words).items()
+            values |= {name: value for name, value in known if changes[name] == 1}
+
+
+def _read_statements(text: str, label: str, values: Mapping[str, str]) -> Iterator[_Statement]:
+    """Yield the statements of a script, with the values that are known when a line is read."""
+    pending, depth, group, is_after = "", 0, 0, False
     for line in text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
         if not pending and line.lstrip().startswith("#"):
             continue
@@ -319,17 +408,32 @@ def _split_statements(text: str, label: str) -> Iterator[list[str]]:
             pending += "\n"
             continue
         pending = ""
-        statements: list[list[str]] = [[]]
-        for word in words:
-            if word and not word.strip(_SEPARATORS):
-                statements.append([])
-            else:
-                statements[-1].append(word)
-        for statement in filter(None, map(_drop_redirections, statements)):
-            _note_variables(statement, values)
-            yield statement
+        for is_separator, run in groupby(words, _is_separator):
+            found = list(run)
+            if is_separator:
+                is_after = found[-1] in ("&&", "||", "|")
+                group += found != ["&&"]
+            elif statement := _drop_redirections(found):
+                depth = max(depth + _measure_nesting(statement), 0)
+                yield _Statement(statement, group, is_certain=not (depth or is_after))
+                is_after = False
+        group += not is_after
     if pending:
         raise KvRenameError(f"{label} {shorten_text(pending.strip())!r}: a quote is not closed")
+
+
+def _is_separator(word: str) -> bool:
+    return bool(word) and not word.strip(_SEPARATORS)
+
+
+def _measure_nesting(words: Sequence[str]) -> int:
+    """Return how many blocks and arrays a statement begins, less those that it ends."""
+    change = words.count("{") + words[-1].endswith("=(")
+    for word in words:
+        change += (word in _OPENING) - (word in _CLOSING)
+        if word not in (*_OPENING, *_CLOSING, *_INNER):
+            break
+    return change
 
 
 def _split_words(line: str) -> list[str]:
@@ -343,36 +447,49 @@ def _split_words(line: str) -> list[str]:
     return list(lexer)
 
 
-def _note_variables(statement: Sequence[str], values: dict[str, str | None]) -> None:
-    """Add what a statement assigns to the values of variables; ``None`` if it is not known.
+def _list_changed(words: Sequence[str]) -> Iterator[str]:
+    """Yield the variables that a statement assigns, or may change as ``read`` and ``for`` do."""
+    if words[0] == "export":
+        yield from _read_names(words[1:])
+    elif words[0] != "echo":
+        yield from chain.from_iterable(map(_CHANGE.findall, words))
 
-    A value is known if it is plain text and the only one. A command that names a variable may
-    change it, as ``read`` and ``for`` do.
-    """
-    words = statement[1:] if statement[0] == "export" else statement
-    assignments = [_ASSIGNMENT.fullmatch(word) for word in words]
+
+def _read_names(words: Iterable[str]) -> Iterator[str]:
+    yield from (word.partition("=")[0].rstrip("+") for word in words if "=" in word)
+
+
+def _read_assignments(words: Sequence[str]) -> dict[str, str]:
+    """Return the values that a statement assigns, if it does nothing else and they are known."""
+    assignments = [_ASSIGNMENT.fullmatch(w) for w in words[words[0] == "export" :]]
     if None in assignments:
-        changed = {word.partition("+=")[0] for word in statement}
-        values.update(dict.fromkeys(changed & values.keys()))
-        return
-    for name, text in (match.groups() for match in assignments if match):
-        is_plain = _PLAIN_TEXT.fullmatch(text) is not None
-        values[name] = text if is_plain and values.get(name, text) == text else None
+        return {}
+    return {m[1]: m[2] for m in assignments if m and _UNKNOWN_TEXT.search(m[2]) is None}
 
 
-def _expand_variables(line: str, values: Mapping[str, str | None]) -> str:
-    """Replace the variables with a known value, except for those in single quotes."""
+def _expand_variables(line: str, values: Mapping[str, str]) -> str:
+    """Replace the variables with a known value, except for those in single quotes.
+
+    Without quotes, a shell splits a value at its spaces, and takes what is between for names of
+    files if it has ``*``.
+    """
+
+    def expand_in_quotes(match: re.Match[str]) -> str:
+        value = values.get(match[1] or match[2] or "")
+        return match[0] if value is None else re.sub(r'(["\\])', r"\\\1", value)
 
     def expand(match: re.Match[str]) -> str:
         value = values.get(match[1] or match[2] or "")
-        return match[0] if value is None else value
+        if value is None or _GLOB.search(value):
+            return match[0]
+        return re.sub(r"\S+", lambda word: shlex.quote(word[0]), value)
 
     parts = []
     end = 0
     for quotes in _DOUBLE_QUOTES.finditer(line):
         if quotes[1] is None:
             parts.append(_EXPANDED_OUTSIDE.sub(expand, line[end : quotes.start()]))
-            parts.append(_EXPANDED_IN_QUOTES.sub(expand, quotes[0]))
+            parts.append(_EXPANDED_IN_QUOTES.sub(expand_in_quotes, quotes[0]))
             end = quotes.end()
     return "".join([*parts, _EXPANDED_OUTSIDE.sub(expand, line[end:])])
 
@@ -388,8 +505,18 @@ def _drop_redirections(words: Iterable[str]) -> list[str]:
     return kept
 
 
-def _find_arguments(words: Sequence[str]) -> int | None:
-    """Return where the arguments of vLLM begin; ``None`` if the words do not start it."""
+def _find_arguments(words: Sequence[str], *, may_be_flags: bool) -> int | None:
+    """Return where the arguments of vLLM begin; ``None`` if the words do not start it.
+
+    They may be flags alone, except within an array or a block.
+    """
+    image = _find_image(words)
+    if image is not None and "vllm" in words[image].rpartition("/")[2]:
+        if words[image + 1 : image + 2] == ["serve"]:
+            return image + 2
+        has_flags = all(word.startswith("-") for word in words[image + 1 : image + 2])
+        if has_flags and not any(word.startswith("--entrypoint") for word in words[:image]):
+            return image + 1
     for index, word in enumerate(words):
         name = word.rpartition("/")[2]
         following = words[index + 1 : index + 2]
@@ -400,12 +527,25 @@ def _find_arguments(words: Sequence[str]) -> int | None:
             return index + 2
         if name == "api_server.py" or name.partition(":")[0] == "vllm-openai":
             return index + 1
-    for index, word in enumerate(words):
+    for index, word in enumerate(words if may_be_flags else ()):
         if word.startswith("-"):
             return index
         if not (_ASSIGNMENT.fullmatch(word) or word == "env"):
             return None
     return None
+
+
+def _find_image(words: Sequence[str]) -> int | None:
+    """Return where the image of ``docker run`` is; ``None`` for another command."""
+    runners = [word.rpartition("/")[2] in _CONTAINER_RUNNERS for word in words]
+    if True not in runners or "run" not in words[runners.index(True) :]:
+        return None
+    index = words.index("run", runners.index(True)) + 1
+    while index < len(words) and words[index].startswith("-"):
+        word = words[index]
+        is_joined = "=" in word or (len(word) > 2 and word[1] != "-")
+        index += 1 if is_joined or _CONTAINER_SWITCHES.fullmatch(word) else 2
+    return index if index < len(words) else None
 
 
 # Flags
@@ -622,6 +762,7 @@ _CACHE_DTYPES = (
     "int8_per_token_head",
     "fp8_per_token_head",
     "nvfp4",
+    "mxint8",  # vllm-qaic's own
 )
 _NEW_CACHE_DTYPES = (
     "nvfp4_ds_mla",
@@ -788,6 +929,8 @@ _DEFAULT_KEYS: Mapping[str, object] = {
 }
 """Keys of it that change what a connector does in ways that are not known here, with defaults."""
 _ROLES = ("kv_producer", "kv_consumer", "kv_both")
+_CUT_COMMAND = re.compile(r"\$\((?!.*\))|^[^`]*`[^`]*$", re.DOTALL)
+"""The first word of a command of several whose output is a value, such as ``$(hostname -I)``."""
 
 
 class _Reading(NamedTuple):
@@ -798,6 +941,7 @@ class _Reading(NamedTuple):
         objects: What JSON says for each flag that takes an object.
         nested: What keys after a dot say for each of them; of both, vLLM takes this.
         doubtful: The flags and variables that could matter and are not read.
+        misspelled: The flags that may be one that is read, each with that one.
         unexpanded: The words with a variable of the shell.
     """
 
@@ -805,6 +949,7 @@ class _Reading(NamedTuple):
     objects: dict[str, Mapping[str, Any]]
     nested: dict[str, dict[str, Any]]
     doubtful: list[str]
+    misspelled: dict[str, str]
     unexpanded: list[str]
 
 
@@ -813,7 +958,7 @@ def _build_settings(
 ) -> ServeSettings:
     """Return the settings of the variables and words of a command."""
     first, flags = _split_flags(words)
-    reading = _Reading({}, {}, {}, [], [])
+    reading = _Reading({}, {}, {}, [], {}, [])
     for name, text in variables.items():
         if name in _VARIABLES:
             field, read = _VARIABLES[name]
@@ -825,7 +970,9 @@ def _build_settings(
         _read_flag(reading, flag, value)
     model = first[0] if first else reading.fields.get("model", "")
     others = (*first[1:], *(word for flag in flags for word in (flag.typed, *flag.values[1:])))
+    values = (word for flag in flags for word in flag.values[:1] if _CUT_COMMAND.search(word))
     reading.unexpanded.extend(word for word in (model, *others) if "$" in word or "`" in word)
+    reading.unexpanded.extend(values)
     reading.fields["model"] = "" if model in reading.unexpanded else model
     objects = {**reading.objects, **reading.nested}
     _apply_objects(reading.fields, objects, version, label)
@@ -834,8 +981,19 @@ def _build_settings(
         surplus = (*first[1:], *stray)
         reading.doubtful.extend(word for word in surplus if word not in reading.unexpanded)
     reading.doubtful.extend(_list_unread_keys(objects.get("--kv-transfer-config") or {}))
-    notes = _list_notes(variables, reading.doubtful, reading.unexpanded)
-    return ServeSettings(**reading.fields, notes=tuple(notes))
+    unexpanded = (word for word in reading.unexpanded if word != model or not _is_model(word))
+    gaps = tuple(dict.fromkeys((*unexpanded, *reading.misspelled)))
+    return ServeSettings(
+        **reading.fields,
+        notes=tuple(_list_notes(variables, reading)),
+        unread=(*gaps, *dict.fromkeys(reading.doubtful)),
+        gaps=gaps,
+    )
+
+
+def _is_model(word: str) -> bool:
+    """Return whether a word that the shell has not expanded is a model, and no list of flags."""
+    return re.search(r"/|model|^\$\{?\d\}?$", word, re.IGNORECASE) is not None
 
 
 def _read_flag(reading: _Reading, flag: _GivenFlag, value: _Value) -> None:
@@ -858,8 +1016,10 @@ def _read_flag(reading: _Reading, flag: _GivenFlag, value: _Value) -> None:
         reading.fields[field] = is_set == (positive == flag.name)
         if flag.values:  # a switch takes none, so this is the model
             reading.fields.setdefault("model", flag.values[0])
-    elif flag.name in _NOT_READ or _resembles_known(flag.name):
+    elif flag.name in _NOT_READ:
         reading.doubtful.append(flag.typed)
+    elif (meant := _find_meant(flag.name)) is not None:
+        reading.misspelled[flag.typed] = meant
 
 
 def _nest(values: dict[str, Any], path: str, value: _Value) -> None:
@@ -932,29 +1092,42 @@ def _list_unread_keys(config: Mapping[str, Any]) -> Iterator[str]:
         yield "backends"
 
 
-def _resembles_known(name: str) -> bool:
-    """Return whether a flag may be an abbreviation or a slip for one that matters.
+def _is_known(name: str) -> bool:
+    """Return whether a flag is one that is read, or is known to matter."""
+    key, positive = name.partition(".")[0], name.replace("--no-", "--", 1)
+    known = (*_FLAGS, *_OBJECTS, *_LISTS, *_NOT_READ, "--model")
+    return key in known or positive in _SWITCHES or _find_meant(name) is not None
+
+
+def _find_meant(name: str) -> str | None:
+    """Return the flag for which one may be an abbreviation or a slip; ``None`` if it is another.
 
     Python's argparse takes a flag that only one flag begins with, also ``-t 2`` for ``-tp 2``;
-    vLLM refuses ``-tp2`` and ``--tp 2``.
+    vLLM refuses ``-tp2`` and ``--tp 2``. A short flag that is not known is empty.
     """
     if not name.startswith("--"):
         key = name.partition(".")[0]
-        return not (key in _OTHER_SHORT_FLAGS or key.startswith(("-dp", "-O")))
+        if key in _OTHER_SHORT_FLAGS or key.startswith(("-dp", "-O")):
+            return None
+        return next((s for s in _SHORT_FLAGS if s.startswith(key) or key.startswith(s)), "")
     if name[1:] in _SHORT_FLAGS:
-        return True
+        return name[1:]
+    if " " in name:  # several words in quotes
+        return name.partition(" ")[0]
     known = (*_FLAGS, *_OBJECTS, *_SWITCHES, *_LISTS)
-    if any(each.startswith(name) for each in known if len(name) > len("--m")):
-        return True
-    return bool(get_close_matches(name, known, n=1, cutoff=0.95))
+    whole = [each for each in known if each.startswith(name) and len(name) > len("--m")]
+    return next(iter((*whole, *get_close_matches(name, known, n=1, cutoff=0.95))), None)
 
 
-def _list_notes(
-    variables: Mapping[str, str], doubtful: Iterable[str], unexpanded: Sequence[str]
-) -> Iterator[str]:
-    if names := ", ".join(dict.fromkeys(doubtful)):
+def _list_notes(variables: Mapping[str, str], reading: _Reading) -> Iterator[str]:
+    misspelled = (
+        f"{typed} (did you mean {meant}?)" if meant else typed
+        for typed, meant in reading.misspelled.items()
+    )
+    if names := ", ".join((*misspelled, *dict.fromkeys(reading.doubtful))):
         yield f"not read, although it may change caches: {names}"
     for name in _IGNORED_BY_VLLM.keys() & variables.keys():
         yield f"{name} is ignored: {_IGNORED_BY_VLLM[name]}"
-    if unexpanded:
-        yield f"the shell has not expanded {', '.join(unexpanded)}: what they contain is not read"
+    if reading.unexpanded:
+        words = ", ".join(reading.unexpanded)
+        yield f"the shell has not expanded {words}: what they contain is not read"

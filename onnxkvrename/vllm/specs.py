@@ -36,11 +36,14 @@ KV_CACHE_DTYPES = {
     "fp8_e4m3": "FLOAT8E4M3FN",
     "fp8_e5m2": "FLOAT8E5M2",
     "fp8_ds_mla": "UINT8",
+    "mxint8": "MXINT8",
 }
 """The values of vLLM's ``--kv-cache-dtype`` that are known here, with ONNX dtypes.
 
 ``fp8_ds_mla`` has rows of its own format.
 """
+QAIC_CACHE_DTYPE = "mxint8"
+"""The one that vllm-qaic alone takes; its compile follows, and vLLM's pages are not known."""
 DS_MLA_ROW_BYTES = 656
 """Bytes of a token in a cache of ``fp8_ds_mla`` that is not DeepSeek-V4's."""
 DS_MLA_HEAD_SIZE = 576

@@ -182,6 +182,12 @@ def test_sizes_and_precisions_of_a_compile_count(tmp_path: Path, taken: Path, ru
     assert run("custom-io", taken, "--precision", "mxint8", "-o", custom).code == 0
     found = document(run("check-consumer", taken, "--custom-io", custom, "--format", "json"))
     assert {slot["dtype"] for slot in found["slots"]} == {"MXINT8"}
+    line = ("--serve", "vllm serve M --kv-cache-dtype mxint8")
+    assert run("check-consumer", taken, *line).code == 0
+    assert (
+        "mxint8: vllm-nixl does not"
+        in run("check-consumer", taken, *line, "--target", "vllm-nixl").err
+    )
     assert run("check-consumer", taken, "--dim", "x=1").code == 2
 
 

@@ -425,7 +425,17 @@ def test_ranks_are_checked_where_they_are_given(run, named) -> None:
             "got unexpected extra argument (b}) (the shell took the quotes of the JSON: write the "
             "line into a script, quoted as usual, and pass `--serve prefill:@prefill.sh`)",
         ),
-        (("--serve", "-tp 1", "--serve", "-tp 2"), "--serve has two values"),
+        (
+            ("--serve", "@a.sh", "--serve", "-tp 2"),
+            "pass one (for one each: `--serve prefill:@a.sh --serve 'decode:-tp 2'`)",
+        ),
+        (
+            ("--serve", "decode:-tp 1", "--serve", "decode:-tp 2"),
+            "-tp 1 and -tp 2; pass one (`onnx",
+        ),
+        (("--serve", "prefill=@a.sh"), "--serve 'prefill=': no such side (did you mean prefill:@"),
+        (("--serve", f"decode:{__file__}"), f"(pass `--serve decode:@{__file__}`)"),
+        (("--serve", "prefill.sh"), "or @FILE for a script"),
         (("--serve", "-tp 1", "--block-size", "16:16"), "cannot be used together"),
         (("--serve", "--kv-cache-dtype nvfp4"), "the pages of --kv-cache-dtype nvfp4"),
         (("--target", "vllm-qaik"), "vllm-qaic?"),
@@ -739,6 +749,23 @@ NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
         ("-pp 2", "-pp 2", [], "the code of vLLM 0.33's NIXL connector"),
         ("--block-size 16", None, [], "decode: no --serve line: vLLM's defaults are assumed"),
         ("--hf-overrides {}", "", [], "prefill: not read, although it may change caches: --hf-"),
+        ("--hf-overrides {}", "", [], "and change no cache by what is not read (--hf-overrides of"),
+        ("--tp 2", "--tp 2", [], "change no cache by what is not read (--tp);"),
+        ("--tp 2", "", [], "--tp (did you mean -tp?)"),
+        ("vllm serve $MODEL", "vllm serve $MODEL", [], "compiled with the same precision; based"),
+        ("-tp 2", None, [], "change no cache by what is not read (the line of decode)"),
+        # Where flags that are read may be missing, a refusal is not known either.
+        ("--block-size 64", None, ["KV630"], "cannot decide: "),
+        ("--block-size 64", "--blocksize 64", ["KV630"], "--blocksize of decode"),
+        ("--block-size 64", 'vllm serve M "${A[@]}"', ["KV630"], "${A[@]} of decode"),
+        ("--block-size 64", "vllm serve M --host $(a | b) --block-size 64", ["KV630"], "$(a of"),
+        ("--block-size 64", "source x; vllm serve M", ["KV630"], "the variables of x of decode"),
+        ("--block-size 64", "--block-size 16 --hf-overrides {}", ["KV622"], "blocks of 64"),
+        ("--kv-cache-dtype fp8", None, ["KV630"], "--kv-cache-dtype fp8 is on prefill only"),
+        ("--kv-cache-dtype fp8", "-tp 1", ["KV612"], "fp8 on prefill"),
+        ("--kv-cache-dtype mxint8", "--kv-cache-dtype mxint8", [], "MXINT8 ["),
+        ("--kv-cache-dtype mxint8", "--block-size 8", ["KV612"], "MXINT8 on prefill and FLOAT on"),
+        ("VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M", None, ["KV630"], "on prefill only"),
         ("vllm serve M", "vllm serve M", [], "note: NixlConnector is assumed"),
     ],
 )
@@ -792,12 +819,12 @@ def test_a_prompt_that_vllm_refuses_is_not_ok(
 @pytest.mark.parametrize(
     ("target", "others", "is_wrong"),
     [
-        ("vllm-qaic", (), True),
+        ("vllm-qaic", ("vllm serve M",), True),
         ("vllm-qaic", ("VLLM_QAIC_USE_FULL_KV_TRANSFER=0 vllm serve M",), True),
         ("vllm-qaic", ("vllm serve M", "--full-transfer"), False),
         ("vllm-nixl", (), False),
     ],
-    ids=["no line", "off", "requested", "not its own"],
+    ids=["default", "off", "requested", "not its own"],
 )
 def test_a_variable_of_vllm_qaic_on_one_side_shifts_buffers(
     run, named, side: str, target: str, others: tuple[str, ...], is_wrong: bool
@@ -827,8 +854,13 @@ def test_a_variable_of_vllm_qaic_on_one_side_shifts_buffers(
         ),
         (("--vllm", "0.24"), "--vllm requires --serve LINE"),
         (("--vllm", "0.34"), "'0.34'"),
+        (
+            ("--target", "vllm-nixl", "--serve", "--kv-cache-dtype mxint8"),
+            "--kv-cache-dtype mxint8: vllm-nixl does not take it",
+        ),
         (("--format", "jsn"), "'jsn' is not one of"),
         (("--tokens", "0"), "'--tokens': 0"),
+        (("--tokens", "1k"), "'--tokens': '1k' is not a whole number of at least 1"),
     ],
 )
 def test_settings_of_a_handshake_are_checked(args: tuple[str, ...], message: str, run) -> None:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import sys
 import tracemalloc
 from pathlib import Path
@@ -166,14 +167,19 @@ def test_a_log_without_known_messages_says_so(
 
 
 @pytest.mark.parametrize(
-    ("log", "message"),
+    ("log", "message", "reader"),
     [
-        (BLOCKS.encode("utf-16"), "is UTF-16, not plain text"),
-        (gzip.compress(BLOCKS.encode(), mtime=0), "is compressed by gzip, not plain text"),
+        (BLOCKS.encode("utf-16"), "is UTF-16, not plain text", "iconv -f UTF-16 -t UTF-8"),
+        (gzip.compress(BLOCKS.encode(), mtime=0), "is compressed by gzip, not plain text", "zcat"),
     ],
 )
 def test_a_log_in_another_form_is_an_error(
-    log: bytes, message: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: bytes,
+    message: str,
+    reader: str,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "vllm.log"
     path.write_bytes(log)
@@ -182,6 +188,21 @@ def test_a_log_in_another_form_is_an_error(
         outcome = run("explain", "--log", source)
         assert (outcome.code, outcome.out) == (2, "")
         assert outcome.err.startswith(f"error: {source}: {message} (")
+        assert re.findall(r"iconv -f UTF-16 -t UTF-8|z\w*cat", outcome.err) == [reader]
+        piped = f"`{reader} {source} | onnxkvrename explain --log -`"
+        assert (piped in outcome.err) == (source == path)
+
+
+def test_a_log_without_its_option_is_answered_with_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("KV402").touch()
+    assert run("explain", "KV402").code == 0
+    for path in (str(LOG), "serve.log.gz"):
+        outcome = run("explain", path)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert f"`onnxkvrename explain --log {path}`" in outcome.err
 
 
 def test_a_log_comes_from_stdin(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -368,6 +368,9 @@ def test_a_line_decides_what_the_graph_leaves_open(here: Path, run) -> None:
     assert run("manifest", MODEL, "-q", "--serve", line).err == ""
     conditions = document(run("manifest", MODEL, "--serve", line).out)["vllm"]["conditions"]
     assert {each["state"] for each in conditions if each["by_line"]} == {"met"}
+    compressed = run("manifest", MODEL, "--serve", "--kv-cache-dtype mxint8")  # of vllm-qaic
+    found = document(compressed.out)
+    assert (compressed.code, found["kv_cache_dtype"], found["vllm"]["layers"]) == (0, "mxint8", [])
 
 
 def test_heads_that_do_not_divide_are_a_finding(here: Path, run) -> None:

@@ -72,6 +72,7 @@ def test_each_example_of_the_help_does_its_work(
     assert run("model.onnx", "--target", "vllm-qaic", "-o", "renamed.onnx").code == 0
     for side in ("prefill.onnx", "decode.onnx"):
         shutil.copy("renamed.onnx", side)
+        Path(side).with_suffix(".sh").write_text("vllm serve M -tp 2 --block-size 64\n")
     line, _, output = example.line.partition(" > ")
     outcome = run(*shlex.split(line)[1:])
     assert outcome.code == ("--log" in line), outcome  # the log has an error

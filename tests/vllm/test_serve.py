@@ -32,6 +32,31 @@ LINES: dict[str, dict[str, Any]] = {
         "tensor_parallel_size": 2,
         "block_size": 16,
     },
+    'A="-tp 2 "\nB="16"\nvllm serve M $A--block-size $B "$B"': {
+        "model": "M",
+        "tensor_parallel_size": 2,
+        "block_size": 16,
+        "notes": ["not read, although it may change caches: 16"],
+        "unread": ["16"],
+    },
+    'TP=2\necho "TP=$TP"\n# TP=4\nexport TP\nvllm serve M -tp $TP # TP=5': {
+        "model": "M",
+        "tensor_parallel_size": 2,
+    },
+    f"C='{NIXL}'\nvllm serve M --kv-transfer-config \"$C\"": {
+        "model": "M",
+        "connector": "NixlConnector",
+        "kv_role": "kv_both",
+    },
+    f'export C={json.dumps(NIXL)}\nvllm serve M \\\n --kv-transfer-config "${{C}}"': {
+        "model": "M",
+        "connector": "NixlConnector",
+        "kv_role": "kv_both",
+    },
+    "cd /m && export VLLM_KV_CACHE_LAYOUT=HND && vllm serve M": {
+        "model": "M",
+        "kv_cache_layout": "HND",
+    },
     'M=/m # it\'s\nvllm serve "${M}" \\\n -dcp 2 # $M': {"model": "/m", "context_parallel_size": 2},
     "--block-size 16": {"block_size": 16},
     "vllm serve M": {"model": "M"},
@@ -54,6 +79,13 @@ LINES: dict[str, dict[str, Any]] = {
         "kv_cache_layout": "HND",
         "uses_v2_model_runner": True,
     },
+    "sudo docker run --rm -it -p 80:80 -v/m:/m --name vllm-a --gpus all reg.io/ai/vllm-qaic:1.2 "
+    "--model M -tp 2": {"model": "M", "tensor_parallel_size": 2},
+    "podman run -d --ipc=host a/cloud_ai_vllm serve M -tp 2": {
+        "model": "M",
+        "tensor_parallel_size": 2,
+    },
+    "docker run a/vllm python3 -m vllm.entrypoints.openai.api_server --model M": {"model": "M"},
     "VLLM_KV_CACHE_LAYOUT=HND; export VLLM_KV_CACHE_LAYOUT; vllm serve M": {
         "model": "M",
         "kv_cache_layout": "HND",
@@ -173,11 +205,40 @@ def test_line(line: str) -> None:
         ("M=2\nvllm serve M -tp '$M'", "0.33", "'$M': the shell has not expanded it"),
         ("M=2\nM+=4\nvllm serve M -tp $M", "0.33", "'$M': the shell has not expanded it"),
         ("M=2\nread M\nvllm serve M -tp $M", "0.33", "'$M': the shell has not expanded it"),
+        *(
+            (f"M=2\n{script}\nvllm serve M -tp $M", "0.33", "once and in any case, as NAME=VALUE")
+            for script in (
+                'if [ "$1" = big ]; then M=4; fi',
+                "while [ $# -gt 0 ]; do case $1 in --tp) M=$2; shift;; esac; done",
+                'test "$ROLE" = d && { M=64; }',
+                "f() { M=4; }",
+                "(M=4",
+                ": ${M:=4}",
+                "((M*=2))",
+                "declare M=4",
+            )
+        ),
+        *(
+            (f"{script}\nvllm serve M -tp $M", "0.33", "'$M': the shell has not expanded it")
+            for script in (
+                "if a\nthen\n  M=2\nfi",
+                "case a in\nb)\n  M=2 ;;\nesac",
+                "f() {\n  M=2\n}",
+                "a && M=2",
+                "a ||\n M=2",
+                "M=(2)",
+                "M=~/2",
+                "M=[2]",
+            )
+        ),
+        ("vllm serve A\n-tp 2", "0.33", "several vllm serve lines"),
         ("-sc '[1]'", "0.33", "is not an object of JSON"),
         ("--kv-transfer-config.kv_connector X", "0.33", "kv_role is missing"),
         ("--kv-transfer-config.kv_role both", "0.33", "kv_role is one of kv_producer, "),
         ("--kv-transfer-config.kv_rank 0", "0.33", "vLLM 0.33 has no key kv_rank"),
         ("ls -l", "0.33", "--serve 'ls -l': no vllm serve line"),
+        ("docker run --name vllm-a reg/image --model M", "0.33", "(an image counts as vLLM's"),
+        ("docker run --entrypoint sh a/vllm -c x", "0.33", "no vllm serve line"),
         ("prefill:vllm serve M", "0.33", "(leave out prefill: (only compare takes lines for one"),
         ("Decode:-tp 2", "0.33", "no vllm serve line (leave out Decode: "),
         ("vllm serve A; vllm serve B", "0.33", "several vllm serve lines"),
@@ -197,19 +258,26 @@ def test_bad_line(line: str, version: str, message: str) -> None:
     [
         ("vllm serve M --port 8000 --gpu-memory-utilization 0.9 --trust-remote-code", ()),
         ("vllm serve M --ec-transfer-config '{}' --max-num-batched-tokens 8k", ()),
-        ("vllm serve M --hf-overrides '{}' --block 16", ("--hf-overrides", "--block")),
+        ("vllm serve M --hf-overrides '{}' --block 16", ("--hf-overrides", "mean --block-size?")),
         ("vllm serve M --tensor-paralel-size 2", ("--tensor-paralel-size",)),
         ("VLLM_MLA_DISABLE=1 vllm serve M", ("VLLM_MLA_DISABLE",)),
         ("VLLM_ATTENTION_BACKEND=FLASHMLA vllm serve M", ("--attention-backend",)),
         ("vllm serve M $MORE", ("$MORE",)),
         ("vllm serve $MODEL --enforce-eager", ("$MODEL",)),
         ("vllm serve M `cat flags`", ("`cat",)),
+        ('A=(\n --block-size 64\n)\nvllm serve M "${A[@]}"', ("${A[@]}",)),
+        ('A="--block-size 64"\nvllm serve M "$A"', ("--block-size 64 (did you mean",)),
+        ("if a; then export VLLM_KV_CACHE_LAYOUT=HND; fi; vllm serve M", ("VLLM_KV_CACHE_LAYOUT",)),
+        ("a || export VLLM_KV_CACHE_LAYOUT=HND\nvllm serve M", ("VLLM_KV_CACHE_LAYOUT",)),
         ("vllm serve M N -tp 2 O", ("N", "O")),
         ("vllm serve -tp 2 M", ()),
         ("vllm serve M -t 4", ("-t",)),
         ("vllm serve M -tp4", ("-tp4",)),
-        ("vllm serve M --tp 4 --revision R", ("--tp", "--revision")),
+        ("vllm serve M --tp 4 --revision R", ("--tp (did you mean -tp?)", "--revision")),
         ("vllm serve M -q fp8 -dp 2 -dpl 1 -O3 -cc.mode 3 -ep -n 2", ()),
+        ("docker run vllm/vllm-openai:v0.24.0 --model M", ("the image has vLLM 0.24",)),
+        ("docker run vllm/vllm-openai:v0.33.0 --model M", ()),
+        ("docker run vllm/vllm-openai:latest --model M", ()),
         ("source env.sh; docker run --env-file=x vllm-openai --model M", ("env.sh", "x")),
         (f"{CONNECTOR} --kv-transfer-config.kv_buffer_device cpu", ("kv_buffer_device",)),
         (f"{CONNECTOR} --kv-transfer-config.kv_buffer_device cuda", ()),
@@ -248,3 +316,6 @@ def test_files(tmp_path: Path) -> None:
     script.write_text("vllm serve N -tp x")
     with pytest.raises(KvRenameError, match=r"--serve serve\.sh: -tp 'x'"):
         read_serve_option(f"@{script}", "0.33")
+    config.write_text("services:\n  vllm:\n    image: vllm/vllm-openai\n")
+    with pytest.raises(KvRenameError, match="no key is an option of vllm serve"):
+        read_serve_option(f"@{config}", "0.33")
