@@ -50,6 +50,13 @@ class ModelError(KvRenameError):
     """A model cannot be read, or no ONNX reader could read its result."""
 
 
+class MissingFileError(ModelError):
+    """There is no file at a path."""
+
+    def __init__(self, path: str, hint: str | None = None) -> None:
+        super().__init__("no such file", path=path, hint=hint)
+
+
 class ReadError(ModelError):
     """The system failed to read a file: its content is unknown."""
 

@@ -31,7 +31,7 @@ from onnxkvrename.cli.output import (
     print_lines,
     stdout_guard,
 )
-from onnxkvrename.errors import KvRenameError
+from onnxkvrename.errors import KvRenameError, MissingFileError
 from onnxkvrename.findings import decide_exit_code, find_similar, suggest_similar
 from onnxkvrename.options import FORMAT, Example
 from onnxkvrename.report.formats import Answer, Line, list_formats
@@ -202,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         failure = _build_usage_failure(name, error, args)
     except KvRenameError as error:
         failure = error
-        if error.message == "no such file":
+        if isinstance(error, MissingFileError):
             options = load_command(name).command.options
             hint = error.hint or suggest_option(options, error.path or "")
             failure.hint = _explain_lost_quotes(name, args) or hint

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
-from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.errors import KvRenameError, MissingFileError, ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_word
 from onnxkvrename.limits import MAX_FILES, build_limit_error, shorten_text
 from onnxkvrename.model.proto_reader import ExternalReference
@@ -135,7 +135,7 @@ def _judge_reference(
         hint = file.hint or "replace the link with a copy"
         return build_finding("KV501", location, file.message, hint)
     if isinstance(file, KvRenameError):
-        is_missing = file.message == "no such file"
+        is_missing = isinstance(file, MissingFileError)
         return build_finding(
             "KV502",
             location,
@@ -236,5 +236,5 @@ def _describe_difference(data_file: DataFile, target: Path) -> str | None:
     except ModelError as error:
         if error.path != str(target):
             raise
-        return "is a broken link" if error.message == "no such file" else error.message
+        return "is a broken link" if isinstance(error, MissingFileError) else error.message
     return f"differs from {data_file.location} beside the source"

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxkvrename import __version__
-from onnxkvrename.errors import KvRenameError, ReadError, WriteError
+from onnxkvrename.errors import KvRenameError, MissingFileError, ReadError, WriteError
 from onnxkvrename.storage.temp_file import ProgressCallback
 
 if TYPE_CHECKING:
@@ -268,8 +268,7 @@ def name_worker(error: KvRenameError) -> KvRenameError:
     and for all other errors, nothing is added.
     """
     distributed = sys.modules.get("distributed")
-    is_missing = error.message == "no such file"
-    if distributed is None or not (is_missing or isinstance(error, (ReadError, WriteError))):
+    if distributed is None or not isinstance(error, (MissingFileError, ReadError, WriteError)):
         return error
     with suppress(ValueError):  # not a worker
         hint = f"worker {distributed.get_worker().address}: {SAME_FILES_HINT}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.errors import MissingFileError, ModelError, WriteError
 from onnxkvrename.findings import find_similar, quote_path, quote_word
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.storage.read import (
@@ -185,7 +185,7 @@ def _find_models(path: Path, results: os.stat_result | None) -> _FoundModels:
             if set("*?") & set(path.name)
             else _suggest_path(path)
         )
-        raise ModelError("no such file", path=str(path), hint=hint)
+        raise MissingFileError(str(path), hint)
     return _FoundModels(path.parent, [path])
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError, ReadError
+from onnxkvrename.errors import MissingFileError, ModelError, ReadError
 
 OPEN_FLAGS = (
     os.O_RDONLY
@@ -216,7 +216,7 @@ def translate_read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise ModelError("no such file", path=str(path)) from None
+        raise MissingFileError(str(path)) from None
     except (OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise ReadError(f"cannot be read: {reason}", path=str(path)) from None

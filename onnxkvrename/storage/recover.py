@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError, ReadError
+from onnxkvrename.errors import MissingFileError, ModelError, ReadError
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import is_directory, resolve_path, translate_read_errors
 from onnxkvrename.storage.record import (
@@ -267,10 +267,8 @@ def _find_root(path: Path) -> Path:
     try:
         with translate_read_errors(path):
             is_directory = stat.S_ISDIR(os.stat(path).st_mode)
-    except ModelError as error:
-        if error.message == "no such file":
-            raise ModelError("no such file or directory", path=str(path)) from None
-        raise
+    except MissingFileError:
+        raise ModelError("no such file or directory", path=str(path)) from None
     return Path(resolve_path(path if is_directory else path.absolute().parent))
 
 

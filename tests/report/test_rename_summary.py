@@ -157,7 +157,9 @@ def test_a_passed_check_has_a_line_with_what_it_rests_on(decoder: Path) -> None:
     done = rename(decoder, "VLLM", dry_run=True)
     taken, proved = done._replace(consumer="C"), done._replace(proved=3)
     assert "C" not in drawn(done).split()
-    assert "checked for C: it selects, pairs and moves all buffers of 2 models" in drawn(taken, taken, width=200)
+    assert "checked for C: it selects, pairs and moves all buffers of 2 models" in drawn(
+        taken, taken, width=200
+    )
     assert "verified: 3 of 4 buffers retained" in drawn(proved, width=200)
     failed = taken._replace(proved=4, status="failed", findings=(FAULT,))
     for text in (drawn(failed, width=200), drawn(failed, taken, width=200)):
