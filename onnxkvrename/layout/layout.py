@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, build_finding, quote_word
+from onnxkvrename.findings import Finding, build_finding, format_list, quote_word
 from onnxkvrename.layout.kinds import (
     find_context_axis,
     find_pair_dtype,
@@ -327,9 +327,10 @@ def apply_dtypes(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
     unknown = [name for name in dtypes if name not in value_names]
     if unknown:
         raise ModelError(
-            f"has no input or output {unknown[0]}",
-            hint="pass the file that belongs to this model; rename --sidecar FILE updates one from "
-            "before a rename",
+            f"names {unknown[0]}, which is not an input or output of "
+            f"{format_list(layout.models, limit=1)}",
+            hint="pass the file that belongs to this model; if it has the names from before a "
+            "rename, a rename with `--sidecar FILE` updates it",
         )
     return layout._replace(
         inputs=_replace_dtypes(layout.inputs, dtypes),

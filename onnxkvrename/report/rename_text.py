@@ -54,11 +54,13 @@ class StateRow(NamedTuple):
         models: The models.
         state: What became of them, in a few words.
         style: How a terminal shows the state.
+        is_refused: Whether the run failed, so that models of which no name changes are not copied.
     """
 
     models: tuple[ModelReport, ...]
     state: str
     style: str
+    is_refused: bool = False
 
     @property
     def label(self) -> str:
@@ -69,12 +71,9 @@ class StateRow(NamedTuple):
 
     @property
     def destination(self) -> str:
-        """Where the results went, or would go, after an arrow; nothing for those in place.
-
-        It is empty for models of which no name changes: a refused run does not copy them.
-        """
+        """Where the results went, or would go, after an arrow; nothing for those in place."""
         first = self.models[0]
-        if not _is_change(first):
+        if not _is_change(first) and (self.is_refused or first.name_map):  # or up to date there
             return ""
         if len(self.models) == 1 or first.output == first.path:
             return _format_destination(first)
@@ -316,7 +315,8 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
         frame = _COUNT.sub("0", state) if _is_change(model) else state
         key = (model.status, frame) if is_short else index
         groups.setdefault(key, []).append((model, state))
-    return [_build_row(*zip(*group, strict=True)) for group in groups.values()]
+    rows = (_build_row(*zip(*group, strict=True)) for group in groups.values())
+    return [row._replace(is_refused=report.failed) for row in rows]
 
 
 def _is_change(item: ModelReport | SidecarReport) -> bool:
@@ -344,7 +344,7 @@ def _has_result(report: Report, model: ModelReport, *, dry_run: bool) -> bool:
     if model.status != "unchanged":
         return model.status == "renamed"
     is_there = model.output == model.path or bool(model.name_map)  # in place, or up to date
-    return is_there or not (dry_run or report.failed)
+    return not report.failed and (is_there or not dry_run)
 
 
 def format_total(report: Report, *, dry_run: bool) -> str:

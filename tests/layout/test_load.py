@@ -254,9 +254,11 @@ def test_a_custom_io_of_before_the_rename_is_told_how_to_follow(decoder: Path) -
     custom = decoder.parent / "custom_io.yaml"
     custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
     rename(decoder, "VLLM", sidecars="off")
-    with pytest.raises(ModelError, match="no input or output") as error:
+    with pytest.raises(ModelError, match=r"names past_key[.]0") as error:
         gather(decoder, compile_info=CompileInfo(custom_io=custom))
-    assert "rename --sidecar" in str(error.value)
+    assert error.value.path == str(custom)
+    assert str(decoder) in error.value.message  # it is the model that lacks them
+    assert "--sidecar" in str(error.value.hint)
 
 
 def test_sizes_come_from_specializations_as_far_as_buffers_have_them(decoder: Path) -> None:
@@ -311,7 +313,7 @@ def test_dtypes_come_from_custom_io(decoder: Path) -> None:
     [
         (
             "- IOName: elsewhere\n  Precision: float16\n",
-            "output elsewhere",
+            "names elsewhere",
         ),
         ("- IOName: past_key.0\n", "with nothing"),
         ("a: b\n", "has a mapping"),

@@ -144,11 +144,14 @@ def test_a_refused_run_points_to_no_result(decoder: Path) -> None:
     failed = done._replace(path="bad.onnx", status="failed", findings=(FAULT,))
     call = done.feed_back_call
     assert call is not None
-    for reports in ((failed, done), (failed, *[done] * 5)):
+    here = done._replace(output=done.path)
+    for reports in ((failed, done), (failed, here), (failed, *[done] * 5)):
         text = drawn(*reports, dry_run=False, width=300)
         assert "unchanged" in text
         assert "->" not in text
         assert call not in text
+    assert "unchanged: no token -> out/m.onnx" in drawn(done, dry_run=False)
+    assert drawn(*[done] * 5, dry_run=False).splitlines()[0].endswith(" -> out")
     assert call in drawn(done, dry_run=False, width=300)
     assert call not in drawn(done, dry_run=True, width=300)  # out/m.onnx is not there yet
 
@@ -157,9 +160,8 @@ def test_a_passed_check_has_a_line_with_what_it_rests_on(decoder: Path) -> None:
     done = rename(decoder, "VLLM", dry_run=True)
     taken, proved = done._replace(consumer="C"), done._replace(proved=3)
     assert "C" not in drawn(done).split()
-    assert "checked for C: it selects, pairs and moves all buffers of 2 models" in drawn(
-        taken, taken, width=200
-    )
+    both = drawn(taken, taken, width=200)
+    assert "checked for C: it selects, pairs and moves all buffers of 2 models" in both
     assert "verified: 3 of 4 buffers retained" in drawn(proved, width=200)
     failed = taken._replace(proved=4, status="failed", findings=(FAULT,))
     for text in (drawn(failed, width=200), drawn(failed, taken, width=200)):

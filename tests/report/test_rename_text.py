@@ -138,7 +138,8 @@ def test_states_leave_out_what_an_error_has_said(ahead: ModelReport) -> None:
 def test_many_models_with_one_outcome_are_one_line(ahead: ModelReport) -> None:
     same = [ahead._replace(path=f"set/{n}.onnx", output=f"new/{n}.onnx") for n in range(9)]
     done = ahead._replace(status="unchanged", name_map={})
-    told = Report((*same, *(done._replace(path=f"set/{n}.onnx") for n in range(9, 12))))
+    paths = [f"set/{n}.onnx" for n in range(9, 12)]
+    told = Report((*same, *(done._replace(path=path, output=path) for path in paths)))
     assert states(told, dry_run=True) == [
         "9 files in set (first: 0.onnx): 8 names would change in each -> new",
         "3 files in set (first: 9.onnx): unchanged: no token",
