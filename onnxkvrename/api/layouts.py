@@ -15,7 +15,13 @@ from onnxkvrename.api.arguments import (
     read_arguments,
     speak_python,
 )
-from onnxkvrename.api.serving import ServedHandoff, apply_serve, compare_served, read_served_pair
+from onnxkvrename.api.serving import (
+    ServedHandoff,
+    apply_serve,
+    check_connectors,
+    compare_served,
+    read_served_pair,
+)
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff
@@ -200,8 +206,8 @@ def check_consumer(
         serve: The line that starts vLLM, or ``@`` and the path of a script with it.
 
     Returns:
-        The errors of the models, and findings KV601 to KV610; none if the consumer can use all
-        buffers.
+        The errors of the models, findings KV601 to KV610, and KV630 for a line whose connector is
+        not the consumer's; none if the consumer can use all buffers.
 
     Raises:
         KvRenameError: The consumer does not exist, its configuration beside the model cannot be
@@ -214,14 +220,18 @@ def check_consumer(
         ['KV601']
     """
     arguments = read_arguments(check_consumer, locals())
-    loaded = _load(arguments["layout"])
+    loaded, connector = _load(arguments["layout"]), None
     if serve is not None:
         settings = read_serve_option(serve, VLLM_VERSIONS[-1])
+        connector = settings.connector
         full_transfer = settings.decide_full_transfer(full_transfer)
         loaded = apply_serve(loaded, settings, VLLM_VERSIONS[-1])
     buffers = loaded.layout
     configured = configure_consumer(load_consumer(target), buffers)
-    findings = consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer)
+    findings = (
+        *consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer),
+        *check_connectors(configured, (connector,)),
+    )
     of_models = (finding for report in loaded.reports for finding in report.findings)
     return (*(each for each in of_models if each.severity == "error"), *findings)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding, find_similar
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.find_consumers import configure_consumer
+from onnxkvrename.handoff.find_consumers import configure_consumer, find_connector_owners
 from onnxkvrename.handoff.same_model import Basis, find_shared_files
 from onnxkvrename.handoff.simulate import merge_ranges
 from onnxkvrename.handoff.slots import find_clipped_axes
@@ -32,10 +32,19 @@ from onnxkvrename.vllm.compatibility import Worker
 from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import build_request, list_serve_notes
 from onnxkvrename.vllm.reads import PromptReads
-from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
+from onnxkvrename.vllm.serve import DEFAULT_CONNECTOR, ServeSettings, read_serve_option
 from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS, ProjectionRequest
-from onnxkvrename.vllm.workers import Judgement, describe_handshake, judge_workers, list_figures
+from onnxkvrename.vllm.workers import (
+    UNKNOWN_HINT,
+    Judgement,
+    describe_handshake,
+    judge_workers,
+    list_figures,
+    report_unknown,
+)
 
+_CONNECTOR_SIMILARITY = 0.92
+"""How similar a slip is to the connector that is meant; further ones have names of their own."""
 _RANK = 4
 """The axes of a cache of attention: batch, heads, context and head size."""
 VLLM = Option(
@@ -179,9 +188,8 @@ def compare_served(
             loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
             for loaded, request in zip(sides, served.requests, strict=True)
         )
-        judge = judge_workers if consumer.is_paged else _shake_hands
         workers = _build_workers((prefill, decode), served, tokens)
-        judgement = judge(*workers)
+        judgement = _judge_pair(workers, consumer)
         figures = list_figures(workers, judgement.reads)
         notes = (*notes, *served.notes, *_list_cache_dtype_notes(sides, served), *figures)
         # What a compiled model hands over has the bytes of its compile, whatever the line says.
@@ -270,20 +278,65 @@ def _list_faults(judgement: Judgement) -> PromptFaults:
     return PromptFaults(refused, corrupt)
 
 
-def _shake_hands(prefill: Worker, decode: Worker) -> Judgement:
-    """Return what vLLM says when the sides meet; nothing for connectors that are not known here."""
-    unknown = dict.fromkeys(_list_unknown_connectors((prefill, decode)))
-    if unknown:
-        note = f"vLLM: the handshake of {' and '.join(unknown)} is not known here"
-        return Judgement(notes=(note,))
+def check_connectors(consumer: Consumer, connectors: Sequence[str | None]) -> tuple[Finding, ...]:
+    """Return KV630 if lines name a connector that is not the consumer's, or two connectors.
+
+    Args:
+        consumer: The consumer. If it has pages of its own, its workers say whether two of its
+            connectors meet.
+        connectors: The connector of each line; ``None`` for a line that names none. Nothing is
+            checked if no line names one.
+    """
+    if not any(connectors):
+        return ()
+    names = [connector or DEFAULT_CONNECTOR for connector in connectors]
+    foreign = [name for name in names if name not in consumer.connectors]
+    if len(set(names)) > 1 and (foreign or not consumer.is_paged):
+        reason = "two different connectors, {} on prefill and {} on decode".format(*names)
+        hint = "start both sides with the same kv_connector (--kv-transfer-config)"
+    elif foreign:
+        own = f" ({', '.join(consumer.connectors)})" if consumer.connectors else ""
+        reason = f"the connector {foreign[0]} is not one of {consumer.name}{own}"
+        owner = find_connector_owners().get(foreign[0])
+        hint = f"--target {owner} checks {foreign[0]}" if owner else UNKNOWN_HINT
+    else:
+        return ()
+    return report_unknown([reason], _suggest_connector(foreign, consumer) or hint)
+
+
+def _suggest_connector(names: Sequence[str], consumer: Consumer) -> str | None:
+    """Return the hint "did you mean X?" for a slip in the name of a connector."""
+    owners = find_connector_owners()
+    for name in names:
+        similar = find_similar(name, owners, _CONNECTOR_SIMILARITY)
+        if similar is not None and similar != name:
+            is_own = similar in consumer.connectors
+            return f"did you mean {similar}?{'' if is_own else f' --target {owners[similar]}'}"
+    return None
+
+
+def judge_unless_unknown(judgement: Judgement, unknown: tuple[Finding, ...]) -> Judgement:
+    """Return a judgement of vLLM's workers; without a refusal, their connectors are unknown."""
+    if not unknown:
+        return judgement
+    refusals = tuple(each for each in judgement.findings if each.code != UNKNOWN_WORKERS)
+    return judgement._replace(findings=refusals or unknown)
+
+
+def _judge_pair(workers: tuple[Worker, Worker], consumer: Consumer) -> Judgement:
+    """Return what vLLM says of prefill and decode.
+
+    Only NIXL's handshake is known here; of another connector of the consumer it is a condition.
+    """
+    connectors = [(worker.settings or ServeSettings()).connector for worker in workers]
+    unknown = check_connectors(consumer, connectors)
+    if consumer.is_paged:
+        return judge_unless_unknown(judge_workers(*workers), unknown)
+    if unknown or connectors[0] is not None:
+        condition = f"connect by {connectors[0]}, whose handshake is not checked"
+        return Judgement(unknown, conditions=() if unknown else (condition,))
+    prefill, decode = workers
     handshake = check_handshake((prefill.layout, decode.layout), (prefill.request, decode.request))
     judgement = describe_handshake(handshake, decode.release)
     notes = (f"vLLM: not known for {reason}" for reason in handshake.unknown)
     return judgement._replace(notes=(*judgement.notes, *notes))
-
-
-def _list_unknown_connectors(workers: tuple[Worker, Worker]) -> Iterator[str]:
-    for worker in workers:
-        serve = worker.settings or ServeSettings()
-        if serve.connector is not None and not serve.pulls_by_nixl:
-            yield serve.connector

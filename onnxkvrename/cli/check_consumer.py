@@ -9,7 +9,12 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.api.serving import VLLM, apply_serve
+from onnxkvrename.api.serving import (
+    VLLM,
+    apply_serve,
+    check_connectors,
+    judge_unless_unknown,
+)
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, print_notes
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
@@ -126,11 +131,15 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
     findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
+    unknown = check_connectors(consumer, (serve.connector,))
     if consumer.is_paged and layout.buffers:
         request = build_request(serve, version)._replace(
             kv_cache_dtype=layout.kv_cache_dtype, serve=None if arguments.serve is None else serve
         )
-        findings += judge_worker(Worker(layout, request)).findings
+        judgement = judge_unless_unknown(judge_worker(Worker(layout, request)), unknown)
+        findings += judgement.findings
+    else:
+        findings += unknown
     if arguments.strict:
         findings = promote_to_errors(findings)
     is_sound = not any(report.failed for report in reports)  # else no consumer can use it

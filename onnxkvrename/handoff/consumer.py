@@ -87,6 +87,8 @@ class Consumer(NamedTuple):
             ``VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1``.
         alternative: The name of the same program with another setting, which `check-consumer`
             mentions if that one can use a model that this one cannot; empty for none.
+        connectors: The values of ``kv_connector`` with which vLLM hands over as this consumer
+            does; empty if vLLM does not start it.
         source: The code that the fields repeat, for the verdict: ``NAME at COMMIT``; empty if it
             has no fixed state.
     """
@@ -112,6 +114,7 @@ class Consumer(NamedTuple):
     refusal: str = ""
     setting: str = ""
     alternative: str = ""
+    connectors: tuple[str, ...] = ()
     source: str = ""
 
     @property

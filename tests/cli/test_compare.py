@@ -715,7 +715,7 @@ def test_reads_that_depend_on_a_size_name_the_option_for_it(run) -> None:
 
 
 SERVED = ("--serve", "prefill:--block-size 16", "--serve", "decode:-tp 2 --block-size 32")
-NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
+CONNECTOR = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
 
 
 @pytest.mark.parametrize(
@@ -732,8 +732,15 @@ NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
             ["KV629"],
             "prompt of 1 token",
         ),
-        (f"{NIXL}LMCacheConnectorV1", "", [], "the handshake of LMCacheConnectorV1 is not known"),
-        (f"{NIXL}NixlPushConnector", "", [], "the handshake of NixlPushConnector is not known"),
+        (f"{CONNECTOR}QaicConnector", f"{CONNECTOR}QaicConnector", [], "connect by QaicConnector,"),
+        (f"{CONNECTOR}QaicConnector", "", ["KV630"], "QaicConnector on prefill and NixlC"),
+        (
+            f"{CONNECTOR}QaicConnector",
+            f"{CONNECTOR}QaicLMCacheConnectorV1",
+            ["KV630"],
+            "two different connectors",
+        ),
+        (f"{CONNECTOR}QaicConector", f"{CONNECTOR}QaicConnector", ["KV630"], "mean QaicConnector?"),
         ("-dcp 2", "", [], "for prefill: parallelism: context parallelism of 2 ranks"),
         ("-pp 2", "", [], "vLLM: not known for prefill: 2 pipeline stages"),
         ("-pp 2", "-pp 2", [], "the code of vLLM 0.33's NIXL connector"),
@@ -752,6 +759,29 @@ def test_two_lines_and_two_exports_are_enough(
     found = codes(document(run("compare", model, model, *options, "--format", "json").out))
     assert (outcome.code, sorted(set(found))) == (int(bool(codes_found)), codes_found)
     assert said in outcome.out + outcome.err
+
+
+@pytest.mark.parametrize(
+    ("target", "connector", "hint"),
+    [
+        ("vllm-qaic", "NixlConnector", "--target vllm-nixl"),
+        ("vllm-qaic", "NixlConector", "did you mean NixlConnector? --target vllm-nixl"),
+        ("vllm-qaic-legacy", "OffloadingConnector", "start both with vLLM"),
+        ("vllm-nixl", "QaicConnector", "--target vllm-qaic"),
+        ("vllm-nixl", "NixlConector", "did you mean NixlConnector?"),
+        ("qefficient", "QaicConnector", "--target vllm-qaic"),
+    ],
+)
+def test_a_line_with_a_connector_of_another_consumer_is_no_success(
+    run, named, target: str, connector: str, hint: str
+) -> None:
+    model, line = named("decoder.onnx"), ("--serve", f"{CONNECTOR}{connector}")
+    for command in (("compare", model, model), ("check-consumer", model)):
+        outcome = run(*command, "--target", target, *line)
+        assert outcome.code == 1, outcome
+        assert re.findall(r"error (KV\d+): .*", outcome.err) == ["KV630"], outcome
+        assert f"the connector {connector} is not one of {target}" in outcome.err
+        assert f"-> {hint}" in outcome.err
 
 
 def test_a_variable_of_vllm_qaic_is_read_on_both_sides(run, named) -> None:

@@ -325,6 +325,7 @@ CONSUMER = Consumer(
     selected_outputs=f"*{TOKEN}*RetainedState",
     output_suffix=SUFFIX,
     alternative="vllm-qaic-legacy",
+    connectors=("QaicConnector", "QaicLMCacheConnectorV1"),
     checks=(
         check_logits,
         check_truncated_buffers,
