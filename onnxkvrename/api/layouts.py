@@ -229,7 +229,9 @@ def check_consumer(
     buffers = loaded.layout
     configured = configure_consumer(load_consumer(target), buffers)
     findings = (
-        *consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer),
+        *consumer_checks.check_consumer(
+            buffers, configured, full_transfer=full_transfer, connector=connector
+        ),
         *check_connectors(configured, (connector,)),
     )
     of_models = (finding for report in loaded.reports for finding in report.findings)

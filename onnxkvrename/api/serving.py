@@ -93,6 +93,12 @@ class ServedPair(NamedTuple):
         return prefill.max_model_len, decode.max_model_len
 
     @property
+    def connectors(self) -> tuple[str | None, str | None]:
+        """The connector of prefill and of decode, where lines name one."""
+        prefill, decode = (request.serve or ServeSettings() for request in self.requests)
+        return prefill.connector, decode.connector
+
+    @property
     def ranks(self) -> TensorParallelSizes | None:
         """The tensor parallel sizes, if lines say them."""
         prefill, decode = (request.tensor_parallel_size for request in self.requests)
@@ -189,7 +195,7 @@ def compare_served(
             for loaded, request in zip(sides, served.requests, strict=True)
         )
         workers = _build_workers((prefill, decode), served, tokens)
-        judgement = _judge_pair(workers, consumer)
+        judgement = _judge_pair(workers, consumer, served.connectors)
         figures = list_figures(workers, judgement.reads)
         notes = (*notes, *served.notes, *_list_cache_dtype_notes(sides, served), *figures)
         # What a compiled model hands over has the bytes of its compile, whatever the line says.
@@ -220,6 +226,7 @@ def compare_served(
         more_basis=Basis(judgement.facts, judgement.conditions),
         faults=faults,
         context_limits=(None, None) if served is None else served.context_limits,
+        connectors=(None, None) if served is None else served.connectors,
         shared_files=find_shared_files(paths, sides),
         strict=strict,
     )
@@ -323,12 +330,13 @@ def judge_unless_unknown(judgement: Judgement, unknown: tuple[Finding, ...]) -> 
     return judgement._replace(findings=refusals or unknown)
 
 
-def _judge_pair(workers: tuple[Worker, Worker], consumer: Consumer) -> Judgement:
-    """Return what vLLM says of prefill and decode.
+def _judge_pair(
+    workers: tuple[Worker, Worker], consumer: Consumer, connectors: tuple[str | None, str | None]
+) -> Judgement:
+    """Return what vLLM says of prefill and decode, with the connectors that their lines name.
 
     Only NIXL's handshake is known here; of another connector of the consumer it is a condition.
     """
-    connectors = [(worker.settings or ServeSettings()).connector for worker in workers]
     unknown = check_connectors(consumer, connectors)
     if consumer.is_paged:
         return judge_unless_unknown(judge_workers(*workers), unknown)

@@ -130,7 +130,14 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     layout = loaded.layout
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
-    findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
+    findings = tuple(
+        check_consumer(
+            layout,
+            consumer,
+            full_transfer=arguments.full_transfer,
+            connector=serve.connector,
+        )
+    )
     unknown = check_connectors(consumer, (serve.connector,))
     if consumer.is_paged and layout.buffers:
         request = build_request(serve, version)._replace(
@@ -143,19 +150,29 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     if arguments.strict:
         findings = promote_to_errors(findings)
     is_sound = not any(report.failed for report in reports)  # else no consumer can use it
-    alternative = _find_alternative(consumer, layout, arguments) if findings and is_sound else None
+    alternative = None
+    if findings and is_sound:
+        alternative = _find_alternative(consumer, layout, arguments, serve.connector)
     reports = tuple(_add_findings(report, loaded, findings) for report in reports)
     return ConsumerCheck(consumer, layout, reports, rules.profile_choice, alternative)
 
 
 def _find_alternative(
-    consumer: Consumer, layout: Layout, arguments: CheckConsumerArguments
+    consumer: Consumer,
+    layout: Layout,
+    arguments: CheckConsumerArguments,
+    connector: str | None,
 ) -> Consumer | None:
     """Return the same program with another setting, if that one can use the buffers."""
     if not consumer.alternative:
         return None
     alternative = load_consumer(consumer.alternative)
-    findings = tuple(check_consumer(layout, alternative, full_transfer=arguments.full_transfer))
+    findings = (
+        *check_consumer(
+            layout, alternative, full_transfer=arguments.full_transfer, connector=connector
+        ),
+        *check_connectors(alternative, (connector,)),
+    )
     if arguments.strict:
         findings = promote_to_errors(findings)
     return None if any(finding.severity == "error" for finding in findings) else alternative

@@ -62,13 +62,18 @@ class ConsumerProblem(NamedTuple):
 
 
 def check_consumer(
-    layout: Layout, consumer: Consumer, *, full_transfer: bool = False
+    layout: Layout,
+    consumer: Consumer,
+    *,
+    full_transfer: bool = False,
+    connector: str | None = None,
 ) -> Iterator[Finding]:
     """Yield the findings about a layout for a consumer.
 
-    With `full_transfer` the consumer moves all of each buffer, whatever the prompt.
+    With `full_transfer` the consumer moves all of each buffer, whatever the prompt; the `connector`
+    is the one that vLLM is started with, if that is said.
     """
-    for problem in find_problems(build_view(layout, consumer, full_transfer)):
+    for problem in find_problems(build_view(layout, consumer, full_transfer, connector)):
         yield from problem.findings
 
 

@@ -42,11 +42,11 @@ from onnxkvrename.handoff.worker import HandoffSide, list_rename_paths
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 
-_SIDE_CODES = ("KV120", "KV602", "KV609", "KV610")
-"""Findings of one side that are also findings of a hand-off.
+_SIDE_CODES = ("KV120", "KV602", "KV606", "KV609", "KV610")
+"""Findings of one side that are also findings of a hand-off, if they are errors.
 
 The others are either checked in more detail (KV601, KV603 to KV605, KV608), or do not affect a
-hand-off (KV606, KV607).
+hand-off (KV607).
 """
 _VALUE_CAUSES: tuple[StartupCause, ...] = ("layer", "dtype", "shape")
 
@@ -59,9 +59,11 @@ class CheckedSide(NamedTuple):
     problems: tuple[ConsumerProblem, ...]
 
 
-def check_side(side: HandoffSide, consumer: Consumer, full_transfer: bool) -> CheckedSide:
+def check_side(
+    side: HandoffSide, consumer: Consumer, full_transfer: bool, connector: str | None
+) -> CheckedSide:
     """Return a side with the values that the consumer selects and the problems that it has."""
-    view = build_view(side.layout, consumer, full_transfer)
+    view = build_view(side.layout, consumer, full_transfer, connector)
     return CheckedSide(side, view, tuple(find_problems(view)))
 
 
@@ -232,8 +234,8 @@ def check_each_side(
     has_own_arrays = prefill.view.consumer.memory == "separate"
     for checked in (prefill, decode):
         for finding in (each for problem in checked.problems for each in problem.findings):
-            if finding.code == "KV120" and finding.severity != "error":
-                continue  # a note: nothing says that it stops the consumer
+            if finding.severity != "error":
+                continue  # nothing says that it stops the consumer; KV120 and KV113 are notes
             if finding.code == "KV609" and checked is prefill and has_own_arrays:
                 continue  # decode's inputs are what prefill's outputs are paired with
             if finding.code in _SIDE_CODES and finding.code not in reported_codes:

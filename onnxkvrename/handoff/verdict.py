@@ -49,6 +49,7 @@ STARTUP_FAILURE_CODES = (
     "KV120",
     "KV603",
     "KV604",
+    "KV606",
     "KV610",
     "KV619",
     "KV622",

@@ -784,6 +784,20 @@ def test_a_line_with_a_connector_of_another_consumer_is_no_success(
         assert f"-> {hint}" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("connector", "severities"), [("QaicLMCacheConnectorV1", ["error"]), ("QaicConnector", [])]
+)
+def test_a_line_decides_whether_hybrid_buffers_are_refused(
+    run, named, connector: str, severities: list[str]
+) -> None:
+    path = named("serving/window.onnx")
+    line = ("--serve", f"{CONNECTOR}{connector}")
+    for command in (("compare", path, path), ("check-consumer", path)):
+        outcome = run(*command, *line)
+        assert re.findall(r"(\w+) KV606", outcome.err)[:1] == severities, outcome
+        assert outcome.code == len(severities), outcome
+
+
 def test_a_variable_of_vllm_qaic_is_read_on_both_sides(run, named) -> None:
     model = named("serving/hybrid.onnx")
     line = "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M"

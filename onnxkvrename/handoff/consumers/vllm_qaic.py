@@ -36,6 +36,8 @@ from onnxkvrename.model.signature import format_shape
 
 TOKEN = "vllmKvCache"
 SUFFIX = "_RetainedState"
+_CONNECTOR = "QaicConnector"
+_LMCACHE_CONNECTOR = "QaicLMCacheConnectorV1"
 _CONTEXT_AXIS = 2
 _MEMORY_HINT = "do not size memory for this model by vLLM's numbers"
 _ITEMSIZES = {
@@ -172,17 +174,23 @@ def _is_truncated(buffer: KvBuffer) -> bool:
 
 
 def check_uniform_types(view: ConsumerView) -> Iterator[Finding]:
-    """Yield KV606 for different shapes or dtypes: the LMCache connector refuses them at start."""
+    """Yield KV606 for different shapes or dtypes: the LMCache connector refuses them at start.
+
+    It is an error if vLLM is started with that connector, and nothing if with another one.
+    """
+    if view.connector not in (None, _LMCACHE_CONNECTOR):
+        return
     types = find_distinct_types(view.layout, view.selection.inputs)
     if len(types) > 1:
         shapes, dtypes = (len(set(values)) > 1 for values in zip(*types, strict=True))
         different = "shapes and dtypes" if shapes and dtypes else "shapes" if shapes else "dtypes"
-        yield build_finding(
+        finding = build_finding(
             "KV606",
             "",
-            f"layers have different cache {different}; QaicLMCacheConnectorV1 will not start",
-            "use QaicConnector",
+            f"layers have different cache {different}; {_LMCACHE_CONNECTOR} will not start",
+            f"use {_CONNECTOR}",
         )
+        yield finding if view.connector is None else finding._replace(severity="error")
 
 
 def check_declared_attention(view: ConsumerView) -> Iterator[Finding]:
@@ -325,7 +333,7 @@ CONSUMER = Consumer(
     selected_outputs=f"*{TOKEN}*RetainedState",
     output_suffix=SUFFIX,
     alternative="vllm-qaic-legacy",
-    connectors=("QaicConnector", "QaicLMCacheConnectorV1"),
+    connectors=(_CONNECTOR, _LMCACHE_CONNECTOR),
     checks=(
         check_logits,
         check_truncated_buffers,
