@@ -187,6 +187,12 @@ def has_wrong_output_count(view: ConsumerView) -> bool:
     return outputs - len(selection.inputs) not in (0, 1)
 
 
+def find_count_failure(layout: Layout, consumer: Consumer) -> str:
+    """Return when a side with wrong numbers of inputs and outputs fails, to follow ``fails``."""
+    has_trial = any(value.name == consumer.trial_output for value in layout.outputs)
+    return "at start-up" if has_trial else "at the first prompt"
+
+
 def _check_updates(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV120, once for all buffers that change their size in the same way."""
     layout, consumer = view.layout, view.consumer

@@ -22,6 +22,7 @@ from onnxkvrename.handoff.consumer_checks import (
     ConsumerProblem,
     StartupCause,
     count_appended_outputs,
+    find_count_failure,
     find_problems,
 )
 from onnxkvrename.handoff.name_checks import (
@@ -196,6 +197,7 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
     """Return KV604 if the appended outputs are too few or too many, otherwise KV624."""
     label, view, consumer = checked.side.label, checked.view, checked.view.consumer
     inputs, outputs = len(view.selection.inputs), len(view.selection.outputs)
+    when = find_count_failure(view.layout, consumer)
     if outputs - inputs in (0, 1):
         appended = count_appended_outputs(view)
         name = find_misnamed_logits(view.layout)
@@ -208,13 +210,13 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
         return build_finding(
             "KV604",
             "",
-            f"{label} {cause} fails at the first prompt",
+            f"{label} {cause} fails {when}",
             f"export {label} with logits, without sampling on the device",
         )
     buffers = find_unselected_buffers(view.selection.outputs, view.layout.buffers)
     unselected = [buffer.output for buffer in buffers if buffer.output is not None]
     selected = f"{format_count(inputs, 'input')} but {format_count(outputs, 'output')}"
-    counts = f"{label} selects {selected} and fails at the first prompt"
+    counts = f"{label} selects {selected} and fails {when}"
     if not unselected:
         return build_finding("KV624", "", counts, "verify says which pairs are broken")
     names = consumer.selected_outputs or consumer.selected_inputs

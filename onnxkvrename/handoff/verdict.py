@@ -56,7 +56,9 @@ STARTUP_FAILURE_CODES = (
     "KV624",
     "KV628",
 )
-"""Findings that stop a side before any hand-off: it cannot be compiled, started or connected."""
+"""Findings that stop a side before any hand-off: it cannot be compiled, started, connected, run."""
+COUNT_CODES = ("KV604", "KV624")
+"""Those that stop it at start-up or at the first prompt, as its consumer counts buffers."""
 HANDSHAKE_CODES = ("KV628",)
 """Those that stop it when decode meets prefill, which both have started."""
 DIFFERENT_MODELS = "KV623"

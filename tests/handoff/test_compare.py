@@ -784,13 +784,25 @@ def test_an_encoder_of_another_length_is_another_buffer() -> None:
 # KV604: what stands behind the buffers
 
 
-@pytest.mark.parametrize("names", [[], ["logits", "logprobs", "log_odds"]])
-def test_prefill_counts_one_output_behind_its_buffers(names: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("names", "when", "state"),
+    [
+        ([], "at the first prompt", "fails at the first prompt (KV604)"),
+        # With logits, vllm-qaic tries the model when it starts.
+        (["logits", "logprobs", "log_odds"], "at start-up", "not started (KV604)"),
+    ],
+)
+def test_prefill_counts_one_output_behind_its_buffers(
+    names: list[str], when: str, state: str
+) -> None:
     side = build_side_layout(*describe_attention(0))
     behind = tuple(Value(name, "FLOAT", ("batch_size", 1, 8)) for name in names)
     other = side._replace(outputs=(*behind, *side.outputs[1:]))
     found = predict_handoff(other, side)
     assert (list_codes(found), found.verdict.outcome) == (["KV604"], "fails")
+    assert found.findings[0].message.endswith(f"fails {when}")
+    assert format_handoff_verdict(found).startswith(f"hand-off would fail {when}:")
+    assert set(list_states(found)) == {state}
     assert list_codes(predict_handoff(side, other)) == []
 
 
@@ -903,7 +915,7 @@ def test_a_buffer_that_is_not_read_or_a_side_that_does_not_start_is_not_ok() -> 
     assert "not read" in line
     silent = few._replace(outputs=few.outputs[1:])
     (line,) = list_prompt_outcomes(predict_handoff(silent, few, tokens=(3,)))
-    assert "not started (KV604)" in line
+    assert "fails at the first prompt (KV604)" in line
 
 
 def test_the_lengths_that_are_simulated_are_those_where_something_changes() -> None:
@@ -975,7 +987,7 @@ def test_no_row_is_ok_where_the_verdict_says_that_nothing_is_handed_over() -> No
     sampler = few._replace(outputs=few.outputs[1:])
     not_started = predict_handoff(sampler, few)
     assert list_codes(not_started) == ["KV604"]
-    assert list_states(not_started) == ["not started (KV604)"]
+    assert list_states(not_started) == ["fails at the first prompt (KV604)"]
 
 
 def test_no_row_is_ok_where_an_error_of_a_model_leaves_the_verdict_open() -> None:
