@@ -196,7 +196,9 @@ def compare_served(
         )
         workers = _build_workers((prefill, decode), served, tokens)
         judgement = _judge_pair(workers, consumer, served.connectors)
-        figures = list_figures(workers, judgement.reads)
+        # Other connectors have workers of their own: vllm-qaic's plan by requests, not by memory.
+        is_nixl = consumer.is_paged or not any(served.connectors)
+        figures = list_figures(workers, judgement.reads) if is_nixl else ()
         notes = (*notes, *served.notes, *_list_cache_dtype_notes(sides, served), *figures)
         # What a compiled model hands over has the bytes of its compile, whatever the line says.
         if consumer.is_paged or not any(side.layout.has_compiled_dtypes for side in sides):

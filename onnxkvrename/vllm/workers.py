@@ -227,9 +227,11 @@ def list_figures(workers: tuple[Worker, Worker], reads: Sequence[PromptReads]) -
         allocation = find_nixl_allocation(project_layout(worker.layout, worker.request))
         capacity = None if allocation is None else allocation.capacity
         if capacity is not None and capacity.requests is not None:
-            most, fewest = (f"{count:,.2f}" for count in capacity.requests)
-            count = most if most == fewest else f"{fewest} to {most}"
-            yield f"{name}: {count} requests of {worker.request.max_model_len:,} tokens fit"
+            count, figure = capacity.format_requests()
+            requests = "1 request" if count == "1" else f"{count} requests"
+            verb = "fits" if count == "1" else "fit"
+            length = worker.request.max_model_len
+            yield f"{name}: {requests} of {length:,} tokens {verb} ({figure})"
     for each in reads:
         most_bytes = max((rank.bytes for rank in each.ranks), default=None)
         seconds = estimate_seconds(most_bytes, workers[1].request.bandwidth)
