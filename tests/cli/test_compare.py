@@ -813,6 +813,29 @@ def test_a_variable_of_vllm_qaic_is_read_on_both_sides(run, named) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "dtypes", "codes_found"),
+    [
+        ("vllm-qaic", ("fp8", "fp8_e4m3"), []),
+        ("vllm-qaic", ("fp8", "fp8_e5m2"), ["KV612"]),
+        ("vllm-qaic", ("fp8", "auto"), ["KV612"]),
+        # The hash has the words.
+        ("vllm-nixl", ("fp8", "fp8_e4m3"), ["KV628"]),
+        ("vllm-nixl", ("fp8", "fp8_e5m2"), ["KV612", "KV628"]),
+    ],
+)
+def test_cache_dtypes_of_lines_are_compared_as_formats(
+    run, named, target: str, dtypes: tuple[str, str], codes_found: list[str]
+) -> None:
+    model = named("decoder.onnx")
+    sides = zip(("prefill", "decode"), dtypes, strict=True)
+    lines = [word for side, d in sides for word in ("--serve", f"{side}:--kv-cache-dtype {d}")]
+    outcome = run("compare", model, model, "--target", target, *lines)
+    assert re.findall(r"error (KV\d+)", outcome.err) == codes_found, outcome
+    assert outcome.err.count("start both sides with the same --kv-cache-dtype") == len(codes_found)
+    assert "--custom-io" not in outcome.err
+
+
+@pytest.mark.parametrize(
     ("lengths", "tokens", "outcome"),
     [
         ((1024, 8192), "5000", "too long for --max-model-len 1,024 of prefill"),
