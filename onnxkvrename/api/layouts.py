@@ -19,6 +19,7 @@ from onnxkvrename.api.serving import (
     ServedHandoff,
     apply_serve,
     check_connectors,
+    check_role,
     compare_served,
     read_served_pair,
 )
@@ -46,7 +47,7 @@ from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import MemoryFile, ModelSource
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
-from onnxkvrename.vllm.serve import read_serve_option
+from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
 from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS
 
 Sides = tuple[LoadedLayout, LoadedLayout]
@@ -220,19 +221,19 @@ def check_consumer(
         ['KV601']
     """
     arguments = read_arguments(check_consumer, locals())
-    loaded, connector = _load(arguments["layout"]), None
+    loaded, settings = _load(arguments["layout"]), ServeSettings()
     if serve is not None:
         settings = read_serve_option(serve, VLLM_VERSIONS[-1])
-        connector = settings.connector
         full_transfer = settings.decide_full_transfer(full_transfer)
         loaded = apply_serve(loaded, settings, VLLM_VERSIONS[-1])
     buffers = loaded.layout
     configured = configure_consumer(load_consumer(target), buffers)
     findings = (
         *consumer_checks.check_consumer(
-            buffers, configured, full_transfer=full_transfer, connector=connector
+            buffers, configured, full_transfer=full_transfer, connector=settings.connector
         ),
-        *check_connectors(configured, (connector,)),
+        *check_connectors(configured, (settings.connector,)),
+        *check_role(configured, settings),
     )
     of_models = (finding for report in loaded.reports for finding in report.findings)
     return (*(each for each in of_models if each.severity == "error"), *findings)

@@ -45,6 +45,9 @@ from onnxkvrename.vllm.workers import (
 
 _CONNECTOR_SIMILARITY = 0.92
 """How similar a slip is to the connector that is meant; further ones have names of their own."""
+_ROLES = ("kv_producer", "kv_consumer")
+"""The ``kv_role`` of prefill and of decode."""
+_ROLE_HINT = "start prefill with kv_role kv_producer and decode with kv_consumer"
 _RANK = 4
 """The axes of a cache of attention: batch, heads, context and head size."""
 VLLM = Option(
@@ -87,15 +90,21 @@ class ServedPair(NamedTuple):
         return self._replace(requests=(prefill, decode))
 
     @property
+    def lines(self) -> tuple[ServeSettings, ServeSettings]:
+        """What the lines of prefill and of decode say; nothing where there is none."""
+        prefill, decode = (request.serve or ServeSettings() for request in self.requests)
+        return prefill, decode
+
+    @property
     def context_limits(self) -> tuple[int | None, int | None]:
         """The ``--max-model-len`` of prefill and of decode, where lines say it."""
-        prefill, decode = (request.serve or ServeSettings() for request in self.requests)
+        prefill, decode = self.lines
         return prefill.max_model_len, decode.max_model_len
 
     @property
     def connectors(self) -> tuple[str | None, str | None]:
         """The connector of prefill and of decode, where lines name one."""
-        prefill, decode = (request.serve or ServeSettings() for request in self.requests)
+        prefill, decode = self.lines
         return prefill.connector, decode.connector
 
     @property
@@ -110,10 +119,7 @@ class ServedPair(NamedTuple):
         Raises:
             KvRenameError: It is requested, and a line turns it off.
         """
-        prefill, decode = (
-            (request.serve or ServeSettings()).decide_full_transfer(is_requested)
-            for request in self.requests
-        )
+        prefill, decode = (serve.decide_full_transfer(is_requested) for serve in self.lines)
         return prefill, decode
 
 
@@ -195,10 +201,13 @@ def compare_served(
             for loaded, request in zip(sides, served.requests, strict=True)
         )
         workers = _build_workers((prefill, decode), served, tokens)
-        judgement = _judge_pair(workers, consumer, served.connectors)
+        judgement = _judge_pair(workers, consumer, served)
         # Other connectors have workers of their own: vllm-qaic's plan by requests, not by memory.
         is_nixl = consumer.is_paged or not any(served.connectors)
         figures = list_figures(workers, judgement.reads) if is_nixl else ()
+        if not judgement.findings:
+            roles = (f"{each}: are the roles right?" for each in _find_wrong_roles(served.lines))
+            notes = (*notes, *roles)
         notes = (*notes, *served.notes, *_list_cache_dtype_notes(sides, served), *figures)
         # What a compiled model hands over has the bytes of its compile, whatever the line says.
         if consumer.is_paged or not any(side.layout.has_compiled_dtypes for side in sides):
@@ -313,6 +322,35 @@ def check_connectors(consumer: Consumer, connectors: Sequence[str | None]) -> tu
     return report_unknown([reason], _suggest_connector(foreign, consumer) or hint)
 
 
+def check_role(consumer: Consumer, serve: ServeSettings) -> tuple[Finding, ...]:
+    """Return KV622 if the connector of a line does not start with its ``kv_role``."""
+    if serve.connector not in consumer.one_role_connectors or serve.kv_role != "kv_both":
+        return ()
+    message = f"{serve.connector} does not start with kv_role kv_both"
+    return (build_finding("KV622", "", message, _ROLE_HINT),)
+
+
+def _check_roles(consumer: Consumer, served: ServedPair) -> tuple[Finding, ...]:
+    """Return KV622 for a side that does not start with its role, or KV630 for swapped roles."""
+    lines = served.lines
+    if findings := tuple(
+        each._replace(message=f"{side}: {each.message}")
+        for side, serve in zip(SIDES, lines, strict=True)
+        for each in check_role(consumer, serve)
+    ):
+        return findings
+    if lines[0].connector not in consumer.one_role_connectors:
+        return ()
+    return report_unknown([*_find_wrong_roles(lines)], _ROLE_HINT)
+
+
+def _find_wrong_roles(lines: tuple[ServeSettings, ServeSettings]) -> Iterator[str]:
+    """Yield the roles of two lines if these are not those of prefill and of decode."""
+    roles = [serve.kv_role or "kv_both" for serve in lines]
+    if any(role not in ("kv_both", own) for role, own in zip(roles, _ROLES, strict=True)):
+        yield "prefill is started as {} and decode as {}".format(*roles)
+
+
 def _suggest_connector(names: Sequence[str], consumer: Consumer) -> str | None:
     """Return the hint "did you mean X?" for a slip in the name of a connector."""
     owners = find_connector_owners()
@@ -333,13 +371,14 @@ def judge_unless_unknown(judgement: Judgement, unknown: tuple[Finding, ...]) -> 
 
 
 def _judge_pair(
-    workers: tuple[Worker, Worker], consumer: Consumer, connectors: tuple[str | None, str | None]
+    workers: tuple[Worker, Worker], consumer: Consumer, served: ServedPair
 ) -> Judgement:
-    """Return what vLLM says of prefill and decode, with the connectors that their lines name.
+    """Return what vLLM says of prefill and decode, as they are started.
 
     Only NIXL's handshake is known here; of another connector of the consumer it is a condition.
     """
-    unknown = check_connectors(consumer, connectors)
+    connectors = served.connectors
+    unknown = check_connectors(consumer, connectors) or _check_roles(consumer, served)
     if consumer.is_paged:
         return judge_unless_unknown(judge_workers(*workers), unknown)
     if unknown or connectors[0] is not None:

@@ -13,6 +13,7 @@ from onnxkvrename.api.serving import (
     VLLM,
     apply_serve,
     check_connectors,
+    check_role,
     judge_unless_unknown,
 )
 from onnxkvrename.cli.options import declare_command
@@ -138,7 +139,7 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
             connector=serve.connector,
         )
     )
-    unknown = check_connectors(consumer, (serve.connector,))
+    unknown = check_connectors(consumer, (serve.connector,)) or check_role(consumer, serve)
     if consumer.is_paged and layout.buffers:
         request = build_request(serve, version)._replace(
             kv_cache_dtype=layout.kv_cache_dtype, serve=None if arguments.serve is None else serve

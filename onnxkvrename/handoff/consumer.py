@@ -91,6 +91,8 @@ class Consumer(NamedTuple):
             mentions if that one can use a model that this one cannot; empty for none.
         connectors: The values of ``kv_connector`` with which vLLM hands over as this consumer
             does; empty if vLLM does not start it.
+        one_role_connectors: Those of them that refuse ``kv_role`` ``kv_both``, and only write as
+            ``kv_producer`` and read as ``kv_consumer``.
         source: The code that the fields repeat, for the verdict: ``NAME at COMMIT``; empty if it
             has no fixed state.
     """
@@ -118,6 +120,7 @@ class Consumer(NamedTuple):
     setting: str = ""
     alternative: str = ""
     connectors: tuple[str, ...] = ()
+    one_role_connectors: tuple[str, ...] = ()
     source: str = ""
 
     @property

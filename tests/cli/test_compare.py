@@ -716,6 +716,7 @@ def test_reads_that_depend_on_a_size_name_the_option_for_it(run) -> None:
 
 SERVED = ("--serve", "prefill:--block-size 16", "--serve", "decode:-tp 2 --block-size 32")
 CONNECTOR = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
+WRITER, READER = (CONNECTOR.replace("both", role) for role in ("producer", "consumer"))
 
 
 @pytest.mark.parametrize(
@@ -732,7 +733,16 @@ CONNECTOR = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connec
             ["KV629"],
             "prompt of 1 token",
         ),
-        (f"{CONNECTOR}QaicConnector", f"{CONNECTOR}QaicConnector", [], "connect by QaicConnector,"),
+        (f"{WRITER}QaicConnector", f"{READER}QaicConnector", [], "connect by QaicConnector,"),
+        (f"{READER}QaicConnector", f"{WRITER}QaicConnector", ["KV630"], "decode as kv_producer"),
+        (f"{WRITER}QaicConnector", f"{WRITER}QaicConnector", ["KV630"], "decode as kv_producer"),
+        (f"{WRITER}QaicConnector", f"{CONNECTOR}QaicConnector", ["KV622"], "decode: QaicConnector"),
+        (
+            f"{READER}QaicLMCacheConnectorV1",
+            f"{WRITER}QaicLMCacheConnectorV1",
+            [],
+            "decode as kv_producer: are the roles right?",
+        ),
         (f"{CONNECTOR}QaicConnector", "", ["KV630"], "QaicConnector on prefill and NixlC"),
         (
             f"{CONNECTOR}QaicConnector",
@@ -791,9 +801,10 @@ def test_a_line_decides_whether_hybrid_buffers_are_refused(
     run, named, connector: str, severities: list[str]
 ) -> None:
     path = named("serving/window.onnx")
-    line = ("--serve", f"{CONNECTOR}{connector}")
-    for command in (("compare", path, path), ("check-consumer", path)):
-        outcome = run(*command, *line)
+    lines = (f"--serve=prefill:{WRITER}{connector}", f"--serve=decode:{READER}{connector}")
+    line = f"--serve={READER}{connector}"
+    for command in (("compare", path, path, *lines), ("check-consumer", path, line)):
+        outcome = run(*command)
         assert re.findall(r"(\w+) KV606", outcome.err)[:1] == severities, outcome
         assert outcome.code == len(severities), outcome
 

@@ -339,6 +339,7 @@ CONSUMER = Consumer(
     output_suffix=SUFFIX,
     alternative="vllm-qaic-legacy",
     connectors=(_CONNECTOR, _LMCACHE_CONNECTOR),
+    one_role_connectors=(_CONNECTOR,),
     checks=(
         check_logits,
         check_truncated_buffers,
