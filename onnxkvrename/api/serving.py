@@ -200,7 +200,9 @@ def compare_served(
             loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
             for loaded, request in zip(sides, served.requests, strict=True)
         )
-        workers = _build_workers((prefill, decode), served, tokens)
+        limit = min((each for each in served.context_limits if each is not None), default=None)
+        lengths = [each for each in tokens if limit is None or each < limit]
+        workers = _build_workers((prefill, decode), served, lengths)
         judgement = _judge_pair(workers, consumer, served)
         # Other connectors have workers of their own: vllm-qaic's plan by requests, not by memory.
         is_nixl = consumer.is_paged or not any(served.connectors)

@@ -423,7 +423,10 @@ def _explain_context_limits(handoff: Handoff, tokens: int) -> str:
     limits = [
         f"{limit:,} of {side}" for side, limit in sides if limit is not None and tokens >= limit
     ]
-    return f"too long for --max-model-len {' and '.join(limits)}" if limits else ""
+    if not limits:
+        return ""
+    reason = "one position is for the first new token"
+    return f"too long for --max-model-len {' and '.join(limits)} ({reason})"
 
 
 def build_handoff_result(handoff: Handoff) -> FileResult:

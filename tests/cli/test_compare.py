@@ -864,6 +864,11 @@ def test_a_prompt_that_vllm_refuses_is_not_ok(
     lines = ("--serve", f"prefill:{prefill}", "--serve", f"decode:{decode}")
     said = run("compare", model, model, "--target", target, "--tokens", tokens, *lines).out
     assert f"a prompt of {int(tokens):,} tokens: {outcome}" in said
+    is_allowed = outcome == "ok"
+    assert ("the first new token" in said, "DESCRIPTORS POSTED" in said) == (
+        not is_allowed,
+        is_allowed,
+    )
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
