@@ -333,7 +333,7 @@ def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
 
 
 def _choose_hint(code: str, setup: TransferSetup) -> str:
-    """Return what to do about a difference; a dtype that a line sets is no compile's."""
+    """Return what to do about a difference: a dtype may be that of a compile, or of a line."""
     has_flag = any(layout.kv_cache_dtype is not None for layout in (setup.prefill, setup.decode))
     if code == "KV612" and has_flag:
         return "start both sides with the same --kv-cache-dtype"
