@@ -336,13 +336,25 @@ def format_state(handoff: Handoff, result: PairResult) -> str:
         return f"depends on sizes{code}"
     corrupt = subtract_ranges(result.wrong_ranges, verdict.refused_ranges)
     if corrupt:
-        state = "wrong" if code else "shifted"
-        return f"{state} for {format_prompt_ranges(corrupt, verdict)}{code}"
+        prompts = format_prompt_ranges(corrupt, verdict)
+        if code and not _is_moved_only(handoff, result.pair, corrupt):
+            return f"wrong for {prompts}{code}"
+        return f"shifted for {prompts}"
     if result.wrong_ranges:
         return f"refused for {format_prompt_ranges(result.wrong_ranges, verdict)}{code}"
     if code and not verdict.refused_ranges:
         return f"wrong{code}"
     return _format_common_state(handoff, code)
+
+
+def _is_moved_only(handoff: Handoff, pair: BufferPair, ranges: PromptRanges) -> bool:
+    """Return whether the finding about a buffer is about other prompts than these."""
+    simulation = handoff.comparison.simulation
+    if simulation is None:
+        return False
+    differing, truncated = simulation.differing_ranges, simulation.truncated_ranges
+    own = merge_ranges(differing.get(pair.buffer_id, ()), truncated.get(pair.buffer_id, ()))
+    return bool(own) and subtract_ranges(ranges, own) == ranges
 
 
 def _format_common_state(handoff: Handoff, code: str) -> str:

@@ -835,6 +835,16 @@ def test_each_range_of_lengths_has_its_own_cause() -> None:
     assert "KV614" in text
 
 
+def test_a_row_names_its_finding_only_for_the_prompts_that_it_is_about() -> None:
+    window = describe_attention(2, shape=WINDOW)
+    prefill = build_side_layout(*describe_attention(0), "conv_state.1:1,1", *window, **SIZES)
+    found = predict_handoff(prefill, build_side_layout(*describe_attention(0, 2), ctx_len=32))
+    assert list_codes(found)[:2] == ["KV611", "KV614"]
+    assert "prompts longer than 8 tokens differ" in message(found, "KV614")
+    assert (found.verdict.corrupt_ranges, found.verdict.refused_ranges) == (((1, 8),), ((9, 32),))
+    assert list_states(found)[-1] == "shifted for prompts of up to 8 tokens"
+
+
 def test_what_is_only_left_behind_is_not_blamed_for_what_goes_wrong() -> None:
     prefill = build_side_layout(*describe_attention(0, 1, 2), ctx_len=32)
     decode = build_side_layout(
