@@ -15,7 +15,14 @@ from onnxkvrename.api.arguments import (
     read_arguments,
     speak_python,
 )
-from onnxkvrename.api.serving import ServedHandoff, apply_serve, compare_served, read_served_pair
+from onnxkvrename.api.serving import (
+    ServedHandoff,
+    apply_serve,
+    check_connectors,
+    check_role,
+    compare_served,
+    read_served_pair,
+)
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff
@@ -40,7 +47,7 @@ from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import MemoryFile, ModelSource
 from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
-from onnxkvrename.vllm.serve import read_serve_option
+from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
 from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS
 
 Sides = tuple[LoadedLayout, LoadedLayout]
@@ -200,8 +207,8 @@ def check_consumer(
         serve: The line that starts vLLM, or ``@`` and the path of a script with it.
 
     Returns:
-        The errors of the models, and findings KV601 to KV610; none if the consumer can use all
-        buffers.
+        The errors of the models, findings KV601 to KV610, and KV630 for a line whose connector is
+        not the consumer's; none if the consumer can use all buffers.
 
     Raises:
         KvRenameError: The consumer does not exist, its configuration beside the model cannot be
@@ -214,14 +221,20 @@ def check_consumer(
         ['KV601']
     """
     arguments = read_arguments(check_consumer, locals())
-    loaded = _load(arguments["layout"])
+    loaded, settings = _load(arguments["layout"]), ServeSettings()
     if serve is not None:
         settings = read_serve_option(serve, VLLM_VERSIONS[-1])
         full_transfer = settings.decide_full_transfer(full_transfer)
         loaded = apply_serve(loaded, settings, VLLM_VERSIONS[-1])
     buffers = loaded.layout
     configured = configure_consumer(load_consumer(target), buffers)
-    findings = consumer_checks.check_consumer(buffers, configured, full_transfer=full_transfer)
+    findings = (
+        *consumer_checks.check_consumer(
+            buffers, configured, full_transfer=full_transfer, connector=settings.connector
+        ),
+        *check_connectors(configured, (settings.connector,)),
+        *check_role(configured, settings),
+    )
     of_models = (finding for report in loaded.reports for finding in report.findings)
     return (*(each for each in of_models if each.severity == "error"), *findings)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding
+from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding, find_similar
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.find_consumers import configure_consumer
+from onnxkvrename.handoff.find_consumers import configure_consumer, find_connector_owners
 from onnxkvrename.handoff.same_model import Basis, find_shared_files
 from onnxkvrename.handoff.simulate import merge_ranges
 from onnxkvrename.handoff.slots import find_clipped_axes
@@ -34,15 +34,27 @@ from onnxkvrename.vllm.compatibility import Worker
 from onnxkvrename.vllm.handshake import check_handshake
 from onnxkvrename.vllm.projection import build_request, list_serve_notes
 from onnxkvrename.vllm.reads import PromptReads
-from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
+from onnxkvrename.vllm.serve import DEFAULT_CONNECTOR, ServeSettings, read_serve_option
 from onnxkvrename.vllm.specs import (
     QAIC_CACHE_DTYPE,
     VLLM_RELEASES,
     VLLM_VERSIONS,
     ProjectionRequest,
 )
-from onnxkvrename.vllm.workers import Judgement, describe_handshake, judge_workers, list_figures
+from onnxkvrename.vllm.workers import (
+    UNKNOWN_HINT,
+    Judgement,
+    describe_handshake,
+    judge_workers,
+    list_figures,
+    report_unknown,
+)
 
+_CONNECTOR_SIMILARITY = 0.92
+"""How similar a slip is to the connector that is meant; further ones have names of their own."""
+_ROLES = ("kv_producer", "kv_consumer")
+"""The ``kv_role`` of prefill and of decode."""
+_ROLE_HINT = "start prefill with kv_role kv_producer and decode with kv_consumer"
 _RANK = 4
 """The axes of a cache of attention: batch, heads, context and head size."""
 VLLM = Option(
@@ -89,10 +101,22 @@ class ServedPair(NamedTuple):
         return self._replace(requests=(prefill, decode))
 
     @property
+    def lines(self) -> tuple[ServeSettings, ServeSettings]:
+        """What the lines of prefill and of decode say; nothing where there is none."""
+        prefill, decode = (request.serve or ServeSettings() for request in self.requests)
+        return prefill, decode
+
+    @property
     def context_limits(self) -> tuple[int | None, int | None]:
         """The ``--max-model-len`` of prefill and of decode, where lines say it."""
-        prefill, decode = (request.serve or ServeSettings() for request in self.requests)
+        prefill, decode = self.lines
         return prefill.max_model_len, decode.max_model_len
+
+    @property
+    def connectors(self) -> tuple[str | None, str | None]:
+        """The connector of prefill and of decode, where lines name one."""
+        prefill, decode = self.lines
+        return prefill.connector, decode.connector
 
     @property
     def ranks(self) -> TensorParallelSizes | None:
@@ -106,10 +130,7 @@ class ServedPair(NamedTuple):
         Raises:
             KvRenameError: It is requested, and a line turns it off.
         """
-        prefill, decode = (
-            (request.serve or ServeSettings()).decide_full_transfer(is_requested)
-            for request in self.requests
-        )
+        prefill, decode = (serve.decide_full_transfer(is_requested) for serve in self.lines)
         return prefill, decode
 
 
@@ -210,10 +231,16 @@ def compare_served(
         )
         for side in (prefill, decode):
             check_cache_dtype(side.layout, consumer)
-        judge = judge_workers if consumer.is_paged else _shake_hands
-        workers = _build_workers((prefill, decode), served, tokens)
-        judgement = judge(*workers)
-        figures = list_figures(workers, judgement.reads)
+        limit = min((each for each in served.context_limits if each is not None), default=None)
+        lengths = [each for each in tokens if limit is None or each < limit]
+        workers = _build_workers((prefill, decode), served, lengths)
+        judgement = _judge_pair(workers, consumer, served)
+        # Other connectors have workers of their own: vllm-qaic's plan by requests, not by memory.
+        is_nixl = consumer.is_paged or not any(served.connectors)
+        figures = list_figures(workers, judgement.reads) if is_nixl else ()
+        if not judgement.findings:
+            roles = (f"{each}: are the roles right?" for each in _find_wrong_roles(served.lines))
+            notes = (*notes, *roles)
         notes = (*notes, *served.notes, *_list_cache_dtype_notes(sides, served), *figures)
         # What a compiled model hands over has the bytes of its compile, whatever the line says.
         if consumer.is_paged or not any(side.layout.has_compiled_dtypes for side in sides):
@@ -246,6 +273,7 @@ def compare_served(
         more_basis=Basis(judgement.facts, judgement.conditions),
         faults=faults,
         context_limits=(None, None) if served is None else served.context_limits,
+        connectors=(None, None) if served is None else served.connectors,
         shared_files=find_shared_files(paths, sides),
         strict=strict,
     )
@@ -342,22 +370,99 @@ def _list_faults(judgement: Judgement) -> PromptFaults:
     return PromptFaults(refused, corrupt)
 
 
-def _shake_hands(prefill: Worker, decode: Worker) -> Judgement:
-    """Return what vLLM says when the sides meet; nothing for connectors that are not known here."""
-    unknown = dict.fromkeys(_list_unknown_connectors((prefill, decode)))
-    if unknown:
-        note = f"vLLM: the handshake of {' and '.join(unknown)} is not known here"
+def check_connectors(consumer: Consumer, connectors: Sequence[str | None]) -> tuple[Finding, ...]:
+    """Return KV630 if lines name a connector that is not the consumer's, or two connectors.
+
+    Args:
+        consumer: The consumer. If it has pages of its own, its workers say whether two of its
+            connectors meet.
+        connectors: The connector of each line; ``None`` for a line that names none. Nothing is
+            checked if no line names one.
+    """
+    if not any(connectors):
+        return ()
+    names = [connector or DEFAULT_CONNECTOR for connector in connectors]
+    foreign = [name for name in names if name not in consumer.connectors]
+    if len(set(names)) > 1 and (foreign or not consumer.is_paged):
+        reason = "two different connectors, {} on prefill and {} on decode".format(*names)
+        hint = "start both sides with the same kv_connector (--kv-transfer-config)"
+    elif foreign:
+        own = f" ({', '.join(consumer.connectors)})" if consumer.connectors else ""
+        reason = f"the connector {foreign[0]} is not one of {consumer.name}{own}"
+        owner = find_connector_owners().get(foreign[0])
+        hint = f"--target {owner} checks {foreign[0]}" if owner else UNKNOWN_HINT
+    else:
+        return ()
+    return report_unknown([reason], _suggest_connector(foreign, consumer) or hint)
+
+
+def check_role(consumer: Consumer, serve: ServeSettings) -> tuple[Finding, ...]:
+    """Return KV622 if the connector of a line does not start with its ``kv_role``."""
+    if serve.connector not in consumer.one_role_connectors or serve.kv_role != "kv_both":
+        return ()
+    message = f"{serve.connector} does not start with kv_role kv_both"
+    return (build_finding("KV622", "", message, _ROLE_HINT),)
+
+
+def _check_roles(consumer: Consumer, served: ServedPair) -> tuple[Finding, ...]:
+    """Return KV622 for a side that does not start with its role, or KV630 for swapped roles."""
+    lines = served.lines
+    if findings := tuple(
+        each._replace(message=f"{side}: {each.message}")
+        for side, serve in zip(SIDES, lines, strict=True)
+        for each in check_role(consumer, serve)
+    ):
+        return findings
+    if lines[0].connector not in consumer.one_role_connectors:
+        return ()
+    return report_unknown([*_find_wrong_roles(lines)], _ROLE_HINT)
+
+
+def _find_wrong_roles(lines: tuple[ServeSettings, ServeSettings]) -> Iterator[str]:
+    """Yield the roles of two lines if these are not those of prefill and of decode."""
+    roles = [serve.kv_role or "kv_both" for serve in lines]
+    if any(role not in ("kv_both", own) for role, own in zip(roles, _ROLES, strict=True)):
+        yield "prefill is started as {} and decode as {}".format(*roles)
+
+
+def _suggest_connector(names: Sequence[str], consumer: Consumer) -> str | None:
+    """Return the hint "did you mean X?" for a slip in the name of a connector."""
+    owners = find_connector_owners()
+    for name in names:
+        similar = find_similar(name, owners, _CONNECTOR_SIMILARITY)
+        if similar is not None and similar != name:
+            is_own = similar in consumer.connectors
+            return f"did you mean {similar}?{'' if is_own else f' --target {owners[similar]}'}"
+    return None
+
+
+def judge_unless_unknown(judgement: Judgement, unknown: tuple[Finding, ...]) -> Judgement:
+    """Return a judgement of vLLM's workers; without a refusal, their connectors are unknown."""
+    if not unknown:
+        return judgement
+    refusals = tuple(each for each in judgement.findings if each.code != UNKNOWN_WORKERS)
+    return judgement._replace(findings=refusals or unknown)
+
+
+def _judge_pair(
+    workers: tuple[Worker, Worker], consumer: Consumer, served: ServedPair
+) -> Judgement:
+    """Return what vLLM says of prefill and decode, as they are started.
+
+    Only NIXL's handshake is known here; of another connector of the consumer it is a condition.
+    """
+    connectors = served.connectors
+    unknown = check_connectors(consumer, connectors) or _check_roles(consumer, served)
+    if consumer.is_paged:
+        return judge_unless_unknown(judge_workers(*workers), unknown)
+    if unknown or connectors[0] is not None:
+        condition = f"connect by {connectors[0]}, whose handshake is not checked"
+        return Judgement(unknown, conditions=() if unknown else (condition,))
+    if any(worker.request.kv_cache_dtype == QAIC_CACHE_DTYPE for worker in workers):
+        note = f"vLLM: the handshake of --kv-cache-dtype {QAIC_CACHE_DTYPE} is not known here"
         return Judgement(notes=(note,))
+    prefill, decode = workers
     handshake = check_handshake((prefill.layout, decode.layout), (prefill.request, decode.request))
     judgement = describe_handshake(handshake, decode.release)
     notes = (f"vLLM: not known for {reason}" for reason in handshake.unknown)
     return judgement._replace(notes=(*judgement.notes, *notes))
-
-
-def _list_unknown_connectors(workers: tuple[Worker, Worker]) -> Iterator[str]:
-    for worker in workers:
-        serve = worker.settings or ServeSettings()
-        if worker.request.kv_cache_dtype == QAIC_CACHE_DTYPE:
-            yield f"--kv-cache-dtype {QAIC_CACHE_DTYPE}"
-        if serve.connector is not None and not serve.pulls_by_nixl:
-            yield serve.connector

@@ -9,7 +9,14 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.api.serving import VLLM, apply_serve, check_cache_dtype
+from onnxkvrename.api.serving import (
+    VLLM,
+    apply_serve,
+    check_cache_dtype,
+    check_connectors,
+    check_role,
+    judge_unless_unknown,
+)
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, print_notes
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
@@ -126,28 +133,49 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     check_cache_dtype(layout, consumer)
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
     consumer = configure_consumer(consumer, layout)
-    findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
+    findings = tuple(
+        check_consumer(
+            layout,
+            consumer,
+            full_transfer=arguments.full_transfer,
+            connector=serve.connector,
+        )
+    )
+    unknown = check_connectors(consumer, (serve.connector,)) or check_role(consumer, serve)
     if consumer.is_paged and layout.buffers:
         request = build_request(serve, version)._replace(
             kv_cache_dtype=layout.kv_cache_dtype, serve=None if arguments.serve is None else serve
         )
-        findings += judge_worker(Worker(layout, request)).findings
+        judgement = judge_unless_unknown(judge_worker(Worker(layout, request)), unknown)
+        findings += judgement.findings
+    else:
+        findings += unknown
     if arguments.strict:
         findings = promote_to_errors(findings)
     is_sound = not any(report.failed for report in reports)  # else no consumer can use it
-    alternative = _find_alternative(consumer, layout, arguments) if findings and is_sound else None
+    alternative = None
+    if findings and is_sound:
+        alternative = _find_alternative(consumer, layout, arguments, serve.connector)
     reports = tuple(_add_findings(report, loaded, findings) for report in reports)
     return ConsumerCheck(consumer, layout, reports, rules.profile_choice, alternative)
 
 
 def _find_alternative(
-    consumer: Consumer, layout: Layout, arguments: CheckConsumerArguments
+    consumer: Consumer,
+    layout: Layout,
+    arguments: CheckConsumerArguments,
+    connector: str | None,
 ) -> Consumer | None:
     """Return the same program with another setting, if that one can use the buffers."""
     if not consumer.alternative:
         return None
     alternative = load_consumer(consumer.alternative)
-    findings = tuple(check_consumer(layout, alternative, full_transfer=arguments.full_transfer))
+    findings = (
+        *check_consumer(
+            layout, alternative, full_transfer=arguments.full_transfer, connector=connector
+        ),
+        *check_connectors(alternative, (connector,)),
+    )
     if arguments.strict:
         findings = promote_to_errors(findings)
     return None if any(finding.severity == "error" for finding in findings) else alternative

@@ -144,6 +144,7 @@ def compare_sides(
     more_basis: Basis = NO_BASIS,
     faults: PromptFaults = NO_FAULTS,
     context_limits: tuple[int | None, int | None] = (None, None),
+    connectors: tuple[str | None, str | None] = (None, None),
     shared_files: SharedFiles = NO_SHARED_FILES,
     strict: bool = False,
 ) -> Handoff:
@@ -152,8 +153,9 @@ def compare_sides(
     Without `ranks`, heads and states are not checked. Prompts of the lengths in `tokens` are
     simulated, in addition to those at which something changes, unless they are beyond the context
     of a side. Further findings, notes and what a success rests on are about both sides together;
-    further findings explain the `faults` of prompts. `context_limits` are as in `Handoff`; the
-    `shared_files` are what both sides are known to have alike.
+    further findings explain the `faults` of prompts. `context_limits` are as in `Handoff`;
+    `connectors` are what vLLM is started with, if that is said; `shared_files` are what both sides
+    are known to have alike.
     With `strict`, scales that are not known are a finding, not a note.
 
     Raises:
@@ -165,8 +167,10 @@ def compare_sides(
             f"nothing to compare: {consumer.name} runs prefill and decode with one model",
             hint=f"`onnxkvrename check-consumer {model} --target {consumer.name}` checks one model",
         )
-    writer = check_side(prefill, consumer, full_transfer)
-    reader = check_side(decode, consumer, full_transfer)
+    writer, reader = (
+        check_side(side, consumer, full_transfer, connector)
+        for side, connector in zip((prefill, decode), connectors, strict=True)
+    )
     comparison = build_comparison(writer, reader)
     identity = compare_models(prefill.layout, decode.layout, shared_files)
     root_causes = find_root_causes(comparison)

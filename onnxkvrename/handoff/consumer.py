@@ -65,6 +65,8 @@ class Consumer(NamedTuple):
         is_appended_output: Returns whether prefill adds a graph output of this name to its list
             of retained outputs; the consumer then drops the last entry of that list. `None`
             for a consumer that adds and drops nothing.
+        trial_output: The output with which it tries the model at start-up, where wrong numbers of
+            buffers then show; empty if it tries none, so that they show at the first prompt.
         needs_in_place: Whether a retained output must go back into its input with the same size
             (KV120); `None` if that is not known: then KV120 is a warning.
         checks: Further checks, only for this consumer. Each gets the layout as the consumer sees
@@ -87,6 +89,10 @@ class Consumer(NamedTuple):
             ``VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1``.
         alternative: The name of the same program with another setting, which `check-consumer`
             mentions if that one can use a model that this one cannot; empty for none.
+        connectors: The values of ``kv_connector`` with which vLLM hands over as this consumer
+            does; empty if vLLM does not start it.
+        one_role_connectors: Those of them that refuse ``kv_role`` ``kv_both``, and only write as
+            ``kv_producer`` and read as ``kv_consumer``.
         source: The code that the fields repeat, for the verdict: ``NAME at COMMIT``; empty if it
             has no fixed state.
     """
@@ -100,6 +106,7 @@ class Consumer(NamedTuple):
     transferred_shape: Callable[[Shape, int | None], Shape] = _keep_whole_shape
     itemsize_of: Callable[[str], int | None] = _compute_itemsize
     is_appended_output: Callable[[str], bool] | None = None
+    trial_output: str = ""
     needs_in_place: bool | None = None
     checks: tuple[Callable[[ConsumerView], Iterator[Finding]], ...] = ()
     selected_inputs: str = ""
@@ -112,6 +119,8 @@ class Consumer(NamedTuple):
     refusal: str = ""
     setting: str = ""
     alternative: str = ""
+    connectors: tuple[str, ...] = ()
+    one_role_connectors: tuple[str, ...] = ()
     source: str = ""
 
     @property

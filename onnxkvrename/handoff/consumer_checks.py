@@ -63,13 +63,18 @@ class ConsumerProblem(NamedTuple):
 
 
 def check_consumer(
-    layout: Layout, consumer: Consumer, *, full_transfer: bool = False
+    layout: Layout,
+    consumer: Consumer,
+    *,
+    full_transfer: bool = False,
+    connector: str | None = None,
 ) -> Iterator[Finding]:
     """Yield the findings about a layout for a consumer.
 
-    With `full_transfer` the consumer moves all of each buffer, whatever the prompt.
+    With `full_transfer` the consumer moves all of each buffer, whatever the prompt; the `connector`
+    is the one that vLLM is started with, if that is said.
     """
-    for problem in find_problems(build_view(layout, consumer, full_transfer)):
+    for problem in find_problems(build_view(layout, consumer, full_transfer, connector)):
         yield from problem.findings
 
 
@@ -187,6 +192,12 @@ def has_wrong_output_count(view: ConsumerView) -> bool:
     if consumer.is_appended_output is not None:
         outputs += count_appended_outputs(view) - 1
     return outputs - len(selection.inputs) not in (0, 1)
+
+
+def find_count_failure(layout: Layout, consumer: Consumer) -> str:
+    """Return when a side with wrong numbers of inputs and outputs fails, to follow ``fails``."""
+    has_trial = any(value.name == consumer.trial_output for value in layout.outputs)
+    return "at start-up" if has_trial else "at the first prompt"
 
 
 def _check_updates(view: ConsumerView) -> Iterator[Finding]:

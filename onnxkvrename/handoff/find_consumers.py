@@ -9,7 +9,7 @@ A plug-in is an entry point of the group ``onnxkvrename.consumers``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -70,6 +70,16 @@ def load_consumer(name: str, list_known: Callable[[], Sequence[str]] = list_cons
     known = list_known()
     hint = suggest_similar(name, known) or f"targets: {', '.join(known)}"
     raise KvRenameError(f"no such target: {name}", hint=hint)
+
+
+def find_connector_owners() -> Mapping[str, str]:
+    """Return the connectors of vLLM with which consumers hand over, and the consumer of each."""
+    owners: dict[str, str] = {}
+    for name in list_consumers():
+        with suppress(KvRenameError):
+            for connector in load_consumer(name).connectors:
+                owners.setdefault(connector, name)
+    return owners
 
 
 def configure_consumer(consumer: Consumer, layout: Layout) -> Consumer:

@@ -104,13 +104,15 @@ class BufferName(NamedTuple):
 class ConsumerView(NamedTuple):
     """A layout as a consumer sees it, with the inputs and outputs that it selects.
 
-    With `full_transfer` it moves all of each buffer, whatever the prompt.
+    With `full_transfer` it moves all of each buffer, whatever the prompt. The `connector` is the
+    one that vLLM is started with; ``None`` if that is not said.
     """
 
     layout: Layout
     consumer: Consumer
     selection: Selection
     full_transfer: bool = False
+    connector: str | None = None
 
     @property
     def buffers(self) -> tuple[KvBuffer, ...]:
@@ -149,10 +151,12 @@ class ConsumerView(NamedTuple):
         return len(find_distinct_types(self.layout, self.selection.inputs)) > 1
 
 
-def build_view(layout: Layout, consumer: Consumer, full_transfer: bool = False) -> ConsumerView:
+def build_view(
+    layout: Layout, consumer: Consumer, full_transfer: bool = False, connector: str | None = None
+) -> ConsumerView:
     """Return a layout as a consumer sees it."""
     consumer = _apply_layout(consumer, layout)
-    return ConsumerView(layout, consumer, select_values(layout, consumer), full_transfer)
+    return ConsumerView(layout, consumer, select_values(layout, consumer), full_transfer, connector)
 
 
 def _apply_layout(consumer: Consumer, layout: Layout) -> Consumer:

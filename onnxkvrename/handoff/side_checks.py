@@ -23,6 +23,7 @@ from onnxkvrename.handoff.consumer_checks import (
     ConsumerProblem,
     StartupCause,
     count_appended_outputs,
+    find_count_failure,
     find_problems,
 )
 from onnxkvrename.handoff.name_checks import (
@@ -43,11 +44,11 @@ from onnxkvrename.handoff.worker import HandoffSide, list_rename_paths
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 
-_SIDE_CODES = ("KV120", "KV602", "KV609", "KV610", UNKNOWN_WORKERS)
-"""Findings of one side that are also findings of a hand-off.
+_SIDE_CODES = ("KV120", "KV602", "KV606", "KV609", "KV610", UNKNOWN_WORKERS)
+"""Findings of one side that are also findings of a hand-off, if they are errors.
 
 The others are either checked in more detail (KV601, KV603 to KV605, KV608), or do not affect a
-hand-off (KV606, KV607).
+hand-off (KV607).
 """
 _VALUE_CAUSES: tuple[StartupCause, ...] = ("layer", "dtype", "shape")
 
@@ -60,9 +61,11 @@ class CheckedSide(NamedTuple):
     problems: tuple[ConsumerProblem, ...]
 
 
-def check_side(side: HandoffSide, consumer: Consumer, full_transfer: bool) -> CheckedSide:
+def check_side(
+    side: HandoffSide, consumer: Consumer, full_transfer: bool, connector: str | None
+) -> CheckedSide:
     """Return a side with the values that the consumer selects and the problems that it has."""
-    view = build_view(side.layout, consumer, full_transfer)
+    view = build_view(side.layout, consumer, full_transfer, connector)
     return CheckedSide(side, view, tuple(find_problems(view)))
 
 
@@ -195,6 +198,7 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
     """Return KV604 if the appended outputs are too few or too many, otherwise KV624."""
     label, view, consumer = checked.side.label, checked.view, checked.view.consumer
     inputs, outputs = len(view.selection.inputs), len(view.selection.outputs)
+    when = find_count_failure(view.layout, consumer)
     if outputs - inputs in (0, 1):
         appended = count_appended_outputs(view)
         name = find_misnamed_logits(view.layout)
@@ -207,13 +211,13 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
         return build_finding(
             "KV604",
             "",
-            f"{label} {cause} fails at the first prompt",
+            f"{label} {cause} fails {when}",
             f"export {label} with logits, without sampling on the device",
         )
     buffers = find_unselected_buffers(view.selection.outputs, view.layout.buffers)
     unselected = [buffer.output for buffer in buffers if buffer.output is not None]
     selected = f"{format_count(inputs, 'input')} but {format_count(outputs, 'output')}"
-    counts = f"{label} selects {selected} and fails at the first prompt"
+    counts = f"{label} selects {selected} and fails {when}"
     if not unselected:
         return build_finding("KV624", "", counts, "verify says which pairs are broken")
     names = consumer.selected_outputs or consumer.selected_inputs
@@ -233,8 +237,8 @@ def check_each_side(
     has_own_arrays = prefill.view.consumer.memory == "separate"
     for checked in (prefill, decode):
         for finding in (each for problem in checked.problems for each in problem.findings):
-            if finding.code == "KV120" and finding.severity != "error":
-                continue  # a note: nothing says that it stops the consumer
+            if finding.severity != "error":
+                continue  # nothing says that it stops the consumer; KV120 and KV113 are notes
             if finding.code == "KV609" and checked is prefill and has_own_arrays:
                 continue  # decode's inputs are what prefill's outputs are paired with
             if finding.code in _SIDE_CODES and finding.code not in reported_codes:

@@ -49,13 +49,16 @@ STARTUP_FAILURE_CODES = (
     "KV120",
     "KV603",
     "KV604",
+    "KV606",
     "KV610",
     "KV619",
     "KV622",
     "KV624",
     "KV628",
 )
-"""Findings that stop a side before any hand-off: it cannot be compiled, started or connected."""
+"""Findings that stop a side before any hand-off: it cannot be compiled, started, connected, run."""
+COUNT_CODES = ("KV604", "KV624")
+"""Those that stop it at start-up or at the first prompt, as its consumer counts buffers."""
 HANDSHAKE_CODES = ("KV628",)
 """Those that stop it when decode meets prefill, which both have started."""
 DIFFERENT_MODELS = "KV623"
@@ -323,10 +326,18 @@ def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
             known_last = None if last_equal == placeholder else last_equal
             groups.setdefault((difference, known_last), []).append(pair)
     for (difference, known_last), pairs in groups.items():
-        hint = (_PAGED_HINTS if comparison.setup.consumer.is_paged else _HINTS)[difference.code]
+        hint = _choose_hint(difference.code, comparison.setup)
         finding = _build_difference_finding(difference, pairs, known_last, hint)
         summary = _summarize_windows(difference) if finding.code == "KV614" else ""
         yield RootCause(finding, _list_ids(pairs), difference, summary)
+
+
+def _choose_hint(code: str, setup: TransferSetup) -> str:
+    """Return what to do about a difference: a dtype may be that of a compile, or of a line."""
+    has_flag = any(layout.kv_cache_dtype is not None for layout in (setup.prefill, setup.decode))
+    if code == "KV612" and has_flag:
+        return "start both sides with the same --kv-cache-dtype"
+    return (_PAGED_HINTS if setup.consumer.is_paged else _HINTS)[code]
 
 
 def _build_difference_finding(

@@ -209,11 +209,16 @@ class Layout(NamedTuple):
         return resolve_symbols(shape, self.sizes)
 
     def find_used_dtype(self, buffer: KvBuffer) -> str:
-        """Return the dtype that a cache has in use: ONNX's name, or vLLM's for its own formats."""
+        """Return the dtype that a cache has in use: ONNX's name, or vLLM's for its own formats.
+
+        ``fp8_e4m3`` is ``fp8``: vLLM has two names for that format.
+        """
         if self.kv_cache_dtype is None or buffer.is_state:
             return buffer.dtype
         dtype = self.kv_cache_dtype.upper()
-        return dtype if dtype in ("FLOAT16", "BFLOAT16", "MXINT8") else self.kv_cache_dtype
+        if dtype in ("FLOAT16", "BFLOAT16", "MXINT8"):
+            return dtype
+        return self.kv_cache_dtype.removesuffix("_e4m3")
 
     def compute_token_bytes(self, buffer: KvBuffer) -> int | None:
         """Return the bytes that a token adds; ``None`` for a state, or if not known."""

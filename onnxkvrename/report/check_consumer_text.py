@@ -48,8 +48,12 @@ class ConsumerCheck(NamedTuple):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The models that the verdict is about; all models if none has a buffer."""
-        return self.layout.models or tuple(report.path for report in self.reports)
+        """The files that the verdict is about: models with buffers; if there are none, all.
+
+        Of a manifest it is the manifest, as its models were not read.
+        """
+        read = tuple(report.path for report in self.reports)
+        return tuple(path for path in self.layout.models if path in read) or read
 
 
 def build_consumer_answer(check: ConsumerCheck, code: int, *, quiet: bool, verbose: bool) -> Answer:

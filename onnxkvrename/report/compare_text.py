@@ -8,6 +8,7 @@ from onnxkvrename.findings import format_count, format_layer_numbers, format_lay
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.comparison import BufferPair, format_buffer_type
 from onnxkvrename.handoff.consumer import MemoryKind
+from onnxkvrename.handoff.consumer_checks import find_count_failure
 from onnxkvrename.handoff.simulate import (
     PromptRanges,
     is_in_ranges,
@@ -17,6 +18,7 @@ from onnxkvrename.handoff.simulate import (
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.verdict import (
     ALWAYS_CORRUPTING,
+    COUNT_CODES,
     HANDSHAKE_CODES,
     PROMPT_FAULT,
     STARTUP_FAILURE_CODES,
@@ -32,6 +34,8 @@ from onnxkvrename.report.formats import FileResult, Line, Span
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED, build_verdict_line
 from onnxkvrename.report.tables import Cell, render_table, wrap_line
 
+_STOPS = {"at start-up": "not started", "when decode meets prefill": "not connected"}
+"""What becomes of a buffer, by the time when a side fails."""
 _SOME_PROMPTS = "prompts from some length on, which depends on unknown sizes"
 _REFUSALS: dict[MemoryKind, str] = {
     "shared": "the shared memory is too small for decode",
@@ -86,14 +90,23 @@ def _format_outcome(handoff: Handoff) -> str:
         return f"would lose data{cause}"
     if not verdict.refused_ranges or list_startup_codes(handoff):
         first = None if verdict.first_cause is None else verdict.first_cause.finding.code
-        when = "when decode meets prefill" if first in HANDSHAKE_CODES else "at start-up"
-        return f"would fail {when}{cause}"
+        return f"would fail {_find_failure_time(handoff, first)}{cause}"
     if len(verdict.affected_ranges) > 1:
         ranges = _format_each_range(verdict.affected_ranges, verdict)
         return f"would fail because {_explain_refusal(handoff)}, for {ranges}"
     prompts = format_prompt_ranges(verdict.refused_ranges, verdict)
     causes = _format_causes(verdict.affected_ranges[0])
     return f"would fail for {prompts} because {_explain_refusal(handoff)}{causes}"
+
+
+def _find_failure_time(handoff: Handoff, code: str | None) -> str:
+    """Return when a side fails before any hand-off."""
+    if code in HANDSHAKE_CODES:
+        return "when decode meets prefill"
+    if code in COUNT_CODES:
+        side = handoff.prefill if handoff.consumer.memory == "shared" else handoff.decode
+        return find_count_failure(side.layout, handoff.consumer)
+    return "at start-up"
 
 
 def _explain_refusal(handoff: Handoff) -> str:
@@ -136,9 +149,10 @@ def _format_size_arguments(undecided: Sequence[RootCause]) -> str:
     return " ".join(arguments)
 
 
-def _format_stop(code: str) -> str:
+def _format_stop(handoff: Handoff, code: str) -> str:
     """Return that nothing is handed over: a side does not start, or decode refuses prefill."""
-    return f"{'not connected' if code in HANDSHAKE_CODES else 'not started'} ({code})"
+    when = _find_failure_time(handoff, code)
+    return f"{_STOPS.get(when, f'fails {when}')} ({code})"
 
 
 def list_startup_codes(handoff: Handoff) -> list[str]:
@@ -322,8 +336,10 @@ def format_state(handoff: Handoff, result: PairResult) -> str:
         return f"depends on sizes{code}"
     corrupt = subtract_ranges(result.wrong_ranges, verdict.refused_ranges)
     if corrupt:
-        state = "wrong" if code else "shifted"
-        return f"{state} for {format_prompt_ranges(corrupt, verdict)}{code}"
+        prompts = format_prompt_ranges(corrupt, verdict)
+        if code and not _is_moved_only(handoff, result.pair, corrupt):
+            return f"wrong for {prompts}{code}"
+        return f"shifted for {prompts}"
     if result.wrong_ranges:
         return f"refused for {format_prompt_ranges(result.wrong_ranges, verdict)}{code}"
     if code and not verdict.refused_ranges:
@@ -331,12 +347,22 @@ def format_state(handoff: Handoff, result: PairResult) -> str:
     return _format_common_state(handoff, code)
 
 
+def _is_moved_only(handoff: Handoff, pair: BufferPair, ranges: PromptRanges) -> bool:
+    """Return whether the finding about a buffer is about other prompts than these."""
+    simulation = handoff.comparison.simulation
+    if simulation is None:
+        return False
+    differing, truncated = simulation.differing_ranges, simulation.truncated_ranges
+    own = merge_ranges(differing.get(pair.buffer_id, ()), truncated.get(pair.buffer_id, ()))
+    return bool(own) and subtract_ranges(ranges, own) == ranges
+
+
 def _format_common_state(handoff: Handoff, code: str) -> str:
     """Return what becomes of a buffer that is right by itself, as of the hand-off as a whole."""
     verdict = handoff.verdict
     startup_codes = list_startup_codes(handoff)
     if startup_codes:
-        return _format_stop(startup_codes[0])
+        return _format_stop(handoff, startup_codes[0])
     if verdict.refused_ranges:
         return f"refused for {format_prompt_ranges(verdict.refused_ranges, verdict)}{code}"
     misread = merge_ranges(*(each.wrong_ranges for each in handoff.pair_results))
@@ -365,7 +391,7 @@ def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
     verdict = handoff.verdict
     startup_codes = list_startup_codes(handoff)
     if startup_codes:
-        return _format_stop(startup_codes[0])
+        return _format_stop(handoff, startup_codes[0])
     if verdict.longest_prompt is None and tokens >= UNLIMITED_LENGTH:
         return "longer than any context"
     if verdict.longest_prompt is not None and tokens > verdict.longest_prompt:
@@ -409,7 +435,10 @@ def _explain_context_limits(handoff: Handoff, tokens: int) -> str:
     limits = [
         f"{limit:,} of {side}" for side, limit in sides if limit is not None and tokens >= limit
     ]
-    return f"too long for --max-model-len {' and '.join(limits)}" if limits else ""
+    if not limits:
+        return ""
+    reason = "one position is for the first new token"
+    return f"too long for --max-model-len {' and '.join(limits)} ({reason})"
 
 
 def build_handoff_result(handoff: Handoff) -> FileResult:

@@ -25,7 +25,7 @@ def build_log_answer(reading: LogReading, name: str) -> Answer:
         reading: What was read.
         name: The name of the log, as it is shown.
     """
-    severities = {CODES[logged.message.code][0] for logged in reading.messages}
+    severities = {logged.message.severity for logged in reading.messages}
     findings = tuple(map(_build_finding, reading.messages))
     return Answer(
         "explain",
@@ -54,13 +54,13 @@ def _build_finding(logged: LoggedMessage) -> Finding:
     code = logged.message.code
     cause = logged.message.describe_cause(logged.values)
     message = f"line {logged.first_line}: {logged.text}: {cause}"
-    return Finding(code, CODES[code][0], "", message, find_fix(logged))
+    return Finding(code, logged.message.severity, "", message, find_fix(logged))
 
 
 def _render_text(reading: LogReading, name: str, width: int | None) -> Iterator[Line]:
     for logged in reading.messages:
         code = logged.message.code
-        severity, meaning = CODES[code]
+        severity, (_, meaning) = logged.message.severity, CODES[code]
         head = Span(f"{severity} {code}", _STYLES[severity])
         count = f" ({logged.line_count:,} lines)" if logged.line_count > 1 else ""
         yield build_line(f"{name}:{logged.first_line}: ", head, f": {logged.text}{count}")

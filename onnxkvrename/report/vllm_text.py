@@ -266,13 +266,8 @@ def _list_capacity_rows(
         _format_tokens(max_model_len),
         _format_range(f"{fewest:,}", f"{most:,}"),
         _format_range(format_bytes(fewest * block_bytes), format_bytes(most * block_bytes)),
-        "-" if capacity.requests is None else _format_requests(*capacity.requests),
+        "-" if capacity.requests is None else "{} ({})".format(*capacity.format_requests()),
     )
-
-
-def _format_requests(most: float, fewest: float) -> str:
-    """Return how many requests fit, with two decimals as vLLM logs it."""
-    return _format_range(f"{fewest:,.2f}", f"{most:,.2f}")
 
 
 def _format_range(low: str, high: str) -> str:

@@ -7,6 +7,7 @@ This follows ``get_max_concurrency_for_kv_cache_config`` in ``v1/core/kv_cache_u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,6 +35,13 @@ class Capacity(NamedTuple):
 
     blocks: tuple[int, int]
     requests: tuple[float, float] | None
+
+    def format_requests(self) -> tuple[str, str]:
+        """Return how many whole requests fit, and vLLM's figure as it logs it: ``16.66x``."""
+        most, fewest = self.requests or (0, 0)
+        counts = dict.fromkeys(f"{math.floor(each):,}" for each in (fewest, most))
+        figures = dict.fromkeys(f"{each:,.2f}x" for each in (fewest, most))
+        return " to ".join(counts), " to ".join(figures)
 
 
 def measure_capacity(

@@ -31,6 +31,8 @@ from onnxkvrename.vllm.specs import (
 
 FactorState = Literal["equal", "differs", "not known"]
 
+_GRAPH = "model"
+"""What sets the factors that the graphs show."""
 _CHECKPOINT_CACHE_DTYPES = ("auto", "fp8_e4m3", "nvfp4")
 """What ``--kv-cache-dtype auto`` becomes, by the checkpoint's quantization."""
 _HIDDEN_STATE_METHODS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
@@ -129,8 +131,11 @@ class Compatibility(NamedTuple):
                 yield f"whether {factor.name} is equal is not known: {values}"
 
     def describe_equal(self) -> str:
-        """Return what is equal, as a fact that a success rests on; empty if nothing is."""
-        names = [factor.name for factor in self.select("equal")]
+        """Return what is equal, as a fact that a success rests on; empty if nothing is.
+
+        What the graphs show is left out: a comparison of their layers and sizes says more.
+        """
+        names = [factor.name for factor in self.select("equal") if factor.flag != _GRAPH]
         return f"equal {_join_names(names)}" if names else ""
 
     def describe_unknown(self) -> str:
@@ -259,12 +264,12 @@ def _compare_graphs(prefill: Worker, decode: Worker) -> Iterator[Factor]:
             state = "equal"
         elif is_plain:
             state = "differs"
-        yield Factor(name, state, written, read, "model")
+        yield Factor(name, state, written, read, _GRAPH)
     before, after = (len(worker.layout.layers) for worker in (prefill, decode))
     state = "equal" if before == after else "differs"
     if state == "differs" and any(map(_may_have_draft, (prefill, decode))):
         state = "not known"  # layers of a draft model do not count
-    yield Factor("number of layers", state, str(before), str(after), "model")
+    yield Factor("number of layers", state, str(before), str(after), _GRAPH)
 
 
 def _list_attention(worker: Worker) -> list[KvCacheSpec]:

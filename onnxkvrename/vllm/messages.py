@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError, parse_toml
+from onnxkvrename.findings import CODES, Severity
 from onnxkvrename.limits import MAX_LINE_BYTES, MAX_REASON_CHARS, shorten_text
 from onnxkvrename.storage.read import read_text_file
 
@@ -41,6 +42,7 @@ class VllmMessage(NamedTuple):
         text: A part of the message that no other has, with a name in braces for each value.
         versions: The known versions of vLLM that have it; ``vllm-qaic`` for that plug-in.
         code: The finding that it is, one of `onnxkvrename.findings.CODES`.
+        severity: That of the finding; ``error`` for a message that ends a worker.
         cause: What is wrong; names in braces are values of the message.
         fix: What to do; `None` where the fix of the finding says it.
         command: The command that checks for it before anything runs; `None` if none does.
@@ -49,6 +51,7 @@ class VllmMessage(NamedTuple):
     text: str
     versions: tuple[str, ...]
     code: str
+    severity: Severity
     cause: str
     fix: str | None
     command: str | None
@@ -105,6 +108,7 @@ def load_messages() -> tuple[VllmMessage, ...]:
             text,
             tuple(versions.split()),
             meaning["code"],
+            meaning.get("severity", CODES[meaning["code"]][0]),
             meaning["cause"],
             fixes.get(meaning.get("fix"), meaning.get("fix")),
             commands[meaning["command"]] if "command" in meaning else None,

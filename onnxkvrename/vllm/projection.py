@@ -385,6 +385,8 @@ def check_nixl(projection: Projection) -> Iterator[Finding]:
     hint = "choose another connector than NIXL"
     if others and version != "0.24":
         hint = f"set VLLM_KV_CACHE_LAYOUT={others[0]} on both sides"
+    if any(c.name == "memory" and c.state == "not met" for c in allocation.conditions):
+        hint = "raise --kv-cache-memory-bytes or lower --max-model-len"
     name = f"{allocation.name}, the allocation that vLLM {version} has with NIXL's connector"
     yield build_finding("KV622", "", f"{name}, is {fault}", hint)
 

@@ -13,15 +13,18 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.findings import format_count
+from onnxkvrename.vllm.capacity import measure_capacity
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation
 from onnxkvrename.vllm.specs import (
     SLIDING_KINDS,
     VERSION_TRAITS,
+    Condition,
     KvCacheGroup,
     KvCacheSpec,
     ProjectionRequest,
     RefusalError,
+    build_requirement,
     decide_condition,
 )
 
@@ -100,7 +103,7 @@ def apply_stages(
                 ),
             )
         groups = groupings[allocation.grouping_index].groups
-        yield _add_memory_condition(allocation, groups, request.gpu_memory)
+        yield _add_memory_condition(allocation, groups, request)
 
 
 def count_gpu_blocks(bytes_per_block: int | None, gpu_memory: int | None) -> int | None:
@@ -115,15 +118,19 @@ def count_gpu_blocks(bytes_per_block: int | None, gpu_memory: int | None) -> int
 
 
 def _add_memory_condition(
-    allocation: Allocation, groups: Iterable[KvCacheGroup], gpu_memory: int | None
+    allocation: Allocation, groups: Sequence[KvCacheGroup], request: ProjectionRequest
 ) -> Allocation:
-    """Add the condition that a request of one token fits (``_check_enough_kv_cache_memory``).
+    """Add the condition that one request fits (``_check_enough_kv_cache_memory``).
 
-    A window may start within a block, so vLLM reserves two blocks for it.
+    It has ``--max-model-len`` tokens; where that is not known, one token. A window may start within
+    a block, so vLLM reserves two blocks for it.
     """
-    block_count = count_gpu_blocks(allocation.bytes_per_block, gpu_memory)
+    block_count = count_gpu_blocks(allocation.bytes_per_block, request.gpu_memory)
     if block_count is None:
         return allocation
+    condition = _decide_longest_request(groups, request, block_count)
+    if condition is not None:
+        return allocation._replace(conditions=(*allocation.conditions, condition))
     fewest = sum(2 if group.first_spec.kind in SLIDING_KINDS else 1 for group in groups)
     condition = decide_condition(
         "memory",
@@ -135,6 +142,25 @@ def _add_memory_condition(
         ),
     )
     return allocation._replace(conditions=(*allocation.conditions, condition))
+
+
+def _decide_longest_request(
+    groups: Sequence[KvCacheGroup], request: ProjectionRequest, block_count: int
+) -> Condition | None:
+    """Return that a request of ``--max-model-len`` does not fit, or may not.
+
+    ``None`` if it fits, or if its blocks are not known.
+    """
+    capacity = measure_capacity(groups, request, block_count)
+    if capacity is None:
+        return None
+    fewest, most = capacity.blocks
+    if block_count >= most:
+        return None
+    why = f"{block_count:,} blocks fit; one request of {request.max_model_len:,} tokens takes "
+    if block_count < fewest:
+        return decide_condition("memory", False, "", why_not=f"{why}{fewest:,}")
+    return build_requirement("memory", f"{why}{fewest:,} to {most:,}")
 
 
 def _split_layers(specs: Iterable[KvCacheSpec], request: ProjectionRequest) -> list[range]:

@@ -44,6 +44,8 @@ from onnxkvrename.vllm.specs import (
     is_uniform_type,
 )
 
+UNKNOWN_HINT = "start both with vLLM and hand one prompt over, or leave out what is not known"
+
 
 class Judgement(NamedTuple):
     """What vLLM makes of one worker, or of two.
@@ -82,7 +84,7 @@ def judge_worker(worker: Worker) -> Judgement:
         *refusals,
     )
     facts = () if unknown else (_name_code(worker.release),)
-    return Judgement(findings or _report_unknown(unknown), (), facts)
+    return Judgement(findings or report_unknown(unknown), (), facts)
 
 
 def judge_handshake(
@@ -106,7 +108,7 @@ def judge_handshake(
         has_hybrid_manager=has_hybrid_manager(decode) is not False,
     )
     judgement = describe_handshake(handshake, decode.release)
-    return judgement._replace(findings=judgement.findings or _report_unknown(handshake.unknown))
+    return judgement._replace(findings=judgement.findings or report_unknown(handshake.unknown))
 
 
 def describe_handshake(handshake: Handshake, release: str) -> Judgement:
@@ -152,7 +154,7 @@ def judge_workers(
     workers = (prefill, decode)
     version = decode.release
     if different := _explain_different_connectors(workers):
-        return Judgement(_report_unknown([different]))  # the hash is of NIXL's connector only
+        return Judgement(report_unknown([different]))  # the hash is of NIXL's connector only
     compatibility = compare_factors(prefill, decode)
     findings = [*compatibility.list_findings(version)]
     notes = [*compatibility.list_notes()]
@@ -160,7 +162,7 @@ def judge_workers(
         return Judgement(tuple(findings), tuple(notes))
     if not any(worker.settings is None or worker.settings.uses_nixl for worker in workers):
         reasons = dict.fromkeys(reason for worker in workers for reason in _list_unknown(worker))
-        return Judgement(_report_unknown(tuple(reasons)))
+        return Judgement(report_unknown(tuple(reasons)))
     for name, worker in zip(("prefill", "decode"), workers, strict=True):
         findings += (
             finding._replace(message=f"{name}: {finding.message}")
@@ -173,7 +175,7 @@ def judge_workers(
     facts = [compatibility.describe_equal()]
     handshake = Judgement()
     if unknown:
-        findings += () if findings else _report_unknown(unknown)
+        findings += () if findings else report_unknown(unknown)
     else:
         handshake = judge_handshake(prefill, decode, kernel_block_size)
         findings += handshake.findings
@@ -205,12 +207,11 @@ def _explain_different_connectors(workers: tuple[Worker, Worker]) -> str | None:
     return f"two different connectors, {prefill} on prefill and {decode} on decode"
 
 
-def _report_unknown(reasons: Sequence[str]) -> tuple[Finding, ...]:
+def report_unknown(reasons: Sequence[str], hint: str = UNKNOWN_HINT) -> tuple[Finding, ...]:
     """Return KV630 if there are reasons why it is not known whether vLLM accepts."""
     if not reasons:
         return ()
     message = f"whether vLLM accepts them is not known: {'; '.join(reasons)}"
-    hint = "start both with vLLM and hand one prompt over, or leave out what is not known"
     return (build_finding(UNKNOWN_WORKERS, "", message, hint),)
 
 
@@ -226,9 +227,11 @@ def list_figures(workers: tuple[Worker, Worker], reads: Sequence[PromptReads]) -
         allocation = find_nixl_allocation(project_layout(worker.layout, worker.request))
         capacity = None if allocation is None else allocation.capacity
         if capacity is not None and capacity.requests is not None:
-            most, fewest = (f"{count:,.2f}" for count in capacity.requests)
-            count = most if most == fewest else f"{fewest} to {most}"
-            yield f"{name}: {count} requests of {worker.request.max_model_len:,} tokens fit"
+            count, figure = capacity.format_requests()
+            requests = "1 request" if count == "1" else f"{count} requests"
+            verb = "fits" if count == "1" else "fit"
+            length = worker.request.max_model_len
+            yield f"{name}: {requests} of {length:,} tokens {verb} ({figure})"
     for each in reads:
         most_bytes = max((rank.bytes for rank in each.ranks), default=None)
         seconds = estimate_seconds(most_bytes, workers[1].request.bandwidth)

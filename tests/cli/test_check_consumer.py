@@ -226,7 +226,7 @@ def test_a_manifest_stands_for_its_model(taken: Path, tmp_path: Path, run) -> No
     taken.unlink()
     outcome = run("check-consumer", manifest, "--format", "json")
     assert document(outcome)["slots"] == model["slots"]
-    assert f"{taken}: vllm-qaic can use it" in run("check-consumer", manifest).out
+    assert f"{manifest}: vllm-qaic can use it" in run("check-consumer", manifest).out
 
 
 def test_what_is_wrong_is_told_of_the_manifest(tmp_path: Path, run) -> None:

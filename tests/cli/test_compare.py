@@ -725,7 +725,8 @@ def test_reads_that_depend_on_a_size_name_the_option_for_it(run) -> None:
 
 
 SERVED = ("--serve", "prefill:--block-size 16", "--serve", "decode:-tp 2 --block-size 32")
-NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
+CONNECTOR = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
+WRITER, READER = (CONNECTOR.replace("both", role) for role in ("producer", "consumer"))
 
 
 @pytest.mark.parametrize(
@@ -742,8 +743,24 @@ NIXL = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
             ["KV629"],
             "prompt of 1 token",
         ),
-        (f"{NIXL}LMCacheConnectorV1", "", [], "the handshake of LMCacheConnectorV1 is not known"),
-        (f"{NIXL}NixlPushConnector", "", [], "the handshake of NixlPushConnector is not known"),
+        (f"{WRITER}QaicConnector", f"{READER}QaicConnector", [], "connect by QaicConnector,"),
+        (f"{READER}QaicConnector", f"{WRITER}QaicConnector", ["KV630"], "decode as kv_producer"),
+        (f"{WRITER}QaicConnector", f"{WRITER}QaicConnector", ["KV630"], "decode as kv_producer"),
+        (f"{WRITER}QaicConnector", f"{CONNECTOR}QaicConnector", ["KV622"], "decode: QaicConnector"),
+        (
+            f"{READER}QaicLMCacheConnectorV1",
+            f"{WRITER}QaicLMCacheConnectorV1",
+            [],
+            "decode as kv_producer: are the roles right?",
+        ),
+        (f"{CONNECTOR}QaicConnector", "", ["KV630"], "QaicConnector on prefill and NixlC"),
+        (
+            f"{CONNECTOR}QaicConnector",
+            f"{CONNECTOR}QaicLMCacheConnectorV1",
+            ["KV630"],
+            "two different connectors",
+        ),
+        (f"{CONNECTOR}QaicConector", f"{CONNECTOR}QaicConnector", ["KV630"], "mean QaicConnector?"),
         ("-dcp 2", "", [], "for prefill: parallelism: context parallelism of 2 ranks"),
         ("-pp 2", "", [], "vLLM: not known for prefill: 2 pipeline stages"),
         ("-pp 2", "-pp 2", [], "the code of vLLM 0.33's NIXL connector"),
@@ -781,6 +798,44 @@ def test_two_lines_and_two_exports_are_enough(
     assert said in outcome.out + outcome.err
 
 
+@pytest.mark.parametrize(
+    ("target", "connector", "hint"),
+    [
+        ("vllm-qaic", "NixlConnector", "--target vllm-nixl"),
+        ("vllm-qaic", "NixlConector", "did you mean NixlConnector? --target vllm-nixl"),
+        ("vllm-qaic-legacy", "OffloadingConnector", "start both with vLLM"),
+        ("vllm-nixl", "QaicConnector", "--target vllm-qaic"),
+        ("vllm-nixl", "NixlConector", "did you mean NixlConnector?"),
+        ("qefficient", "QaicConnector", "--target vllm-qaic"),
+    ],
+)
+def test_a_line_with_a_connector_of_another_consumer_is_no_success(
+    run, named, target: str, connector: str, hint: str
+) -> None:
+    model, line = named("decoder.onnx"), ("--serve", f"{CONNECTOR}{connector}")
+    for command in (("compare", model, model), ("check-consumer", model)):
+        outcome = run(*command, "--target", target, *line)
+        assert outcome.code == 1, outcome
+        assert re.findall(r"error (KV\d+): .*", outcome.err) == ["KV630"], outcome
+        assert f"the connector {connector} is not one of {target}" in outcome.err
+        assert f"-> {hint}" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("connector", "severities"), [("QaicLMCacheConnectorV1", ["error"]), ("QaicConnector", [])]
+)
+def test_a_line_decides_whether_hybrid_buffers_are_refused(
+    run, named, connector: str, severities: list[str]
+) -> None:
+    path = named("serving/window.onnx")
+    lines = (f"--serve=prefill:{WRITER}{connector}", f"--serve=decode:{READER}{connector}")
+    line = f"--serve={READER}{connector}"
+    for command in (("compare", path, path, *lines), ("check-consumer", path, line)):
+        outcome = run(*command)
+        assert re.findall(r"(\w+) KV606", outcome.err)[:1] == severities, outcome
+        assert outcome.code == len(severities), outcome
+
+
 def test_a_variable_of_vllm_qaic_is_read_on_both_sides(run, named) -> None:
     model = named("serving/hybrid.onnx")
     line = "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M"
@@ -793,6 +848,29 @@ def test_a_variable_of_vllm_qaic_is_read_on_both_sides(run, named) -> None:
         refused = run(*command, *sizes, "--full-transfer", "--serve", off)
         assert (refused.code, refused.out) == (2, "")
         assert "--full-transfer contradicts VLLM_QAIC_USE_FULL_KV_TRANSFER=0" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("target", "dtypes", "codes_found"),
+    [
+        ("vllm-qaic", ("fp8", "fp8_e4m3"), []),
+        ("vllm-qaic", ("fp8", "fp8_e5m2"), ["KV612"]),
+        ("vllm-qaic", ("fp8", "auto"), ["KV612"]),
+        # The hash has the words.
+        ("vllm-nixl", ("fp8", "fp8_e4m3"), ["KV628"]),
+        ("vllm-nixl", ("fp8", "fp8_e5m2"), ["KV612", "KV628"]),
+    ],
+)
+def test_cache_dtypes_of_lines_are_compared_as_formats(
+    run, named, target: str, dtypes: tuple[str, str], codes_found: list[str]
+) -> None:
+    model = named("decoder.onnx")
+    sides = zip(("prefill", "decode"), dtypes, strict=True)
+    lines = [word for side, d in sides for word in ("--serve", f"{side}:--kv-cache-dtype {d}")]
+    outcome = run("compare", model, model, "--target", target, *lines)
+    assert re.findall(r"error (KV\d+)", outcome.err) == codes_found, outcome
+    assert outcome.err.count("start both sides with the same --kv-cache-dtype") == len(codes_found)
+    assert "--custom-io" not in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -813,6 +891,11 @@ def test_a_prompt_that_vllm_refuses_is_not_ok(
     lines = ("--serve", f"prefill:{prefill}", "--serve", f"decode:{decode}")
     said = run("compare", model, model, "--target", target, "--tokens", tokens, *lines).out
     assert f"a prompt of {int(tokens):,} tokens: {outcome}" in said
+    is_allowed = outcome == "ok"
+    assert ("the first new token" in said, "DESCRIPTORS POSTED" in said) == (
+        not is_allowed,
+        is_allowed,
+    )
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])

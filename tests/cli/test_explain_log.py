@@ -28,6 +28,12 @@ BLOCKS = (
 FEWER_BLOCKS = BLOCKS.replace("48", "96")
 RANKS = "Local tensor parallel size 4 is not divisible by remote tensor parallel size 3."
 MANAGER = "WARNING Hybrid KV cache manager is disabled for this hybrid model, This means"
+MEMORY = (
+    "ValueError: To serve at least one request with the model's max seq len (131072), (16.0 GiB KV "
+    "cache is needed, which is larger than the available KV cache memory (9.5 GiB). Try increasing"
+)
+NO_MEMORY = "ValueError: No available memory for the cache blocks. Try increasing"
+COUNTS = "AssertionError: buffers must be a list of numpy arrays or a dictionary of numpy arrays"
 COUNT = "AssertionError: KV buffer count mismatch: expected 8 buffers, got 7"
 
 
@@ -51,6 +57,7 @@ def read(run: Run, tmp_path: Path, log: bytes) -> tuple[int, Any]:
         ([BLOCKS, FEWER_BLOCKS, BLOCKS], 1, [("KV622", 1, 3)]),
         ([RANKS, HASH, COUNT, RANKS], 1, [("KV619", 1, 2), ("KV628", 2, 1), ("KV624", 3, 1)]),
         ([MANAGER], 0, [("KV607", 1, 1)]),
+        ([MEMORY, NO_MEMORY, COUNTS], 1, [("KV622", 1, 1), ("KV622", 2, 1), ("KV604", 3, 1)]),
         (["NIXL compatibility hash mismatch. Local: 3fa0"], 0, []),
         (["Remote: 77bc. NIXL compatibility hash mismatch. Local: 3fa0"], 0, []),
         ([json.dumps({"log": f"{COUNT}\n", "stream": "stderr"})], 1, [("KV624", 1, 1)]),
@@ -69,6 +76,11 @@ def test_each_known_message_is_explained_once(
     [
         (BLOCKS, {"local": "64", "remote": "48"}, "blocks have 64 tokens on this side and 48 on"),
         (COUNT, {"expected": "8", "received": "7"}, "selects 8 KV buffers by name and received 7:"),
+        (
+            MEMORY,
+            {"tokens": "131072", "needed": "16.0", "available": "9.5"},
+            "a request of 131072 tokens takes 16.0 GiB on each GPU, and 9.5 GiB are left",
+        ),
         (
             json.dumps({"log": f"{COUNT}\n"}),
             {"expected": "8", "received": "7"},
@@ -94,7 +106,7 @@ def test_the_fix_of_a_finding_is_that_of_its_page(run: Run, tmp_path: Path) -> N
     line = b"QaicLMCacheConnectorV1 currently does not support models with hybrid KV cache"
     code, document = read(run, tmp_path, line)
     (message,) = document["messages"]
-    assert (code, message["code"], message["severity"]) == (0, "KV606", "warning")
+    assert (code, message["code"], message["severity"]) == (1, "KV606", "error")  # it has stopped
     assert f"Fix: {message['fix']}" in run("explain", "KV606").out
 
 

@@ -784,13 +784,25 @@ def test_an_encoder_of_another_length_is_another_buffer() -> None:
 # KV604: what stands behind the buffers
 
 
-@pytest.mark.parametrize("names", [[], ["logits", "logprobs", "log_odds"]])
-def test_prefill_counts_one_output_behind_its_buffers(names: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("names", "when", "state"),
+    [
+        ([], "at the first prompt", "fails at the first prompt (KV604)"),
+        # With logits, vllm-qaic tries the model when it starts.
+        (["logits", "logprobs", "log_odds"], "at start-up", "not started (KV604)"),
+    ],
+)
+def test_prefill_counts_one_output_behind_its_buffers(
+    names: list[str], when: str, state: str
+) -> None:
     side = build_side_layout(*describe_attention(0))
     behind = tuple(Value(name, "FLOAT", ("batch_size", 1, 8)) for name in names)
     other = side._replace(outputs=(*behind, *side.outputs[1:]))
     found = predict_handoff(other, side)
     assert (list_codes(found), found.verdict.outcome) == (["KV604"], "fails")
+    assert found.findings[0].message.endswith(f"fails {when}")
+    assert format_handoff_verdict(found).startswith(f"hand-off would fail {when}:")
+    assert set(list_states(found)) == {state}
     assert list_codes(predict_handoff(side, other)) == []
 
 
@@ -821,6 +833,16 @@ def test_each_range_of_lengths_has_its_own_cause() -> None:
     assert "decode would stop" in text
     assert "longer than 8" in text
     assert "KV614" in text
+
+
+def test_a_row_names_its_finding_only_for_the_prompts_that_it_is_about() -> None:
+    window = describe_attention(2, shape=WINDOW)
+    prefill = build_side_layout(*describe_attention(0), "conv_state.1:1,1", *window, **SIZES)
+    found = predict_handoff(prefill, build_side_layout(*describe_attention(0, 2), ctx_len=32))
+    assert list_codes(found)[:2] == ["KV611", "KV614"]
+    assert "prompts longer than 8 tokens differ" in message(found, "KV614")
+    assert (found.verdict.corrupt_ranges, found.verdict.refused_ranges) == (((1, 8),), ((9, 32),))
+    assert list_states(found)[-1] == "shifted for prompts of up to 8 tokens"
 
 
 def test_what_is_only_left_behind_is_not_blamed_for_what_goes_wrong() -> None:
@@ -903,7 +925,7 @@ def test_a_buffer_that_is_not_read_or_a_side_that_does_not_start_is_not_ok() -> 
     assert "not read" in line
     silent = few._replace(outputs=few.outputs[1:])
     (line,) = list_prompt_outcomes(predict_handoff(silent, few, tokens=(3,)))
-    assert "not started (KV604)" in line
+    assert "fails at the first prompt (KV604)" in line
 
 
 def test_the_lengths_that_are_simulated_are_those_where_something_changes() -> None:
@@ -975,7 +997,7 @@ def test_no_row_is_ok_where_the_verdict_says_that_nothing_is_handed_over() -> No
     sampler = few._replace(outputs=few.outputs[1:])
     not_started = predict_handoff(sampler, few)
     assert list_codes(not_started) == ["KV604"]
-    assert list_states(not_started) == ["not started (KV604)"]
+    assert list_states(not_started) == ["fails at the first prompt (KV604)"]
 
 
 def test_no_row_is_ok_where_an_error_of_a_model_leaves_the_verdict_open() -> None:

@@ -183,7 +183,7 @@ def test_capacity_and_time_are_shown_where_they_are_asked_for() -> None:
     request = ProjectionRequest(
         16,
         prompt_lengths=(100,),
-        gpu_memory=1 << 20,
+        gpu_memory=4 << 20,
         max_model_len=1000,
         bandwidth=10**9,
     )
@@ -191,9 +191,9 @@ def test_capacity_and_time_are_shown_where_they_are_asked_for() -> None:
     lines = show(project_layout(layout, request))
     assert "1 GB/s for each rank" in lines[0]
     rows = [re.split(" {2,}", line.strip()) for line in lines]
-    # Blocks of 32 KiB: 32 of them fit. A window holds 9 blocks, or all 63 and one more.
+    # Blocks of 32 KiB: 128 of them fit. A window holds 9 blocks, or all 63 and one more.
     (capacity,) = [row for row in rows if row[1:2] == ["1,000 tokens"]]
-    assert (capacity[2], capacity[4]) == ("72 to 127", "0.25 to 0.44")
+    assert (capacity[2], capacity[4]) == ("72 to 127", "1 (1.01x to 1.78x)")
     # 7 blocks of both layers, 32 KiB each.
     transfer = next(row for row in rows if row[1:2] == ["100 tokens"])
     assert transfer[-1] == "459 µs"

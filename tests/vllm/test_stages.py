@@ -7,8 +7,14 @@ from build_layouts import build_attention, build_gpt_oss, build_layers
 
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.memory import Allocation
-from onnxkvrename.vllm.projection import Projection, check_projection, project_layout
-from onnxkvrename.vllm.specs import ProjectionRequest
+from onnxkvrename.vllm.projection import (
+    Projection,
+    check_nixl,
+    check_projection,
+    find_nixl_allocation,
+    project_layout,
+)
+from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 from onnxkvrename.vllm.stages import count_gpu_blocks
 
 PAGE = 16 * 8 * 128 * 2
@@ -82,6 +88,35 @@ def test_memory_for_a_single_block_is_not_enough(blocks: int, possible: bool) ->
     assert allocation.is_possible == possible
     (condition,) = [c for c in allocation.conditions if c.name == "memory"]
     assert condition.why.startswith(f"{blocks} blocks fit")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_possible", "codes"), [(64, True, []), (65, False, ["KV622"])]
+)
+@pytest.mark.parametrize("version", VLLM_VERSIONS)
+def test_memory_for_one_request_is_what_vllm_starts_with(
+    version: str, tokens: int, is_possible: bool, codes: list[str]
+) -> None:
+    """vLLM counts its null block only where it schedules, not where it starts."""
+    plain = build_layers(build_attention(0), build_attention(1))
+    memory = 4 * 2 * PAGE
+    request = ProjectionRequest(16, 1, version, gpu_memory=memory, max_model_len=tokens)
+    projection = project_layout(plain, request)
+    allocation = find_nixl_allocation(projection)
+    assert allocation is not None
+    assert allocation.is_possible is is_possible
+    findings = list(check_nixl(projection))
+    assert [finding.code for finding in findings] == codes
+    assert all("--max-model-len" in (finding.hint or "") for finding in findings)
+
+
+def test_whether_a_window_fits_may_depend_on_what_is_scheduled() -> None:
+    memory = 30 * 12 * PAGE
+    request = ProjectionRequest(16, 1, "0.33", gpu_memory=memory, max_model_len=320)
+    allocation = find_nixl_allocation(project_layout(build_gpt_oss(), request))
+    assert allocation is not None
+    (condition,) = [c for c in allocation.conditions if c.name == "memory"]
+    assert (condition.state, allocation.is_possible) == ("requires", True)
 
 
 def test_a_request_takes_a_block_of_each_group_and_two_of_a_window() -> None:

@@ -31,5 +31,6 @@ CONSUMER = Consumer(
     needs_in_place=False,
     is_written_elsewhere=lambda name: True,
     memory="paged",
+    connectors=("NixlConnector", "NixlPullConnector", "NixlPushConnector"),
     configure=select_layout,
 )

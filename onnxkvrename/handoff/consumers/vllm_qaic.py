@@ -1,8 +1,8 @@
 """Describe vllm-qaic, which moves buffers through shared memory, by position.
 
 Source: qualcomm/vllm-qaic at dc7351f, files ``model_loader/qaic_session_np.py`` (selection,
-order, and the slices on the device), ``worker/model_runner.py`` (the declared cache, and
-the one that LMCache refuses) and
+order, and the slices on the device), ``model_loader/qaic.py`` (the trial at start-up),
+``worker/model_runner.py`` (the declared cache, and the one that LMCache refuses) and
 ``distributed/kv_transfer/kv_connector/v1/qaic_connector.py`` (the transfer). This was not tested on
 a device.
 """
@@ -20,7 +20,11 @@ from onnxkvrename.findings import (
     report_names,
 )
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.consumer_checks import describe_content, has_wrong_output_count
+from onnxkvrename.handoff.consumer_checks import (
+    describe_content,
+    find_count_failure,
+    has_wrong_output_count,
+)
 from onnxkvrename.handoff.name_checks import (
     describe_non_kv,
     format_renaming_hint,
@@ -36,6 +40,8 @@ from onnxkvrename.model.signature import format_shape
 
 TOKEN = "vllmKvCache"
 SUFFIX = "_RetainedState"
+_CONNECTOR = "QaicConnector"
+_LMCACHE_CONNECTOR = "QaicLMCacheConnectorV1"
 _CONTEXT_AXIS = 2
 _MEMORY_HINT = "do not size memory for this model by vLLM's numbers"
 _ITEMSIZES = {
@@ -100,6 +106,7 @@ def check_logits(view: ConsumerView) -> Iterator[Finding]:
     """
     consumer, selection = view.consumer, view.selection
     names = [value.name for value in view.layout.outputs if is_logits_output(value.name)]
+    effect = f"prefill fails {find_count_failure(view.layout, consumer)}"
     if len(selection.outputs) - len(selection.inputs) + len(names) - 1 in (0, 1):
         return
     if not names:
@@ -112,8 +119,7 @@ def check_logits(view: ConsumerView) -> Iterator[Finding]:
         yield build_finding(
             "KV604",
             name,
-            f"{cause} then drops the last KV buffer instead, and prefill fails with "
-            '"buffer count mismatch"',
+            f"{cause} then drops the last KV buffer instead, and {effect}",
             "export with logits, an output whose name starts with log, and without sampling on the "
             "device; a model for decode alone needs none: rename it with "
             f"`--prefix {consumer.token or 'TOKEN'}`, without --target",
@@ -123,8 +129,7 @@ def check_logits(view: ConsumerView) -> Iterator[Finding]:
             "KV604",
             names[1],
             f"starts with log, as {names[0]} does; {consumer.name} drops only 1 of the "
-            f'{len(names)} outputs after the KV buffers, and prefill fails with "buffer count '
-            'mismatch"',
+            f"{len(names)} outputs after the KV buffers, and {effect}",
             "rename or remove every such output except the logits",
         )
 
@@ -172,17 +177,23 @@ def _is_truncated(buffer: KvBuffer) -> bool:
 
 
 def check_uniform_types(view: ConsumerView) -> Iterator[Finding]:
-    """Yield KV606 for different shapes or dtypes: the LMCache connector refuses them at start."""
+    """Yield KV606 for different shapes or dtypes: the LMCache connector refuses them at start.
+
+    It is an error if vLLM is started with that connector, and nothing if with another one.
+    """
+    if view.connector not in (None, _LMCACHE_CONNECTOR):
+        return
     types = find_distinct_types(view.layout, view.selection.inputs)
     if len(types) > 1:
         shapes, dtypes = (len(set(values)) > 1 for values in zip(*types, strict=True))
         different = "shapes and dtypes" if shapes and dtypes else "shapes" if shapes else "dtypes"
-        yield build_finding(
+        finding = build_finding(
             "KV606",
             "",
-            f"layers have different cache {different}; QaicLMCacheConnectorV1 will not start",
-            "use QaicConnector",
+            f"layers have different cache {different}; {_LMCACHE_CONNECTOR} will not start",
+            f"use {_CONNECTOR}",
         )
+        yield finding if view.connector is None else finding._replace(severity="error")
 
 
 def check_declared_attention(view: ConsumerView) -> Iterator[Finding]:
@@ -247,7 +258,8 @@ def _explain_non_kv_harm(view: ConsumerView) -> str:
         return f"a name has no number where it reads the layer, and {name} cannot start"
     if len(outputs) < len(inputs) or has_wrong_output_count(view):
         counts = f"{format_count(len(inputs), 'input')} and {format_count(len(outputs), 'output')}"
-        return f'it then selects {counts}, and prefill fails with "buffer count mismatch"'
+        when = find_count_failure(view.layout, view.consumer)
+        return f"it then selects {counts}, and prefill fails {when}"
     for selected_input, output in zip(inputs, outputs, strict=False):
         input_name = selected_input.value.name
         if input_name != output.graph_input_name:
@@ -320,11 +332,14 @@ CONSUMER = Consumer(
     sort_key=parse_sort_key,
     transferred_shape=compute_transferred_shape,
     is_appended_output=is_logits_output,
+    trial_output="logits",
     itemsize_of=_ITEMSIZES.get,
     needs_in_place=True,
     selected_outputs=f"*{TOKEN}*RetainedState",
     output_suffix=SUFFIX,
     alternative="vllm-qaic-legacy",
+    connectors=(_CONNECTOR, _LMCACHE_CONNECTOR),
+    one_role_connectors=(_CONNECTOR,),
     checks=(
         check_logits,
         check_truncated_buffers,

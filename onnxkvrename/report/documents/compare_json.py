@@ -246,8 +246,9 @@ class CompareContent(NamedTuple):
             something changes, so that all sizes between two of them are on a straight line; none
             where sizes are missing that matter. Where nothing limits the context, the last is a
             sample.
-        reads: What decode posts for each `--tokens`, if vLLM's NIXL connector accepts both sides;
-            none without block sizes, if it refuses, or if that is not known.
+        reads: What decode posts for each `--tokens` that `--max-model-len` allows, if vLLM's NIXL
+            connector accepts both sides; none without block sizes, if it refuses, or if that is not
+            known.
         findings: Causes first, consequences last.
         notes: Worth knowing, but nothing is wrong.
     """

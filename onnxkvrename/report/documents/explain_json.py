@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from onnxkvrename.findings import CODES, Severity
+from onnxkvrename.findings import Severity
 from onnxkvrename.records import Document
 from onnxkvrename.report.log_text import find_fix
 from onnxkvrename.vllm.messages import LogReading
@@ -16,7 +16,7 @@ class Message(NamedTuple):
 
     Attributes:
         code: The finding that it is.
-        severity: That of the finding.
+        severity: That of the finding; error for a message that ends a worker.
         text: The message as it is in its first line; a long one is cut.
         values: The values in this line; long ones are cut.
         first_line: The number of the first line with it, from 1.
@@ -61,7 +61,7 @@ def describe_log(reading: LogReading, name: str) -> LogContent:
     messages = (
         Message(
             logged.message.code,
-            CODES[logged.message.code][0],
+            logged.message.severity,
             logged.text,
             logged.values,
             logged.first_line,

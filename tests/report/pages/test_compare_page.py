@@ -308,10 +308,10 @@ def test_what_is_not_handed_over_is_not_drawn_as_correct() -> None:
     decode = build_side_layout(*describe_attention(0, 1), ctx_len=64)
     page = Reader(render(predict_handoff(prefill, decode)))
     assert page.kinds == ["correct"] * 4 + ["none"] * 2
-    silent = decode._replace(outputs=decode.outputs[1:])  # without logits, decode never starts
+    silent = decode._replace(outputs=decode.outputs[1:])  # without logits, prefill fails
     page = Reader(render(predict_handoff(silent, decode)))
     assert set(page.kinds) == {"none"}
-    assert page.texts["outcome"] == "not started (KV604)"
+    assert page.texts["outcome"] == "fails at the first prompt (KV604)"
 
 
 def test_two_models_are_wrong_wherever_their_bytes_are() -> None:
