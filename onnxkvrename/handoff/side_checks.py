@@ -62,7 +62,7 @@ class CheckedSide(NamedTuple):
 
 
 def check_side(
-    side: HandoffSide, consumer: Consumer, full_transfer: bool, connector: str | None
+    side: HandoffSide, consumer: Consumer, full_transfer: bool, connector: str | None = None
 ) -> CheckedSide:
     """Return a side with the values that the consumer selects and the problems that it has."""
     view = build_view(side.layout, consumer, full_transfer, connector)

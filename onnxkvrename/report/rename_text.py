@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from onnxkvrename.errors import FlushError, UndoError
-from onnxkvrename.findings import format_count, format_layers
+from onnxkvrename.findings import format_count, format_layers, format_list
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.formats import (
     Answer,
@@ -43,6 +43,8 @@ _STATUS_STYLES = {
     "failed": RED,
 }
 _COUNT = re.compile("[0-9,]+")
+_MAX_KEPT = 6
+"""Names that stay, of one reason, that are listed; `inspect` lists as many."""
 STAMP_LABEL = "metadata onnxkvrename.kv_layout_sha256"
 """The name of a stamp in a diff."""
 
@@ -209,8 +211,8 @@ def _list_buffer_facts(model: ModelReport) -> Iterator[tuple[str, str]]:
         yield "names", f"{old} -> {new}"
     kept = [item for item in model.unchanged_names if item.reason != REASON_NOT_RETAINED]
     for reason in dict.fromkeys(item.reason for item in kept):
-        names = ", ".join(item.name for item in kept if item.reason == reason)
-        yield "kept", f"{reason}: {names}"
+        names = [item.name for item in kept if item.reason == reason]
+        yield "kept", f"{reason}: {format_list(names, limit=_MAX_KEPT)}"
 
 
 def _render_pending(report: Report) -> Iterator[Line]:
