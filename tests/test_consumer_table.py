@@ -30,10 +30,10 @@ CONSUMERS = (
 )
 NONE = "0/0 KV601"
 PREFIXES = (NONE, "4/4", "4/4", "4/4", NONE, NONE, NONE)
-GROWS = ("0/0 KV120 KV601", "4/0 KV120 KV601", "4/0 KV120 KV601", "4/4")
+GROWS = ("0/0 KV120", "4/0 KV120", "4/0 KV120", "4/4")
 QEFFICIENT = {
     "deepseekv3_mla": (NONE, NONE, "4/4", "4/4", NONE, NONE, NONE),
-    "gemma3text": ("0/0 KV120 KV601", "4/4 KV120", "4/4 KV120", "4/4", NONE, NONE, NONE),
+    "gemma3text": ("0/0 KV120", "4/4 KV120", "4/4 KV120", "4/4", NONE, NONE, NONE),
     "gemma3vlm_dual/*/Gemma3DecoderWrapper.onnx": PREFIXES,
     "llama12l": (NONE, "24/24", "24/24", "24/24", NONE, NONE, NONE),
     "llama2l": PREFIXES,
@@ -51,25 +51,25 @@ OTHERS = {
     "genai/gemma2-fp32": (*GROWS, "4/4", "4/4", "4/4"),
     "genai/lfm2-fp32-t5": (*GROWS[:3], "6/6", "4/6 KV601", "6/6", "4/4 KV601"),
     "genai/llama-cuda-paged-int8kv": (
-        *("0/0 KV601 KV610", "8/0 KV601 KV610", "9/0 KV601 KV608 KV610"),
+        *("0/0 KV610", "8/0 KV610", "9/0 KV608 KV610"),
         *("8/8", "8/8 KV610", "8/8", "4/4 KV601"),
     ),
     "genai/whisper-fp32-t5/decoder.onnx": (
-        *("0/0 KV120 KV601", "8/0 KV120 KV601 KV603 KV605", "8/0 KV120 KV601 KV603"),
+        *("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120"),
         *("8/4", "0/4 KV601", "8/4", "0/0 KV601"),
     ),
     "optimum/t5/decoder_model_merged.onnx": (
-        *("0/0 KV120 KV601", "8/0 KV120 KV601 KV605", "8/0 KV120 KV601"),
+        *("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120"),
         *("8/8", "8/8", "8/8 KV603", "8/8"),
     ),
     "optimum/t5/decoder_with_past_model.onnx": (
-        *("0/0 KV120 KV601", "8/0 KV120 KV601 KV605", "8/0 KV120 KV601"),
+        *("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120"),
         *("8/4", "8/4 KV609", "8/4 KV603 KV609", "8/4 KV609"),
     ),
     "mobius/llama-ort-genai": (*GROWS, "4/4", "4/4", "4/4"),
-    "mobius/llama-static": (*("0/0 KV601 KV610",) * 2, NONE, "4/4", *(NONE,) * 3),  # three axes
+    "mobius/llama-static": (*("0/0 KV610",) * 2, NONE, "4/4", *(NONE,) * 3),  # three axes
     "mobius/qwen3_5-ort-genai/decoder": (
-        *("0/0 KV120 KV601", "8/0 KV120 KV601 KV605", "8/0 KV120 KV601"),
+        *("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120"),
         *("8/8", "8/8 KV605 KV610", "8/8", "2/2 KV601"),
     ),
 }

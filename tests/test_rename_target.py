@@ -322,10 +322,10 @@ def test_a_conversion_of_names_that_no_profile_knows_is_suggested_and_works(
     path, dataflow = saved(_rename_values(names), tmp_path / "m.onnx"), ("--pairs", "dataflow")
     err = run(path, "--target", "vllm-qaic", *dataflow).err
     assert "KV601: 4 names" in err
-    assert "or try to rename with `--to qeff --prefix vllmKvCache`" in err
+    assert "rename with `--target vllm-qaic --to qeff`" in err
     assert run(path, "--prefix", "vllmKvCache", *dataflow).code == 0
     assert "--to qeff" in run("check-consumer", path, *dataflow).err
-    converted = run(path, "--to", "qeff", "--prefix", "vllmKvCache", *dataflow)
+    converted = run(path, "--target", "vllm-qaic", "--to", "qeff", *dataflow)
     assert converted.code == 0
 
 

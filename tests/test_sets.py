@@ -247,6 +247,23 @@ def test_a_lost_layer_is_found_unless_sets_do_not_matter(tmp_path: Path, run) ->
     assert run(root, "--prefix", "VLLM", "--no-set").code == 0
 
 
+def test_a_window_that_is_renamed_alone_is_a_warning(tmp_path: Path, run) -> None:
+    root = window_sets.write_windows(tmp_path, 2)
+    alone = sorted(root.rglob("*.onnx"))[0]
+    cases = {
+        "-n": ("KV303", 0),
+        "-n --strict": ("KV303", 1),
+        "-n --no-set": (None, 0),
+        "-o new.onnx -n": (None, 0),
+        "--check": (None, 1),
+    }
+    found = {}
+    for options in cases:
+        outcome = run(alone, "--prefix", "VLLM", *options.split())
+        found[options] = ("KV303" if "KV303" in outcome.err else None, outcome.code)
+    assert found == cases
+
+
 def test_a_half_renamed_set_fails_a_check_and_is_mended_by_a_rename(tmp_path: Path, run) -> None:
     root = window_sets.write_windows(tmp_path, 4)
     rename(root / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx", "VLLM")

@@ -172,7 +172,9 @@ def _explain_unselected(
 
 def _suggest_other_names(layout: Layout, consumer: Consumer) -> str:
     """Return the hint for names that no token makes right: those of QEfficient, if it has some."""
-    contents = {(buffer.part, get_family(buffer.kind)) for buffer in layout.buffers}
+    contents = {
+        (buffer.part.removeprefix("past_"), get_family(buffer.kind)) for buffer in layout.buffers
+    }
     if consumer.token and contents <= list_contents(load_rules("qeff")):
         return f"rename with `--target {consumer.name} --to qeff`"
     return RULES_HINT

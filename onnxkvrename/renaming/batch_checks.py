@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.file import open_model
 from onnxkvrename.renaming.output_path import find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
@@ -52,6 +52,8 @@ def check_batch(
     )
     for index, of_set in zip(readable, across, strict=True):
         set_findings[index] += of_set
+    for index, finding in _check_lone_window(items, request):
+        set_findings[index].append(finding)
     checked_for: frozenset[int] = frozenset()
     refused: Mapping[int, ModelError] = {}
     if not is_complete:
@@ -133,6 +135,25 @@ def _say_unchecked(
         if error is not None:
             sentence = f"the other models were not checked {' and '.join(unchecked)}"
             error.hint = f"{error.hint}; {sentence}" if error.hint else sentence
+
+
+def _check_lone_window(
+    items: Sequence[PreparedModel], request: Request
+) -> Iterator[tuple[int, Finding]]:
+    """Warn of a rename in place of one window, which leaves the others of its model as they are."""
+    windows = [
+        index for index, item in enumerate(items) if item.model is not None and item.model.is_window
+    ]
+    for index in windows if len(windows) == 1 and not request.only_checks else ():
+        if items[index].job.in_place and items[index].report.name_map:
+            finding = build_finding(
+                "KV303",
+                "",
+                "is one window of a model and is renamed without the others: windows with "
+                "different tokens merge, compile and serve, but the output is wrong",
+                "pass the directory with all windows, or --no-set for this one alone",
+            )
+            yield index, finding._replace(severity="warning")
 
 
 def _find_refused(

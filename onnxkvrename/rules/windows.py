@@ -83,7 +83,7 @@ def group_parts(parts: Sequence[KvModel]) -> tuple[PartGroup, ...]:
 def check_parts(
     parts: Sequence[KvModel], rules: Rules, change: TokenChange, *, check_current_tokens: bool
 ) -> Iterator[tuple[int, Finding]]:
-    """Check that the parts of each set fit together (KV301 to KV307), and none is renamed alone.
+    """Check that the parts of each set fit together (KV301 to KV307).
 
     Args:
         parts: The models; those outside of sets are skipped.
@@ -107,8 +107,6 @@ def check_parts(
     yield from _check_merged_files(groups, families, rules.set_rule)
     for family in families.values():
         yield from _check_same_token(family, change, check_current_tokens=check_current_tokens)
-        if len(family) == 1 and not check_current_tokens:
-            yield from _check_alone(family[0])
 
 
 def _group_files(parts: Sequence[KvModel]) -> _FilesByGroup:
@@ -377,18 +375,6 @@ def _check_same_token(
         verb, hint = "carry", suggest_one_token(change.final_token, tokens_of_files)
     message = f"the files of this set {verb} different tokens: {places}"
     yield files[index].build_finding("KV303", message, hint)
-
-
-def _check_alone(file: _PartFile) -> Iterator[tuple[int, Finding]]:
-    """Warn of a rename of one window, which leaves the others of its model as they are."""
-    if file.part.is_window and file.part.plan.name_map:
-        index, finding = file.build_finding(
-            "KV303",
-            "is one window of a model and is renamed without the others: windows with different "
-            "tokens merge, compile and serve, but the output is wrong",
-            "pass the directory with all windows, or --no-set for this one alone",
-        )
-        yield index, finding._replace(severity="warning")
 
 
 def find_token_split(

@@ -254,7 +254,7 @@ def test_rules_need_not_know_of_sets() -> None:
         [],
         [window(0, 1), window(1, 2), window(2, 3)],
         [window(0, 5), window(5, 10), window(10, 11)],
-        [window(5, 6, token="VLLM")],
+        [window(5, 6)],
         [window(0, 1), window(1, 2), merged(0, 2)],
         [window(n, n + 1) for n in range(4)] + [merged(n, 4) for n in range(3)],
         [prefixed(0, 2), prefixed(2, 3), merged(0, 3)],
@@ -368,15 +368,6 @@ def test_a_run_that_would_leave_the_set_mixed_does_not() -> None:
     assert found(*windows, judge=False, wish=TokenChange("OLD", strip=True)) == []
     assert found(*windows, judge=False, wish=TokenChange("VLLM", strip=True)) == ["KV303 2"]
     assert found(*windows, judge=False, wish=TokenChange("VLLM", replace=True)) == []
-
-
-@pytest.mark.parametrize("alone", [window(0, 1), window(5, 6), prefixed(0, 1)])
-def test_a_window_that_is_renamed_alone_is_a_warning(alone: KvModel) -> None:
-    ((_, finding),) = check_parts([alone], QEFF, VLLM, check_current_tokens=False)
-    assert (finding.code, finding.severity) == ("KV303", "warning")
-    assert "--no-set" in finding.hint
-    assert found(alone) == []  # as it is
-    assert found(merged(0, 1), judge=False) == []  # all of a model
 
 
 def test_of_two_halves_the_first_is_taken_for_right() -> None:
