@@ -157,7 +157,9 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     if findings and is_sound:
         alternative = _find_alternative(consumer, layout, arguments, serve.connector)
     reports = tuple(_add_findings(report, loaded, findings) for report in reports)
-    return ConsumerCheck(consumer, layout, reports, rules.profile_choice, alternative)
+    return ConsumerCheck(
+        consumer, layout, reports, rules.profile_choice, alternative, unread=serve.unread
+    )
 
 
 def _find_alternative(

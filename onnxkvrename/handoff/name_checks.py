@@ -210,7 +210,9 @@ def _check_half_names(view: ConsumerView) -> Iterator[Finding]:
             halves,
             _DO,
             "not carry the same token as the input, so the compiler does not retain the buffer",
-            view.consumer.unselected_hint or RULES_HINT,
+            format_rename_command(view.layout, view.consumer, "--replace")
+            if view.consumer.token
+            else view.consumer.unselected_hint or RULES_HINT,
             "outputs",
         )
 

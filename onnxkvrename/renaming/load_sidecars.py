@@ -120,14 +120,14 @@ def _place_sidecar(
         "of a compile": directory != path.parent,
         "known by content": not found.has_known_name,
         "a binding": found.format.is_binding,
-        "of a folder": is_copied and found.format.is_package,
+        "of a folder": is_copied and found.format.is_package and len(beside) == len(owners),
     }
     return Sidecar(
         own_job,
         tuple(owners),
         found=found,
         facts=frozenset(fact for fact, holds in facts.items() if holds),
-        is_package=facts["of a folder"],
+        is_package=is_copied and found.format.is_package,
     )
 
 

@@ -28,6 +28,7 @@ class ConsumerCheck(NamedTuple):
         profile: The profile that says which names are KV buffers.
         alternative: The same program with another setting, which can use the buffers that the
             consumer cannot; ``None`` if there is none.
+        unread: What is not read of the line that starts vLLM, and may change caches.
     """
 
     consumer: Consumer
@@ -35,6 +36,7 @@ class ConsumerCheck(NamedTuple):
     reports: tuple[ModelReport, ...]
     profile: ProfileChoice | None = None
     alternative: Consumer | None = None
+    unread: tuple[str, ...] = ()
 
     @property
     def selection(self) -> Selection:
@@ -116,6 +118,8 @@ def _format_verdict(check: ConsumerCheck) -> str:
         basis = "based on layers, shapes and dtypes"
     if check.consumer.source:
         basis += f", and on the code of {check.consumer.source}"
+    condition = f", if what is not read changes no cache ({', '.join(check.unread)})"
+    basis += condition if check.unread else ""
     return f"{check.consumer.name} can use {it}: {', '.join(details)}; {basis}"
 
 

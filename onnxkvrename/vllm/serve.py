@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain, dropwhile, groupby, pairwise, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -195,12 +195,11 @@ def read_serve_option(
     label = f"{label} {path.name}:"
     if path.suffix in (".yaml", ".yml"):
         words = _read_config(path, vllm_version)
-        _, flags = _split_flags(words)
-        if not any(map(_is_known, (flag.name for flag in flags))):
+        if found := {f"--{key}" for key in _KEYS_OF_OTHERS}.intersection(words):
             raise KvRenameError(
-                "no key is an option of vllm serve that says something about KV caches",
+                f"is not the YAML of vLLM's --config: it has {min(found)[2:]}",
                 path=str(path),
-                hint="pass the YAML of vLLM's --config, or a script with the line that starts vLLM",
+                hint="pass that YAML, or a script with the line that starts vLLM",
             )
         return _build_settings({}, words, vllm_version, label)
     return parse_serve_line(read_text_file(path), vllm_version, label, path.parent)
@@ -291,14 +290,27 @@ _CONTAINER_SWITCHES = re.compile(
     r"no-healthcheck|oom-kill-disable)"
 )
 """The options of ``docker run`` without a value."""
+_KEYS_OF_OTHERS = ("services", "apiVersion", "kind")
+"""Keys of the YAML of Docker Compose and of Kubernetes."""
 _VLLM_IMAGE = re.compile(r"vllm-openai:v?([0-9]+\.[0-9]+)[0-9.]*")
 _REDIRECTION = re.compile(r"[0-9]*(?:>>?|<)(.*)", re.DOTALL)
 _SEPARATORS = ";&|"
 _UNKNOWN_TEXT = re.compile(r"^\(|[$`~<>]")
 """A part of a value by which a shell, or an array, may mean something else."""
 _GLOB = re.compile(r"[*?[]")
-_CHANGE = re.compile(r"(?:^|[({)])([A-Za-z_][A-Za-z0-9_]*)(?:\[[^]]*\])?(?:[-+*/%:]?=|\+\+|--|$)")
-"""A place in a word at which a command may change a variable."""
+_CHANGE = re.compile(
+    r"(?:^|[({)])([A-Za-z_][A-Za-z0-9_]*)(?:\[[^]]{0,99}\])?(?:[-+*/%:]?=|\+\+|--|$)"
+)
+"""A place in a word at which a builtin of the shell may change a variable."""
+_ASSIGNING = (
+    *("export", "declare", "typeset", "local", "readonly", "unset", "let", "eval"),
+    *("read", "readarray", "mapfile", "getopts", "for", "select", "case"),
+)
+"""The commands that may change a variable that they name; another program cannot."""
+_CHANGES_FIRST = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^]]{0,99}\])?\+?=")
+_PROGRAM = re.compile(r"[A-Za-z0-9_./~][^()]*")
+_HEREDOC = re.compile(r"""(?<!<)<<-?\s*(['"]?)([A-Za-z_][A-Za-z0-9_]*)\1""")
+_ARRAY = re.compile(r"(?:^|\s)[A-Za-z_][A-Za-z0-9_]*\+?=\(")
 _OPENING = ("if", "while", "until", "for", "select", "case", "(")
 _CLOSING = ("fi", "done", "esac", "}", ")")
 _INNER = ("then", "else", "elif", "do", "!", "time", "{")
@@ -310,40 +322,62 @@ _EXPANDED_OUTSIDE = re.compile(f"{_ESCAPED}|'[^']*'|{_VARIABLE}", re.DOTALL)
 _DOUBLE_QUOTES = re.compile(rf"({_ESCAPED}|'[^']*')|\"(?:{_ESCAPED}|[^\"\\])*\"", re.DOTALL)
 _SIDES = ("prefill", "decode")
 _SIDE_SIMILARITY = 0.8
+_MAX_VALUE_CHARS = 10_000
+"""The longest value of a variable that is expanded: values of values double."""
+_MAX_JOINED_LINES = 1000
+"""The most lines of one quote or array."""
 _MAX_NAME_CHARS = 200
 """The longest word that is looked up as a file that lacks its ``@``."""
 
 
 def _find_command(text: str, label: str) -> _Command:
     """Return the only command of a text that starts vLLM, with all variables that it gets."""
-    exported: dict[str, str] = {}
+    exported: dict[str, str | None] = {}
     assigned: dict[str, str] = {}
     sources: list[str] = []
     commands = []
     doubtful: list[tuple[int, str]] = []
-    for statement, group, is_certain in _split_statements(text, label):
+    statements = list(_split_statements(text, label))
+    changes = Counter(chain.from_iterable(_list_changed(each.words) for each in statements))
+    for statement, group, is_certain in statements:
         start = _find_arguments(statement, may_be_flags=is_certain)
         before = statement if start is None else statement[:start]
         words = [_DOCKER_VARIABLE.sub("", word) for word in before]
         assignments = {m[1]: m[2] for word in words if (m := _ASSIGNMENT.fullmatch(word))}
         if start is not None:
             names = [name for other, name in doubtful if other != group]
-            files = (*sources, *_list_environment_files(before))
-            unknown = [f"the variables of {name}" for name in files]
+            unknown = [*sources, *map(_describe_file, _list_environment_files(before))]
             unknown += [f"whether {name} is set" for name in names]
+            unknown += [f"what is added to {name}" for name in _list_arrays(before, changes)]
             tags = (_VLLM_IMAGE.fullmatch(word.rpartition("/")[2]) for word in before)
             version = next((tag[1] for tag in tags if tag), "")
-            variables = {**exported, **assignments}
-            commands.append(_Command(variables, statement[start:], unknown, version))
+            passed: Iterable[str] = exported
+            if _find_image(statement) is not None:  # a container gets the variables that are passed
+                passed = [word for option, word in pairwise(words) if option in ("-e", "--env")]
+            given = {name: exported.get(name) for name in passed if name in exported}
+            variables = {name: value for name, value in given.items() if value is not None}
+            end = -1 if statement[-1] == ")" and _list_arrays(before, changes, least=1) else None
+            command_words = statement[start:end]
+            commands.append(_Command({**variables, **assignments}, command_words, unknown, version))
             continue
         if not is_certain:
             known = _VARIABLES.keys() | _NOT_READ
             doubtful += [(group, name) for name in assignments if name in known]
-        if statement[0] == "export" or statement[:2] in (["declare", "-x"], ["typeset", "-x"]):
-            exported |= {name: assigned[name] for name in words[1:] if name in assigned}
+        builtin, *arguments = _drop_reserved(statement) or [""]
+        if builtin == "export" or [builtin, *arguments[:1]] in (
+            ["declare", "-x"],
+            ["typeset", "-x"],
+        ):
+            exported |= {name: assigned.get(name) for name in arguments if name.isidentifier()}
             exported |= assignments
-        elif statement[0] in ("source", "."):
-            sources += statement[1:2]
+            if any("$" in word or "`" in word for word in arguments if "=" not in word):
+                sources.append("what export sets")
+        elif builtin in ("source", "."):
+            sources += map(_describe_file, arguments[:1])
+        elif builtin == "eval":
+            sources.append("what eval runs")
+        elif builtin == "unset":
+            exported = {name: exported[name] for name in exported if name not in arguments}
         elif len(assignments) == len(statement):
             assigned |= assignments
             exported |= {name: assignments[name] for name in exported.keys() & assignments.keys()}
@@ -357,7 +391,7 @@ def _find_command(text: str, label: str) -> _Command:
     word = text.strip()
     if len(text.split()) == 1 and len(word) < _MAX_NAME_CHARS and is_occupied(word):
         hint = f"pass `{label}{'' if label.endswith(':') else ' '}@{quote_path(word)}`"
-    if any(_find_image(statement.words) for statement in _split_statements(text, label)):
+    if any(_find_image(statement.words) for statement in statements):
         hint = (
             "an image counts as vLLM's if its name has vllm, and flags or serve follow it; for "
             "another one, pass `vllm serve MODEL` with its flags"
@@ -366,6 +400,16 @@ def _find_command(text: str, label: str) -> _Command:
     if separator and find_similar(prefix, _SIDES, _SIDE_SIMILARITY):
         hint = f"leave out {prefix}: (only compare takes lines for one side)"
     raise KvRenameError(f"{label} {shorten_text(' '.join(text.split()))!r}: {found}", hint=hint)
+
+
+def _describe_file(path: str) -> str:
+    return f"the variables of {path}"
+
+
+def _list_arrays(words: Iterable[str], changes: Mapping[str, int], least: int = 2) -> list[str]:
+    """Return the arrays that words begin, and that the script changes so often."""
+    names = (match[0].strip().rstrip("=(+") for word in words if (match := _ARRAY.match(word)))
+    return [name for name in names if changes[name] >= least]
 
 
 def _list_environment_files(words: Sequence[str]) -> Iterator[str]:
@@ -397,29 +441,77 @@ def _split_statements(text: str, label: str) -> Iterator[_Statement]:
 
 def _read_statements(text: str, label: str, values: Mapping[str, str]) -> Iterator[_Statement]:
     """Yield the statements of a script, with the values that are known when a line is read."""
-    pending, depth, group, is_after = "", 0, 0, False
-    for line in text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
-        if not pending and line.lstrip().startswith("#"):
-            continue
-        pending += line
+    depth, group, is_after = 0, 0, False
+    for line, is_here in _join_lines(text, label):
         try:
-            words = _split_words(_expand_variables(pending, values))
-        except ValueError:  # the next line closes the quote
-            pending += "\n"
-            continue
-        pending = ""
+            words = _split_words(_expand_variables(line, values))
+        except ValueError:
+            if is_here:
+                continue  # text, not a command
+            raise _build_open_error(line, label) from None
         for is_separator, run in groupby(words, _is_separator):
             found = list(run)
             if is_separator:
                 is_after = found[-1] in ("&&", "||", "|")
                 group += found != ["&&"]
             elif statement := _drop_redirections(found):
-                depth = max(depth + _measure_nesting(statement), 0)
-                yield _Statement(statement, group, is_certain=not (depth or is_after))
+                if not is_here:
+                    depth = max(depth + _measure_nesting(statement), 0)
+                is_certain = not (depth or is_after or is_here)
+                yield _Statement(statement, group, is_certain)
                 is_after = False
         group += not is_after
+
+
+def _join_lines(text: str, label: str) -> Iterator[tuple[str, bool]]:
+    """Yield the lines of a script; one goes on while a quote or an array is open.
+
+    Each comes with whether it is the text of a here-document.
+
+    Raises:
+        KvRenameError: A quote or an array is not closed.
+    """
+    pending, count, ends = "", 0, list[str]()
+    for line in text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
+        if ends and not pending:
+            if line.strip() == ends[0]:
+                ends.pop(0)
+            else:
+                yield line, True
+            continue
+        if not pending and line.lstrip().startswith("#"):
+            continue
+        is_array = _is_array_open(pending)
+        count = count + 1 if pending else 0
+        pending += line.partition(" #")[0] if is_array else line
+        if count > _MAX_JOINED_LINES:
+            break
+        closes = ")" in line if is_array else count == 0 or "'" in line or '"' in line
+        if not closes or _is_open(pending):
+            pending += " " if is_array else "\n"
+            continue
+        yield pending, False
+        ends += [match[2] for match in _HEREDOC.finditer(pending)]
+        pending = ""
     if pending:
-        raise KvRenameError(f"{label} {shorten_text(pending.strip())!r}: a quote is not closed")
+        raise _build_open_error(pending, label)
+
+
+def _build_open_error(text: str, label: str) -> KvRenameError:
+    what = "an array" if _is_array_open(text) else "a quote"
+    return KvRenameError(f"{label} {shorten_text(text.strip())!r}: {what} is not closed")
+
+
+def _is_open(text: str) -> bool:
+    """Return whether a quote or an array is not closed at the end of a text."""
+    before = _BEFORE_COMMENT.match(text)
+    end = len(text) if before is None else before.end()
+    return text[end : end + 1] in ("'", '"') or _is_array_open(text)
+
+
+def _is_array_open(text: str) -> bool:
+    start = _ARRAY.search(text)
+    return start is not None and text.count("(", start.start()) > text.count(")", start.start())
 
 
 def _is_separator(word: str) -> bool:
@@ -449,14 +541,25 @@ def _split_words(line: str) -> list[str]:
 
 def _list_changed(words: Sequence[str]) -> Iterator[str]:
     """Yield the variables that a statement assigns, or may change as ``read`` and ``for`` do."""
-    if words[0] == "export":
-        yield from _read_names(words[1:])
-    elif words[0] != "echo":
-        yield from chain.from_iterable(map(_CHANGE.findall, words))
+    words = _drop_reserved(words)
+    if words[:1] == ["export"]:
+        names = (word.partition("=") for word in words[1:] if "=" in word)
+        yield from (name.rstrip("+") for name, _, value in names if value.strip("{$}") != name)
+        return
+    assignments = list(takewhile(_CHANGES_FIRST.match, words))
+    rest = words[len(assignments) :]
+    is_assigning = rest[:2] == ["printf", "-v"] or (
+        # A word that is no name of a program is a condition, arithmetic, or a pattern of case.
+        rest != [] and (rest[0] in _ASSIGNING or _PROGRAM.fullmatch(rest[0]) is None)
+    )
+    for word in (*assignments, *rest) if is_assigning else assignments:
+        yield from _CHANGE.findall(word)
 
 
-def _read_names(words: Iterable[str]) -> Iterator[str]:
-    yield from (word.partition("=")[0].rstrip("+") for word in words if "=" in word)
+def _drop_reserved(words: Sequence[str]) -> list[str]:
+    """Return a statement without the reserved words in front of its command."""
+    reserved = (*_OPENING, *_INNER)
+    return list(dropwhile(lambda word: word in reserved and word not in _ASSIGNING, words))
 
 
 def _read_assignments(words: Sequence[str]) -> dict[str, str]:
@@ -464,7 +567,8 @@ def _read_assignments(words: Sequence[str]) -> dict[str, str]:
     assignments = [_ASSIGNMENT.fullmatch(w) for w in words[words[0] == "export" :]]
     if None in assignments:
         return {}
-    return {m[1]: m[2] for m in assignments if m and _UNKNOWN_TEXT.search(m[2]) is None}
+    known = (m for m in assignments if m and len(m[2]) <= _MAX_VALUE_CHARS)
+    return {m[1]: m[2] for m in known if _UNKNOWN_TEXT.search(m[2]) is None}
 
 
 def _expand_variables(line: str, values: Mapping[str, str]) -> str:
@@ -514,7 +618,7 @@ def _find_arguments(words: Sequence[str], *, may_be_flags: bool) -> int | None:
     if image is not None and "vllm" in words[image].rpartition("/")[2]:
         if words[image + 1 : image + 2] == ["serve"]:
             return image + 2
-        has_flags = all(word.startswith("-") for word in words[image + 1 : image + 2])
+        has_flags = any(word.startswith("-") for word in words[image + 1 : image + 2])
         if has_flags and not any(word.startswith("--entrypoint") for word in words[:image]):
             return image + 1
     for index, word in enumerate(words):
@@ -530,7 +634,7 @@ def _find_arguments(words: Sequence[str], *, may_be_flags: bool) -> int | None:
     for index, word in enumerate(words if may_be_flags else ()):
         if word.startswith("-"):
             return index
-        if not (_ASSIGNMENT.fullmatch(word) or word == "env"):
+        if not (_ASSIGNMENT.fullmatch(word) or word == "env") or _ARRAY.match(word):
             return None
     return None
 
@@ -541,6 +645,8 @@ def _find_image(words: Sequence[str]) -> int | None:
     if True not in runners or "run" not in words[runners.index(True) :]:
         return None
     index = words.index("run", runners.index(True)) + 1
+    if "compose" in words[:index]:  # its file says what is run
+        return None
     while index < len(words) and words[index].startswith("-"):
         word = words[index]
         is_joined = "=" in word or (len(word) > 2 and word[1] != "-")
@@ -993,7 +1099,7 @@ def _build_settings(
 
 def _is_model(word: str) -> bool:
     """Return whether a word that the shell has not expanded is a model, and no list of flags."""
-    return re.search(r"/|model|^\$\{?\d\}?$", word, re.IGNORECASE) is not None
+    return re.search(r"/|model(_(id|name|path|dir))?\W*$|^\$\{?\d\}?$", word, re.I) is not None
 
 
 def _read_flag(reading: _Reading, flag: _GivenFlag, value: _Value) -> None:
@@ -1090,13 +1196,6 @@ def _list_unread_keys(config: Mapping[str, Any]) -> Iterator[str]:
             yield key
     if (config.get("kv_connector_extra_config") or {}).get("backends", ["UCX"]) != ["UCX"]:
         yield "backends"
-
-
-def _is_known(name: str) -> bool:
-    """Return whether a flag is one that is read, or is known to matter."""
-    key, positive = name.partition(".")[0], name.replace("--no-", "--", 1)
-    known = (*_FLAGS, *_OBJECTS, *_LISTS, *_NOT_READ, "--model")
-    return key in known or positive in _SWITCHES or _find_meant(name) is not None
 
 
 def _find_meant(name: str) -> str | None:

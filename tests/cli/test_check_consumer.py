@@ -369,6 +369,12 @@ def test_a_rename_is_not_suggested_where_it_cannot_help(tmp_path: Path, run) -> 
     assert "no option" in dict(said)["KV610"]
 
 
+def test_what_is_not_read_of_a_line_is_a_condition(taken: Path, run) -> None:
+    outcome = run("check-consumer", taken, "--serve", "vllm serve M $ARGS")
+    assert outcome.code == 0
+    assert "if what is not read changes no cache ($ARGS)" in outcome.out
+
+
 @pytest.mark.parametrize("target", ["vllm-qaic", "vllm-qaic-legacy", "qefficient"])
 def test_a_buffer_with_the_token_on_one_side_is_not_retained(
     target: str, tmp_path: Path, run

@@ -130,6 +130,23 @@ def test_a_folder_whose_names_another_profile_matches_goes_along(here: Path, run
     assert "unchanged, 1 other file of its folder would be copied" in planned.err
 
 
+def test_a_model_without_buffers_takes_no_other_model_of_its_package_along(here: Path, run) -> None:
+    """The decoder, which was not asked for, would keep its old names beside the results."""
+    package = here / "set" / "package"
+    for name in ("embedding", "decoder"):
+        (package / name).mkdir(parents=True)
+    config = render_config(
+        {"filename": "decoder/model.onnx"}, embedding={"filename": "embedding/model.onnx"}
+    )
+    parts = {"embedding/model": build_decoder([]), "decoder/model": build_decoder([0])}
+    build_folder(package, config, **parts)
+    saved(builders.decoder(), here / "set" / "decoder.onnx")
+    assert (
+        run("set/package/embedding", "set/decoder.onnx", "--prefix", "VLLM", "-d", "out").code == 0
+    )
+    assert list_names(here / "out") == {"decoder.onnx", "package/embedding/model.onnx"}
+
+
 def test_hidden_files_and_results_below_the_folder_stay_behind(here: Path, go) -> None:
     folder = here / "genai"
     (folder / ".git").mkdir()

@@ -53,6 +53,33 @@ LINES: dict[str, dict[str, Any]] = {
         "connector": "NixlConnector",
         "kv_role": "kv_both",
     },
+    'CMD=(\n  vllm serve M\n  --block-size 64  # of both\n  -tp 4\n)\n"${CMD[@]}"': {
+        "model": "M",
+        "tensor_parallel_size": 4,
+        "block_size": 64,
+    },
+    'CMD=( vllm serve M -tp 4 )\nCMD+=( --block-size 64 )\n"${CMD[@]}"': {
+        "model": "M",
+        "tensor_parallel_size": 4,
+        "notes": ["not known: what is added to CMD"],
+        "unread": ["what is added to CMD"],
+        "gaps": ["what is added to CMD"],
+    },
+    "cat > x <<EOF\n{\nif it's {\nEOF\nTP=2\nvllm serve M -tp $TP": {
+        "model": "M",
+        "tensor_parallel_size": 2,
+    },
+    "export TP=2\ndocker run -e TP=$TP vllm/vllm-openai:latest --model M -tp $TP": {
+        "model": "M",
+        "tensor_parallel_size": 2,
+    },
+    'TP=2\nexport TP=$TP\nprintf "TP=%s" $TP\ncurl -d "TP=4" u\nvllm serve M -tp $TP': {
+        "model": "M",
+        "tensor_parallel_size": 2,
+    },
+    "A0=aaaaaaaaaa\n"
+    + "".join(f'A{n + 1}="$A{n}$A{n}"\n' for n in range(40))
+    + "vllm serve M --port $A40": {"model": "M"},
     "cd /m && export VLLM_KV_CACHE_LAYOUT=HND && vllm serve M": {
         "model": "M",
         "kv_cache_layout": "HND",
@@ -95,6 +122,16 @@ LINES: dict[str, dict[str, Any]] = {
         "kv_cache_layout": "NHD",
     },
     "VLLM_KV_CACHE_LAYOUT=HND; vllm serve M": {"model": "M"},
+    "export VLLM_KV_CACHE_LAYOUT; VLLM_KV_CACHE_LAYOUT=HND; vllm serve M": {
+        "model": "M",
+        "kv_cache_layout": "HND",
+    },
+    "export VLLM_KV_CACHE_LAYOUT=HND; unset VLLM_KV_CACHE_LAYOUT; vllm serve M": {"model": "M"},
+    "export VLLM_KV_CACHE_LAYOUT=HND; docker run vllm-openai --model M": {"model": "M"},
+    "export VLLM_KV_CACHE_LAYOUT=HND; docker run -e VLLM_KV_CACHE_LAYOUT vllm-openai --model M": {
+        "model": "M",
+        "kv_cache_layout": "HND",
+    },
     "vllm serve a#b -tp 2 # -tp 4": {"model": "a#b", "tensor_parallel_size": 2},
     "env VLLM_KV_CACHE_LAYOUT=NHD nohup vllm serve M": {"model": "M", "kv_cache_layout": "NHD"},
     "export VLLM_USE_V2_MODEL_RUNNER=0 && vllm serve M": {
@@ -239,10 +276,13 @@ def test_line(line: str) -> None:
         ("ls -l", "0.33", "--serve 'ls -l': no vllm serve line"),
         ("docker run --name vllm-a reg/image --model M", "0.33", "(an image counts as vLLM's"),
         ("docker run --entrypoint sh a/vllm -c x", "0.33", "no vllm serve line"),
+        ("docker run a/vllm", "0.33", "no vllm serve line"),
+        ("docker compose run vllm --block-size 64", "0.33", "no vllm serve line"),
         ("prefill:vllm serve M", "0.33", "(leave out prefill: (only compare takes lines for one"),
         ("Decode:-tp 2", "0.33", "no vllm serve line (leave out Decode: "),
         ("vllm serve A; vllm serve B", "0.33", "several vllm serve lines"),
         ("vllm serve 'M", "0.33", "a quote is not closed"),
+        ("A=(\n vllm serve M\n -tp 2", "0.33", "an array is not closed"),
         ("--config absent.yaml", "0.33", "absent.yaml: no such file"),
     ],
 )
@@ -269,6 +309,10 @@ def test_bad_line(line: str, version: str, message: str) -> None:
         ('A="--block-size 64"\nvllm serve M "$A"', ("--block-size 64 (did you mean",)),
         ("if a; then export VLLM_KV_CACHE_LAYOUT=HND; fi; vllm serve M", ("VLLM_KV_CACHE_LAYOUT",)),
         ("a || export VLLM_KV_CACHE_LAYOUT=HND\nvllm serve M", ("VLLM_KV_CACHE_LAYOUT",)),
+        ("if [ -f .env ]; then source .env; fi; vllm serve M", ("the variables of .env",)),
+        ("test -f x && { . ./x.env; }\nvllm serve M", ("the variables of ./x.env",)),
+        ("export $(grep -v x .env | xargs)\nvllm serve M", ("what export sets",)),
+        ('eval "$(cat .env)"\nvllm serve M', ("what eval runs",)),
         ("vllm serve M N -tp 2 O", ("N", "O")),
         ("vllm serve -tp 2 M", ()),
         ("vllm serve M -t 4", ("-t",)),
@@ -288,6 +332,20 @@ def test_flags_that_are_not_understood(line: str, named: tuple[str, ...]) -> Non
     notes = parse_serve_line(line, "0.33").notes
     assert bool(notes) == bool(named)
     assert all(name in " ".join(notes) for name in named)
+
+
+@pytest.mark.parametrize(
+    ("line", "gaps"),
+    [
+        ("vllm serve $MODEL", ()),
+        ("vllm serve ${MODEL_ID} -tp 2", ()),
+        ("vllm serve /models/$NAME", ()),
+        ("vllm serve $MODEL_ARGS", ("$MODEL_ARGS",)),
+        ("vllm serve $ARGS", ("$ARGS",)),
+    ],
+)
+def test_what_the_shell_has_not_expanded_may_be_flags(line: str, gaps: tuple[str, ...]) -> None:
+    assert parse_serve_line(line, "0.33").gaps == gaps
 
 
 def test_files(tmp_path: Path) -> None:
@@ -317,5 +375,7 @@ def test_files(tmp_path: Path) -> None:
     with pytest.raises(KvRenameError, match=r"--serve serve\.sh: -tp 'x'"):
         read_serve_option(f"@{script}", "0.33")
     config.write_text("services:\n  vllm:\n    image: vllm/vllm-openai\n")
-    with pytest.raises(KvRenameError, match="no key is an option of vllm serve"):
+    with pytest.raises(KvRenameError, match="not the YAML of vLLM's --config: it has services"):
         read_serve_option(f"@{config}", "0.33")
+    config.write_text("uvicorn-log-level: info\nenforce-eager: true\n")
+    assert _list_given(read_serve_option(f"@{config}", "0.33")) == {}
