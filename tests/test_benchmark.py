@@ -103,14 +103,22 @@ def median(key: str, name: str, what: str = "wall") -> float:
     return float(entry["median"][what])
 
 
-def find_fastest_peer(key: str, what: str = "wall") -> float:
-    """What the fastest other program took, among those whose result is right."""
+def best(key: str, name: str) -> float:
+    """The seconds of the shortest run of a program on a workload."""
     work = next(work for work in RESULTS["workloads"] if work["key"] == key)
-    return min(
-        float(entry["median"][what])
+    entry = next(entry for entry in work["contenders"] if entry["name"] == name)
+    return min(float(run["wall"]) for run in entry["runs"] if run["round"])
+
+
+def find_fastest_peer(key: str, what: str = "wall", of: str = "") -> float:
+    """What the fastest other program took, among those whose result is right; or another figure."""
+    work = next(work for work in RESULTS["workloads"] if work["key"] == key)
+    peers = [
+        entry["median"]
         for entry in work["contenders"]
         if entry["kind"] == "peer" and entry["verdict"] in ("clean", "changed")
-    )
+    ]
+    return float(min(peers, key=lambda median: float(median[what]))[of or what])
 
 
 def test_readme_has_the_figures_of_the_results() -> None:
@@ -119,9 +127,9 @@ def test_readme_has_the_figures_of_the_results() -> None:
         for name, rows in RESULTS["fidelity"]["results"].items()
     }
     figures = {
-        r"`cp`, both without fsync \| (\S+) . slower": median("a", BARE) / median("a", "cp"),
+        r"the best run of each \| (\S+) . slower": best("a", BARE) / best("a", "cp"),
         r"without fsync \| (\S+) . faster": find_fastest_peer("a") / median("a", BARE),
-        r"faster, (\S+) . less memory": median("a", LOOP, "rss") / median("a", OURS, "rss"),
+        r"faster, (\S+) . less memory": find_fastest_peer("a", of="rss") / median("a", OURS, "rss"),
         r"the fastest peer \| (\S+) .": find_fastest_peer("c", "cpu") / median("c", OURS, "cpu"),
         r"in one process \| (\S+) .": median("d", LAZY, "cpu") / median("d", OURS, "cpu"),
         r"alone \| (\S+) . faster": median("e", IMPORT) / median("e", OURS),
