@@ -464,7 +464,7 @@ def _read_statements(text: str, label: str, values: Mapping[str, str]) -> Iterat
 
 
 def _join_lines(text: str, label: str) -> Iterator[tuple[str, bool]]:
-    """Yield the lines of a script; one goes on while a quote or an array is open.
+    """Yield the lines of a script; one continues while a quote or an array is open.
 
     Each comes with whether it is the text of a here-document.
 
@@ -549,7 +549,7 @@ def _list_changed(words: Sequence[str]) -> Iterator[str]:
     assignments = list(takewhile(_CHANGES_FIRST.match, words))
     rest = words[len(assignments) :]
     is_assigning = rest[:2] == ["printf", "-v"] or (
-        # A word that is no name of a program is a condition, arithmetic, or a pattern of case.
+        # A word that cannot name a program is a condition, arithmetic, or a pattern of case.
         rest != [] and (rest[0] in _ASSIGNING or _PROGRAM.fullmatch(rest[0]) is None)
     )
     for word in (*assignments, *rest) if is_assigning else assignments:
