@@ -310,7 +310,7 @@ _ASSIGNING = (
 _CHANGES_FIRST = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^]]{0,99}\])?\+?=")
 _PROGRAM = re.compile(r"[A-Za-z0-9_./~][^()]*")
 _HEREDOC = re.compile(r"""(?<!<)<<-?\s*(['"]?)([A-Za-z_][A-Za-z0-9_]*)\1""")
-_ARRAY = re.compile(r"(?:^|\s)[A-Za-z_][A-Za-z0-9_]*\+?=\(")
+_ARRAY = re.compile(r"(?:^|\s)([A-Za-z_][A-Za-z0-9_]*)\+?=\(")
 _OPENING = ("if", "while", "until", "for", "select", "case", "(")
 _CLOSING = ("fi", "done", "esac", "}", ")")
 _INNER = ("then", "else", "elif", "do", "!", "time", "{")
@@ -332,84 +332,112 @@ _MAX_NAME_CHARS = 200
 
 def _find_command(text: str, label: str) -> _Command:
     """Return the only command of a text that starts vLLM, with all variables that it gets."""
-    exported: dict[str, str | None] = {}
-    assigned: dict[str, str] = {}
-    sources: list[str] = []
-    commands = []
-    doubtful: list[tuple[int, str]] = []
+    environment = _Environment()
     statements = list(_split_statements(text, label))
     changes = Counter(chain.from_iterable(_list_changed(each.words) for each in statements))
-    for statement, group, is_certain in statements:
-        start = _find_arguments(statement, may_be_flags=is_certain)
-        before = statement if start is None else statement[:start]
-        words = [_DOCKER_VARIABLE.sub("", word) for word in before]
-        assignments = {m[1]: m[2] for word in words if (m := _ASSIGNMENT.fullmatch(word))}
-        if start is not None:
-            names = [name for other, name in doubtful if other != group]
-            unknown = [*sources, *map(_describe_file, _list_environment_files(before))]
-            unknown += [f"whether {name} is set" for name in names]
-            unknown += [f"what is added to {name}" for name in _list_arrays(before, changes)]
-            tags = (_VLLM_IMAGE.fullmatch(word.rpartition("/")[2]) for word in before)
-            version = next((tag[1] for tag in tags if tag), "")
-            passed: Iterable[str] = exported
-            if _find_image(statement) is not None:  # a container gets the variables that are passed
-                passed = [word for option, word in pairwise(words) if option in ("-e", "--env")]
-            given = {name: exported.get(name) for name in passed if name in exported}
-            variables = {name: value for name, value in given.items() if value is not None}
-            end = -1 if statement[-1] == ")" and _list_arrays(before, changes, least=1) else None
-            command_words = statement[start:end]
-            commands.append(_Command({**variables, **assignments}, command_words, unknown, version))
-            continue
-        if not is_certain:
-            known = _VARIABLES.keys() | _NOT_READ
-            doubtful += [(group, name) for name in assignments if name in known]
-        builtin, *arguments = _drop_reserved(statement) or [""]
-        if builtin == "export" or [builtin, *arguments[:1]] in (
-            ["declare", "-x"],
-            ["typeset", "-x"],
-        ):
-            exported |= {name: assigned.get(name) for name in arguments if name.isidentifier()}
-            exported |= assignments
-            if any("$" in word or "`" in word for word in arguments if "=" not in word):
-                sources.append("what export sets")
-        elif builtin in ("source", "."):
-            sources += map(_describe_file, arguments[:1])
-        elif builtin == "eval":
-            sources.append("what eval runs")
-        elif builtin == "unset":
-            exported = {name: exported[name] for name in exported if name not in arguments}
-        elif len(assignments) == len(statement):
-            assigned |= assignments
-            exported |= {name: assignments[name] for name in exported.keys() & assignments.keys()}
+    commands = []
+    for statement in statements:
+        start = _find_arguments(statement.words, may_be_flags=statement.is_certain)
+        if start is None:
+            environment.run(statement)
+        else:
+            commands.append(environment.start(statement, start, changes))
     if len(commands) == 1:
         return commands[0]
     found = "several vllm serve lines" if commands else "no vllm serve line"
-    hint = (
-        "pass `vllm serve MODEL` with its flags, flags alone such as '--block-size 16', or @FILE "
-        "for a script"
+    raise KvRenameError(
+        f"{label} {shorten_text(' '.join(text.split()))!r}: {found}",
+        hint=_suggest_line(text, label, statements),
     )
-    word = text.strip()
-    if len(text.split()) == 1 and len(word) < _MAX_NAME_CHARS and is_occupied(word):
-        hint = f"pass `{label}{'' if label.endswith(':') else ' '}@{quote_path(word)}`"
+
+
+def _suggest_line(text: str, label: str, statements: Iterable[_Statement]) -> str:
+    """Return what to pass in place of a text that does not start vLLM."""
+    prefix, separator, _ = text.strip().partition(":")
+    if separator and find_similar(prefix, _SIDES, _SIDE_SIMILARITY):
+        return f"leave out {prefix}: (only compare takes lines for one side)"
     if any(_find_image(statement.words) for statement in statements):
-        hint = (
+        return (
             "an image counts as vLLM's if its name has vllm, and flags or serve follow it; for "
             "another one, pass `vllm serve MODEL` with its flags"
         )
-    prefix, separator, _ = text.strip().partition(":")
-    if separator and find_similar(prefix, _SIDES, _SIDE_SIMILARITY):
-        hint = f"leave out {prefix}: (only compare takes lines for one side)"
-    raise KvRenameError(f"{label} {shorten_text(' '.join(text.split()))!r}: {found}", hint=hint)
+    word = text.strip()
+    if len(text.split()) == 1 and len(word) < _MAX_NAME_CHARS and is_occupied(word):
+        return f"pass `{label}{'' if label.endswith(':') else ' '}@{quote_path(word)}`"
+    return (
+        "pass `vllm serve MODEL` with its flags, flags alone such as '--block-size 16', or @FILE "
+        "for a script"
+    )
+
+
+class _Environment:
+    """What the statements of a script, one after the other, give to a command that follows."""
+
+    def __init__(self) -> None:
+        self.assigned: dict[str, str] = {}
+        self.exported: dict[str, str | None] = {}
+        self.sources: list[str] = []
+        self.doubtful: list[tuple[int, str]] = []
+
+    def run(self, statement: _Statement) -> None:
+        """Take what a statement sets, or may set."""
+        assignments = _find_assignments(statement.words)
+        if not statement.is_certain:
+            known = _VARIABLES.keys() | _NOT_READ
+            self.doubtful += [(statement.group, name) for name in assignments if name in known]
+        builtin, *arguments = _drop_reserved(statement.words) or [""]
+        if builtin == "export" or (builtin in ("declare", "typeset") and "-x" in arguments[:1]):
+            named = (name for name in arguments if name.isidentifier())
+            self.exported |= {name: self.assigned.get(name) for name in named}
+            self.exported |= assignments
+            if any("$" in word or "`" in word for word in arguments if "=" not in word):
+                self.sources.append("what export sets")
+        elif builtin in ("source", "."):
+            self.sources += map(_describe_file, arguments[:1])
+        elif builtin == "eval":
+            self.sources.append("what eval runs")
+        elif builtin == "unset":
+            for name in arguments:
+                self.exported.pop(name, None)
+        elif len(assignments) == len(statement.words):
+            self.assigned |= assignments
+            kept = self.exported.keys() & assignments.keys()
+            self.exported |= {name: assignments[name] for name in kept}
+
+    def start(self, statement: _Statement, start: int, changes: Mapping[str, int]) -> _Command:
+        """Return the command that a statement starts, of which the arguments begin at `start`.
+
+        The changes are how often the script may change each variable.
+        """
+        before, arguments = statement.words[:start], statement.words[start:]
+        doubtful = (name for group, name in self.doubtful if group != statement.group)
+        arrays = [match[1] for word in before if (match := _ARRAY.match(word))]
+        if arrays and arguments[-1:] == [")"]:
+            arguments.pop()
+        unknown = [
+            *self.sources,
+            *map(_describe_file, _list_environment_files(before)),
+            *(f"whether {name} is set" for name in doubtful),
+            *(f"what is added to {name}" for name in arrays if changes[name] > 1),
+        ]
+        passed: Iterable[str] = self.exported
+        if _find_image(statement.words) is not None:  # a container gets what is passed to it
+            passed = [word for option, word in pairwise(before) if option in ("-e", "--env")]
+        values = {name: self.exported.get(name) for name in passed}
+        variables = {name: value for name, value in values.items() if value is not None}
+        variables |= _find_assignments(before)
+        tags = (_VLLM_IMAGE.fullmatch(word.rpartition("/")[2]) for word in before)
+        return _Command(variables, arguments, unknown, next((tag[1] for tag in tags if tag), ""))
+
+
+def _find_assignments(words: Iterable[str]) -> dict[str, str]:
+    """Return the variables that words set, also by docker's ``-eNAME=VALUE``."""
+    texts = (_DOCKER_VARIABLE.sub("", word) for word in words)
+    return {match[1]: match[2] for text in texts if (match := _ASSIGNMENT.fullmatch(text))}
 
 
 def _describe_file(path: str) -> str:
     return f"the variables of {path}"
-
-
-def _list_arrays(words: Iterable[str], changes: Mapping[str, int], least: int = 2) -> list[str]:
-    """Return the arrays that words begin, and that the script changes so often."""
-    names = (match[0].strip().rstrip("=(+") for word in words if (match := _ARRAY.match(word)))
-    return [name for name in names if changes[name] >= least]
 
 
 def _list_environment_files(words: Sequence[str]) -> Iterator[str]:
