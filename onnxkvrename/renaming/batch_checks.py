@@ -52,7 +52,7 @@ def check_batch(
     )
     for index, of_set in zip(readable, across, strict=True):
         set_findings[index] += of_set
-    for index, finding in _check_lone_window(items, request):
+    for index, finding in _check_lone_window(items, request) if is_complete else ():
         set_findings[index].append(finding)
     checked_for: frozenset[int] = frozenset()
     refused: Mapping[int, ModelError] = {}
