@@ -269,17 +269,22 @@ class _Statement(NamedTuple):
     Attributes:
         words: Its words, without redirections.
         group: The number of its group of statements, which are joined by ``&&``.
-        is_certain: Whether it runs in any case, and once: it is in no ``if``, loop or function,
-            and not after ``&&`` or ``||``.
+        is_certain: Whether it runs in any case, and once: it is in no block, and not after ``&&``
+            or ``||``.
+        is_nested: Whether it is in an ``if``, a loop, a function or a here-document.
+        is_text: Whether it is in a here-document.
     """
 
     words: list[str]
     group: int
     is_certain: bool
+    is_nested: bool
+    is_text: bool
 
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _DOCKER_VARIABLE = re.compile(r"(?:--env=|-e)(?=[A-Za-z_][A-Za-z0-9_]*=)")
+_DOCKER_NAME = re.compile(r"(?:--env=|-e)([A-Za-z_][A-Za-z0-9_]*)")
 _BEFORE_COMMENT = re.compile(
     r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|(?<![\s;&|])(?<!^)\#|[^\#\\'"])*""", re.DOTALL
 )
@@ -307,9 +312,15 @@ _ASSIGNING = (
     *("read", "readarray", "mapfile", "getopts", "for", "select", "case"),
 )
 """The commands that may change a variable that they name; another program cannot."""
+_UNFOLLOWED = (
+    *("if", "while", "until", "(", "{", "function", "alias", "trap", "builtin", "command", "exec"),
+    *_ASSIGNING,
+)
+"""What a script may do to variables and that is not followed: a success then has a condition."""
 _CHANGES_FIRST = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^]]{0,99}\])?\+?=")
 _PROGRAM = re.compile(r"[A-Za-z0-9_./~][^()]*")
-_HEREDOC = re.compile(r"""(?<!<)<<-?\s*(['"]?)([A-Za-z_][A-Za-z0-9_]*)\1""")
+_HEREDOC = re.compile(r"""(?<!<)<<-?\s*(['"]?)([A-Za-z_][A-Za-z0-9_.-]*)\1""")
+_QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _ARRAY = re.compile(r"(?:^|\s)([A-Za-z_][A-Za-z0-9_]*)\+?=\(")
 _OPENING = ("if", "while", "until", "for", "select", "case", "(")
 _CLOSING = ("fi", "done", "esac", "}", ")")
@@ -322,10 +333,11 @@ _EXPANDED_OUTSIDE = re.compile(f"{_ESCAPED}|'[^']*'|{_VARIABLE}", re.DOTALL)
 _DOUBLE_QUOTES = re.compile(rf"({_ESCAPED}|'[^']*')|\"(?:{_ESCAPED}|[^\"\\])*\"", re.DOTALL)
 _SIDES = ("prefill", "decode")
 _SIDE_SIMILARITY = 0.8
-_MAX_VALUE_CHARS = 10_000
+_MAX_VALUE_CHARS = 1000
 """The longest value of a variable that is expanded: values of values double."""
 _MAX_JOINED_LINES = 1000
-"""The most lines of one quote or array."""
+_MAX_JOINED_CHARS = 20_000
+"""The most lines of one quote or array, and the most characters of one or of what is expanded."""
 _MAX_NAME_CHARS = 200
 """The longest word that is looked up as a file that lacks its ``@``."""
 
@@ -334,14 +346,13 @@ def _find_command(text: str, label: str) -> _Command:
     """Return the only command of a text that starts vLLM, with all variables that it gets."""
     environment = _Environment()
     statements = list(_split_statements(text, label))
-    changes = Counter(chain.from_iterable(_list_changed(each.words) for each in statements))
     commands = []
     for statement in statements:
         start = _find_arguments(statement.words, may_be_flags=statement.is_certain)
         if start is None:
             environment.run(statement)
         else:
-            commands.append(environment.start(statement, start, changes))
+            commands.append(environment.start(statement, start))
     if len(commands) == 1:
         return commands[0]
     found = "several vllm serve lines" if commands else "no vllm serve line"
@@ -380,35 +391,38 @@ class _Environment:
         self.doubtful: list[tuple[int, str]] = []
 
     def run(self, statement: _Statement) -> None:
-        """Take what a statement sets, or may set."""
-        assignments = _find_assignments(statement.words)
+        """Take what a statement sets; what it may set besides becomes a source."""
+        words = _drop_reserved(statement.words)
+        assignments = _find_assignments(words)
+        builtin, *arguments = [*dropwhile(_ASSIGNMENT.fullmatch, words)] or [""]
+        if statement.is_text or any(map(_ARRAY.match, words)):
+            return  # what uses an array is not read either
         if not statement.is_certain:
             known = _VARIABLES.keys() | _NOT_READ
             self.doubtful += [(statement.group, name) for name in assignments if name in known]
-        builtin, *arguments = _drop_reserved(statement.words) or [""]
-        if builtin == "export" or (builtin in ("declare", "typeset") and "-x" in arguments[:1]):
-            named = (name for name in arguments if name.isidentifier())
+        if builtin == "export":
+            named = [name for name in arguments if name.isidentifier()]
             self.exported |= {name: self.assigned.get(name) for name in named}
             self.exported |= assignments
-            if any("$" in word or "`" in word for word in arguments if "=" not in word):
+            if len(named) + len(assignments) < len(arguments) or (named and statement.is_nested):
                 self.sources.append("what export sets")
-        elif builtin in ("source", "."):
-            self.sources += map(_describe_file, arguments[:1])
-        elif builtin == "eval":
-            self.sources.append("what eval runs")
-        elif builtin == "unset":
-            for name in arguments:
-                self.exported.pop(name, None)
-        elif len(assignments) == len(statement.words):
+        elif not builtin:
             self.assigned |= assignments
             kept = self.exported.keys() & assignments.keys()
             self.exported |= {name: assignments[name] for name in kept}
+        elif builtin in ("source", "."):
+            self.sources += map(_describe_file, arguments[:1])
+        elif builtin == "unset" and statement.is_certain and not arguments[0].startswith("-"):
+            for name in arguments:
+                self.exported.pop(name, None)
+        elif builtin == "set":
+            if any(word == "allexport" or re.match("-[a-z]*a", word) for word in arguments):
+                self.sources.append("what set exports")
+        elif not _is_harmless(builtin):
+            self.sources.append(f"what {shorten_text(builtin)} does")
 
-    def start(self, statement: _Statement, start: int, changes: Mapping[str, int]) -> _Command:
-        """Return the command that a statement starts, of which the arguments begin at `start`.
-
-        The changes are how often the script may change each variable.
-        """
+    def start(self, statement: _Statement, start: int) -> _Command:
+        """Return the command that a statement starts, of which the arguments begin at `start`."""
         before, arguments = statement.words[:start], statement.words[start:]
         doubtful = (name for group, name in self.doubtful if group != statement.group)
         arrays = [match[1] for word in before if (match := _ARRAY.match(word))]
@@ -416,18 +430,28 @@ class _Environment:
             arguments.pop()
         unknown = [
             *self.sources,
+            *(f"what {name} is with" for name in arrays),
+            *(["what runs the line"] if statement.is_nested and not arrays else []),
+            *(word for word in before if "$" in word or "`" in word),
             *map(_describe_file, _list_environment_files(before)),
             *(f"whether {name} is set" for name in doubtful),
-            *(f"what is added to {name}" for name in arrays if changes[name] > 1),
         ]
         passed: Iterable[str] = self.exported
         if _find_image(statement.words) is not None:  # a container gets what is passed to it
+            joined = (_DOCKER_NAME.fullmatch(word) for word in before)
             passed = [word for option, word in pairwise(before) if option in ("-e", "--env")]
+            passed += [match[1] for match in joined if match]
         values = {name: self.exported.get(name) for name in passed}
         variables = {name: value for name, value in values.items() if value is not None}
         variables |= _find_assignments(before)
         tags = (_VLLM_IMAGE.fullmatch(word.rpartition("/")[2]) for word in before)
         return _Command(variables, arguments, unknown, next((tag[1] for tag in tags if tag), ""))
+
+
+def _is_harmless(command: str) -> bool:
+    """Return whether a command changes no variable: a test, or a program of its own."""
+    is_program = _PROGRAM.fullmatch(command) is not None and "=" not in command
+    return command in ("[", "[[") or (is_program and command not in _UNFOLLOWED)
 
 
 def _find_assignments(words: Iterable[str]) -> dict[str, str]:
@@ -485,8 +509,9 @@ def _read_statements(text: str, label: str, values: Mapping[str, str]) -> Iterat
             elif statement := _drop_redirections(found):
                 if not is_here:
                     depth = max(depth + _measure_nesting(statement), 0)
-                is_certain = not (depth or is_after or is_here)
-                yield _Statement(statement, group, is_certain)
+                is_nested = is_here or depth > 0
+                is_certain = not (is_nested or is_after)
+                yield _Statement(statement, group, is_certain, is_nested, is_text=is_here)
                 is_after = False
         group += not is_after
 
@@ -500,7 +525,9 @@ def _join_lines(text: str, label: str) -> Iterator[tuple[str, bool]]:
         KvRenameError: A quote or an array is not closed.
     """
     pending, count, ends = "", 0, list[str]()
-    for line in text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
+    lines = text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines()
+    present = Counter(line.strip() for line in lines)
+    for line in lines:
         if ends and not pending:
             if line.strip() == ends[0]:
                 ends.pop(0)
@@ -511,15 +538,16 @@ def _join_lines(text: str, label: str) -> Iterator[tuple[str, bool]]:
             continue
         is_array = _is_array_open(pending)
         count = count + 1 if pending else 0
-        pending += line.partition(" #")[0] if is_array else line
-        if count > _MAX_JOINED_LINES:
+        pending += _cut_comment(line) if is_array else line
+        if count > _MAX_JOINED_LINES or (count and len(pending) > _MAX_JOINED_CHARS):
             break
         closes = ")" in line if is_array else count == 0 or "'" in line or '"' in line
         if not closes or _is_open(pending):
             pending += " " if is_array else "\n"
             continue
         yield pending, False
-        ends += [match[2] for match in _HEREDOC.finditer(pending)]
+        # A shift in arithmetic, or a text about one, has no line that ends it.
+        ends += [match[2] for match in _HEREDOC.finditer(pending) if present[match[2]]]
         pending = ""
     if pending:
         raise _build_open_error(pending, label)
@@ -538,8 +566,15 @@ def _is_open(text: str) -> bool:
 
 
 def _is_array_open(text: str) -> bool:
-    start = _ARRAY.search(text)
-    return start is not None and text.count("(", start.start()) > text.count(")", start.start())
+    plain = _QUOTED.sub("", text)
+    start = _ARRAY.search(plain)
+    return start is not None and plain.count("(", start.start()) > plain.count(")", start.start())
+
+
+def _cut_comment(line: str) -> str:
+    before = _BEFORE_COMMENT.match(line)
+    end = len(line) if before is None else before.end()
+    return line[:end] if line[end : end + 1] == "#" else line
 
 
 def _is_separator(word: str) -> bool:
@@ -558,10 +593,7 @@ def _measure_nesting(words: Sequence[str]) -> int:
 
 def _split_words(line: str) -> list[str]:
     # shlex takes every # for a comment, a shell only one that begins a word.
-    before = _BEFORE_COMMENT.match(line)
-    end = len(line) if before is None else before.end()
-    text = line[:end] if line[end : end + 1] == "#" else line
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=_SEPARATORS)
+    lexer = shlex.shlex(_cut_comment(line), posix=True, punctuation_chars=_SEPARATORS)
     lexer.whitespace_split = True
     lexer.commenters = ""
     return list(lexer)
@@ -623,7 +655,8 @@ def _expand_variables(line: str, values: Mapping[str, str]) -> str:
             parts.append(_EXPANDED_OUTSIDE.sub(expand, line[end : quotes.start()]))
             parts.append(_EXPANDED_IN_QUOTES.sub(expand_in_quotes, quotes[0]))
             end = quotes.end()
-    return "".join([*parts, _EXPANDED_OUTSIDE.sub(expand, line[end:])])
+    expanded = "".join([*parts, _EXPANDED_OUTSIDE.sub(expand, line[end:])])
+    return expanded if len(expanded) <= max(_MAX_JOINED_CHARS, len(line)) else line
 
 
 def _drop_redirections(words: Iterable[str]) -> list[str]:
