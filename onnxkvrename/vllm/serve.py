@@ -1149,7 +1149,7 @@ def _build_settings(
         reading.doubtful.extend(word for word in surplus if word not in reading.unexpanded)
     reading.doubtful.extend(_list_unread_keys(objects.get("--kv-transfer-config") or {}))
     unexpanded = (word for word in reading.unexpanded if word != model or not _is_model(word))
-    gaps = tuple(dict.fromkeys((*unexpanded, *reading.misspelled)))
+    gaps = tuple(dict.fromkeys(map(shorten_text, (*unexpanded, *reading.misspelled))))
     return ServeSettings(
         **reading.fields,
         notes=tuple(_list_notes(variables, reading)),
