@@ -322,6 +322,8 @@ _PROGRAM = re.compile(r"[A-Za-z0-9_./~][^()]*")
 _HEREDOC = re.compile(r"""(?<!<)<<-?\s*(['"]?)([A-Za-z_][A-Za-z0-9_.-]*)\1""")
 _QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _ARRAY = re.compile(r"(?:^|\s)([A-Za-z_][A-Za-z0-9_]*)\+?=\(")
+_MAY_BE_WORDS = re.compile(r"\$\(|`|\$[^/:]*$|\$\{[^}]*@")
+"""A word that a shell may expand to several, such as variables or options: not a path."""
 _OPENING = ("if", "while", "until", "for", "select", "case", "(")
 _CLOSING = ("fi", "done", "esac", "}", ")")
 _INNER = ("then", "else", "elif", "do", "!", "time", "{")
@@ -412,7 +414,7 @@ class _Environment:
             self.exported |= {name: assignments[name] for name in kept}
         elif builtin in ("source", "."):
             self.sources += map(_describe_file, arguments[:1])
-        elif builtin == "unset" and statement.is_certain and not arguments[0].startswith("-"):
+        elif builtin == "unset" and statement.is_certain and "-" not in "".join(arguments):
             for name in arguments:
                 self.exported.pop(name, None)
         elif builtin == "set":
@@ -432,7 +434,7 @@ class _Environment:
             *self.sources,
             *(f"what {name} is with" for name in arrays),
             *(["what runs the line"] if statement.is_nested and not arrays else []),
-            *(word for word in before if "$" in word or "`" in word),
+            *(shorten_text(word) for word in before if _MAY_BE_WORDS.match(word)),
             *map(_describe_file, _list_environment_files(before)),
             *(f"whether {name} is set" for name in doubtful),
         ]
