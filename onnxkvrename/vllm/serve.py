@@ -313,7 +313,7 @@ _ASSIGNING = (
 )
 """The commands that may change a variable that they name; another program cannot."""
 _UNFOLLOWED = (
-    *("if", "while", "until", "(", "{", "function", "alias", "trap", "builtin", "command", "exec"),
+    *("function", "alias", "trap", "builtin", "command", "exec"),
     *_ASSIGNING,
 )
 """What a script may do to variables and that is not followed: a success then has a condition."""
@@ -484,19 +484,22 @@ def _split_statements(text: str, label: str) -> Iterator[_Statement]:
         KvRenameError: A quote is not closed.
     """
     values: dict[str, str] = {}
-    unexpanded = _read_statements(text, label, values)
+    lines = list(_join_lines(text, label))
+    unexpanded = _read_statements(lines, label, values)
     changes = Counter(chain.from_iterable(_list_changed(each.words) for each in unexpanded))
-    for statement in _read_statements(text, label, values):
+    for statement in _read_statements(lines, label, values):
         yield statement
         if statement.is_certain:
             known = _read_assignments(statement.words).items()
             values |= {name: value for name, value in known if changes[name] == 1}
 
 
-def _read_statements(text: str, label: str, values: Mapping[str, str]) -> Iterator[_Statement]:
-    """Yield the statements of a script, with the values that are known when a line is read."""
+def _read_statements(
+    lines: Iterable[tuple[str, bool]], label: str, values: Mapping[str, str]
+) -> Iterator[_Statement]:
+    """Yield the statements of joined lines, with the values that are known when a line is read."""
     depth, group, is_after = 0, 0, False
-    for line, is_here in _join_lines(text, label):
+    for line, is_here in lines:
         try:
             words = _split_words(_expand_variables(line, values))
         except ValueError:
