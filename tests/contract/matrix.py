@@ -9,20 +9,20 @@ from pathlib import Path
 from contract.observe import REPOSITORY, ROOTS, Row
 
 COMMANDS = {
-    "rename": "{} --prefix VLLM -d out --format json",
-    "strip": "{} --strip --format json",
-    "check": "{} --target vllm-qaic --check --format json",
-    "dataflow": "{} --prefix VLLM --pairs dataflow -n --format json",
-    "verify": "verify {} --format json",
-    "inspect": "inspect {} --format json",
-    "check-consumer": "check-consumer {} --format json",
-    "compare": "compare {0} {0} --format json",
-    "manifest": "manifest {}",
-    "pairs": "pairs {} --format json",
-    "custom-io": "custom-io {} --precision float16 -o -",
-    "to-qeff": "{} --to qeff -d out --format json",
+    "rename": ("1", "{} --prefix VLLM -d out --format json"),
+    "strip": ("6", "{} --strip --format json"),
+    "check": ("12", "{} --target vllm-qaic --check --format json"),
+    "dataflow": ("pairs", "{} --prefix VLLM --pairs dataflow -n --format json"),
+    "verify": ("10", "verify {} --format json"),
+    "inspect": ("11", "inspect {} --format json"),
+    "check-consumer": ("check-consumer", "check-consumer {} --format json"),
+    "compare": ("10", "compare {0} {0} --format json"),
+    "manifest": ("manifest", "manifest {}"),
+    "pairs": ("2", "pairs {} --format json"),
+    "custom-io": ("custom-io", "custom-io {} --precision float16 -o -"),
+    "to-qeff": ("to", "{} --to qeff -d out --format json"),
 }
-"""What is run on each model or directory."""
+"""Why, and what is run on each model or directory."""
 IN_DEFAULT_TIER = 12
 """One of so many rows with a fixture is in the default tier."""
 
@@ -48,10 +48,11 @@ def _cross(group: str, root: Path) -> Iterator[Row]:
             "" if source == path else path.name
         )
         given = f"copy {group + '/' if is_real else ''}{source} {source.name}"
-        for index, (command, line) in enumerate(COMMANDS.items()):
+        for index, (command, (why, line)) in enumerate(COMMANDS.items()):
             yield Row(
                 name=f"{group}/{command} {path}",
                 run=line.format(target),
+                why=why,
                 given=(given,),
                 is_slow=not is_real and (index + position) % IN_DEFAULT_TIER != 0,
                 keeps_stdout=command == "custom-io",

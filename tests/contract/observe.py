@@ -50,6 +50,13 @@ VOLATILE = ("version", "sha256", "leftovers", "driver", "ruleIndex")
 
 SARIF's ``driver`` lists all codes, and an index in it changes with each new one.
 """
+GOING = {
+    "compare": ("notes", "reads", "same_graph", "tensor_parallelism"),
+    "rename": ("unstamped",),
+    "verify": ("run",),
+    "pairs": (),
+}
+"""Fields of commands that stay, which go with a feature: no row depends on them."""
 PAGES = (".html",)
 """Written for people: that such a file is there is promised, its bytes are not."""
 ENVIRONMENT = {
@@ -74,10 +81,15 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """What is done, as written in the table; what came of it follows it there."""
+    """What is done, as written in the table; what came of it follows it there.
+
+    Attributes:
+        why: The number of the promise that the row serves, or the feature that goes.
+    """
 
     name: str
     run: str
+    why: str
     given: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     is_slow: bool = False
@@ -280,7 +292,7 @@ def _kill_halfway(argv: list[str]) -> None:
 
 def _observe_output(row: Row, answer: Answer, place: str, seen: Observation) -> None:
     """Add the codes, the JSON and what else is promised of the output."""
-    document = _read_json(answer.out)
+    document = _leave_out(_read_json(answer.out))
     if row.argv[-1:] == ["--help"]:
         seen.lines += _list_help(answer.out)
     if document is None:
@@ -318,6 +330,22 @@ def _read_json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return None
+
+
+def _leave_out(document: Any) -> Any:
+    """Return a document without the fields that go, in itself and in its models."""
+    if not isinstance(document, dict):
+        return document
+    going = GOING.get(str(document.get("command")), ())
+    kept = {key: value for key, value in document.items() if key not in going}
+    if isinstance(kept.get("models"), list):
+        kept["models"] = [
+            {key: value for key, value in model.items() if key not in going}
+            if isinstance(model, dict)
+            else model
+            for model in kept["models"]
+        ]
+    return kept
 
 
 def _name_schema(document: Any) -> str:

@@ -4,9 +4,9 @@
     python tests/contract/record.py compare verify     rows of these files, or whose name begins so
     python tests/contract/record.py --show NAME        print what a row prints, and write nothing
 
-To add a row, write ``= NAME`` and its ``run`` line, which has the arguments of onnxkvrename (with
-``given``, ``needs``, ``tier``, ``keep`` where it needs them), into a file of ``recorded/``, and
-record ``FILE/NAME``. ``fixtures``, ``exports`` and
+To add a row, write ``= NAME``, its ``why`` line (the number of a promise) and its ``run`` line,
+which has the arguments of onnxkvrename (with ``given``, ``needs``, ``tier``, ``keep`` where it
+needs them), into a file of ``recorded/``, and record ``FILE/NAME``. ``fixtures``, ``exports`` and
 ``exports-other`` have generated rows (``matrix.py``). Rows that need what this machine lacks
 keep what they have.
 """

@@ -11,7 +11,7 @@ from contract.observe import Observation, Row, Shape
 RECORDED = Path(__file__).parent / "recorded"
 SHAPES = RECORDED / "shapes.txt"
 ABSENCES = ("null", "empty", "missing")
-INPUTS = ("given", "needs", "tier", "keep", "run")
+INPUTS = ("why", "given", "needs", "tier", "keep", "run")
 Table = dict[str, tuple[Row, list[str]]]
 """A row by its name, and the lines that say what came of it."""
 Kinds = dict[str, list[str]]
@@ -34,6 +34,7 @@ def read_group(group: str) -> tuple[str, Table]:
         row = Row(
             name=f"{group}/{name}",
             run=inputs["run"][0],
+            why=inputs["why"][0],
             given=tuple(inputs["given"]),
             needs=tuple(inputs["needs"]),
             is_slow="full" in inputs["tier"],
@@ -55,6 +56,7 @@ def _format_row(row: Row, lines: Iterable[str]) -> str:
     return "\n".join(
         [
             row.name.partition("/")[2],
+            f"why {row.why}",
             *(f"given {line}" for line in row.given),
             *(f"needs {line}" for line in row.needs),
             *(["tier full"] if row.is_slow else []),

@@ -77,6 +77,12 @@ def list_options() -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.parametrize("promise", range(1, 14))
+def test_every_promise_has_a_row_in_the_default_tier(promise: int) -> None:
+    rows = [row for row, _ in TABLE.values() if row.why == str(promise)]
+    assert [row.name for row in rows if not row.is_full]
+
+
 def test_every_command_has_its_help_in_the_table() -> None:
     help_page = TABLE["usage/--help"][1]
     commands = {line.removeprefix("command ") for line in help_page if line.startswith("command ")}
