@@ -164,7 +164,7 @@ def call(argv: list[str]) -> Answer:
 
 
 @contextmanager
-def _enter(directory: Path, variables: Mapping[str, str]) -> Iterator[None]:
+def enter(directory: Path, variables: Mapping[str, str]) -> Iterator[None]:
     """Work in a directory, in an environment without anything of this machine's."""
     before, outside = dict(os.environ), Path.cwd()
     home = directory.parent / "home"
@@ -185,9 +185,9 @@ def observe(row: Row, directory: Path) -> Observation:
     work = directory / "work"
     work.mkdir(parents=True)
     variables = dict(line[4:].split("=", 1) for line in row.given if line.startswith("env "))
-    with _enter(work, variables):
+    with enter(work, variables):
         for line in row.given:
-            _prepare(line)
+            prepare(line)
         before = _read_files()
         answer = call(row.argv)
         after = _read_files()
@@ -204,7 +204,7 @@ def observe(row: Row, directory: Path) -> Observation:
 # ---- what is given ----
 
 
-def _prepare(line: str) -> None:
+def prepare(line: str) -> None:
     """Do what a line of a row says before its command runs."""
     verb, *words = shlex.split(line)
     if verb == "copy":
