@@ -121,7 +121,6 @@ CODES: dict[str, tuple[Severity, str]] = {
         "error",
         "the numbers of selected inputs and outputs differ: prefill counts them, and stops",
     ),
-    "KV625": ("warning", "the consumer's configuration is not beside the model: defaults assumed"),
     "KV626": ("error", "a quantized buffer that decode reads with a different scale"),
     "KV627": ("warning", "scales of quantized buffers that are not known: not compared"),
     "KV628": ("error", "a factor of vLLM's compatibility hash differs, so decode refuses prefill"),

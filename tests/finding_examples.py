@@ -583,10 +583,10 @@ def change_kv608(model: ModelProto) -> None:
     model.graph.output.add(name=name).type.CopyFrom(model.graph.output[0].type)
 
 
-@show("KV609", "check-consumer export/model.onnx --target onnxruntime-genai")
-def make_kv609() -> None:
-    """An export for onnxruntime-genai with keys only."""
-    genai_folders.build_folder(Path("export"), model=genai_folders.build_decoder(parts=["key"]))
+@show_decoder("KV609", "model.onnx --target vllm-qaic")
+def change_kv609(model: ModelProto) -> None:
+    """The output `past_key.0_RetainedState` is removed."""
+    del model.graph.output[1]  # past_key.0_RetainedState
 
 
 @show("KV610", "check-consumer model.onnx --target vllm-qaic")
@@ -751,12 +751,6 @@ def make_kv623() -> None:
 @show("KV624", "model.onnx --prefix vllmKvCache", "compare model.onnx model.onnx")
 def make_kv624() -> None:
     """An Optimum export, renamed for vllm-qaic."""
-    onnx.save(build_decoder(), "model.onnx")
-
-
-@show("KV625", "check-consumer model.onnx --target onnxruntime-genai")
-def make_kv625() -> None:
-    """A model without the folder that it belongs to."""
     onnx.save(build_decoder(), "model.onnx")
 
 

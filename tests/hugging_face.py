@@ -1,4 +1,4 @@
-"""Build models, rules and layouts with the names that Hugging Face's exporters give."""
+"""Build a model and rules with the names that Hugging Face's exporters give."""
 
 from __future__ import annotations
 
@@ -6,13 +6,6 @@ from pathlib import Path
 
 from models import info, node, saved
 from onnx import helper
-
-from onnxkvrename.layout.layout import Layout, build_layout
-from onnxkvrename.layout.updates import BufferUpdate
-from onnxkvrename.model.signature import Dim, Signature, Value
-from onnxkvrename.rules.kv_model import KvModel
-from onnxkvrename.rules.load import load_rules
-from onnxkvrename.rules.plan import build_minimal_plan
 
 RULES = r"""
 retained = 'present\..*'
@@ -44,35 +37,3 @@ def save_decoder(folder: Path, layers: int = 2) -> tuple[Path, Path]:
     rules = folder / "rules.toml"
     rules.write_text(RULES, "utf-8")
     return saved(model, folder / "model.onnx"), rules
-
-
-def build_decoder(
-    folder: Path,
-    *,
-    token: str = "",
-    present: str = "present",
-    shape: tuple[Dim, ...] = PAST,
-    dtypes: tuple[str, ...] = ("FLOAT",),
-) -> Layout:
-    """Build the layout of a decoder of two layers.
-
-    Args:
-        folder: Where to put the rules, and where the model is said to lie.
-        token: The token in all names.
-        present: How the names of outputs begin.
-        shape: The shape of each buffer.
-        dtypes: The dtypes of the buffers; the last one is that of all further ones.
-    """
-    end = f"_{token}" if token else ""
-    inputs, outputs = [], [Value("logits", "FLOAT", ("batch_size", 1, 8))]
-    for layer, part in ((layer, part) for layer in (0, 1) for part in ("key", "value")):
-        dtype = dtypes[min(len(inputs), len(dtypes) - 1)]
-        inputs.append(Value(f"past_key_values.{layer}.{part}{end}", dtype, shape))
-        outputs.append(Value(f"{present}.{layer}.{part}{end}", dtype, shape))
-    rules = folder / "rules.toml"
-    rules.write_text(RULES, "utf-8")
-    signature = Signature(tuple(inputs), tuple(outputs))
-    plan = build_minimal_plan(signature, load_rules(path=rules))
-    layout = build_layout([KvModel(str(folder / "model.onnx"), signature, plan)])
-    grown = BufferUpdate("append", 2)
-    return layout._replace(buffers=tuple(b._replace(update=grown) for b in layout.buffers))

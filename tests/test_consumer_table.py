@@ -13,65 +13,47 @@ from tiers import thin
 
 from onnxkvrename.api.layouts import trace_graph
 from onnxkvrename.handoff.consumer_checks import check_consumer
-from onnxkvrename.handoff.find_consumers import configure_consumer, load_consumer
+from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.selection import select_values
 from onnxkvrename.layout.load import load_layout
 from onnxkvrename.rules.pick import pick_rules
 
 OTHER_EXPORTS = EXPORTS.parent / "exports-other"
-CONSUMERS = (
-    "vllm-qaic",
-    "vllm-qaic-legacy",
-    "qefficient",
-    "vllm-nixl",
-    "openvino-npuw",
-    "onnxruntime-genai",
-    "transformers-js",
-)
+CONSUMERS = ("vllm-qaic", "vllm-qaic-legacy", "qefficient", "vllm-nixl")
 NONE = "0/0 KV601"
-PREFIXES = (NONE, "4/4", "4/4", "4/4", NONE, NONE, NONE)
+PREFIXES = (NONE, "4/4", "4/4", "4/4")
 GROWS = ("0/0 KV120", "4/0 KV120", "4/0 KV120", "4/4")
 QEFFICIENT = {
-    "deepseekv3_mla": (NONE, NONE, "4/4", "4/4", NONE, NONE, NONE),
-    "gemma3text": ("0/0 KV120", "4/4 KV120", "4/4 KV120", "4/4", NONE, NONE, NONE),
+    "deepseekv3_mla": (NONE, NONE, "4/4", "4/4"),
+    "gemma3text": ("0/0 KV120", "4/4 KV120", "4/4 KV120", "4/4"),
     "gemma3vlm_dual/*/Gemma3DecoderWrapper.onnx": PREFIXES,
-    "llama12l": (NONE, "24/24", "24/24", "24/24", NONE, NONE, NONE),
+    "llama12l": (NONE, "24/24", "24/24", "24/24"),
     "llama2l": PREFIXES,
     "llama2l_cb": PREFIXES,
     "llama2l_dynamo": PREFIXES,
-    "llama2l_sampler": ("0/0 KV601 KV604", "4/4 KV604", "6/6 KV610", "4/4", NONE, NONE, NONE),
+    "llama2l_sampler": ("0/0 KV601 KV604", "4/4 KV604", "6/6 KV610", "4/4"),
     "llama2l_subfn": PREFIXES,
     "lw_qwen3moe/*/merged_0-2.onnx": PREFIXES,
 }
 """QEfficient's exports, with a token and without; the file is the only one where none is given."""
 OTHERS = {
-    "optimum/llama": (*GROWS, "4/4", "4/4", "4/4"),
-    "optimum/gpt_bigcode": (*GROWS, "4/4", "4/4", "4/4"),
-    "genai/llama-int4": (*GROWS, "4/4", "4/4", "4/4"),
-    "genai/gemma2-fp32": (*GROWS, "4/4", "4/4", "4/4"),
-    "genai/lfm2-fp32-t5": (*GROWS[:3], "6/6", "4/6 KV601", "6/6", "4/4 KV601"),
-    "genai/llama-cuda-paged-int8kv": (
-        *("0/0 KV610", "8/0 KV610", "9/0 KV608 KV610"),
-        *("8/8", "8/8 KV610", "8/8", "4/4 KV601"),
-    ),
-    "genai/whisper-fp32-t5/decoder.onnx": (
-        *("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120"),
-        *("8/4", "0/4 KV601", "8/4", "0/0 KV601"),
-    ),
-    "optimum/t5/decoder_model_merged.onnx": (
-        *("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120"),
-        *("8/8", "8/8", "8/8 KV603", "8/8"),
-    ),
+    "optimum/llama": GROWS,
+    "optimum/gpt_bigcode": GROWS,
+    "genai/llama-int4": GROWS,
+    "genai/gemma2-fp32": GROWS,
+    "genai/lfm2-fp32-t5": (*GROWS[:3], "6/6"),
+    "genai/llama-cuda-paged-int8kv": ("0/0 KV610", "8/0 KV610", "9/0 KV608 KV610", "8/8"),
+    "genai/whisper-fp32-t5/decoder.onnx": ("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120", "8/4"),
+    "optimum/t5/decoder_model_merged.onnx": ("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120", "8/8"),
     "optimum/t5/decoder_with_past_model.onnx": (
-        *("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120"),
-        *("8/4", "8/4 KV609", "8/4 KV603 KV609", "8/4 KV609"),
+        "0/0 KV120",
+        "8/0 KV120 KV605",
+        "8/0 KV120",
+        "8/4",
     ),
-    "mobius/llama-ort-genai": (*GROWS, "4/4", "4/4", "4/4"),
-    "mobius/llama-static": (*("0/0 KV610",) * 2, NONE, "4/4", *(NONE,) * 3),  # three axes
-    "mobius/qwen3_5-ort-genai/decoder": (
-        *("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120"),
-        *("8/8", "8/8 KV605 KV610", "8/8", "2/2 KV601"),
-    ),
+    "mobius/llama-ort-genai": GROWS,
+    "mobius/llama-static": ("0/0 KV610", "0/0 KV610", NONE, "4/4"),  # three axes
+    "mobius/qwen3_5-ort-genai/decoder": ("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120", "8/8"),
 }
 
 
@@ -81,7 +63,7 @@ def build_cells(model: Path) -> tuple[str, ...]:
     layout = load_layout([model], rules, trace=trace_graph).layout
     cells = []
     for name in CONSUMERS:
-        consumer = configure_consumer(load_consumer(name), layout)
+        consumer = load_consumer(name)
         selection = select_values(layout, consumer)
         findings = check_consumer(layout, consumer)
         errors = sorted({each.code for each in findings if each.severity == "error"})

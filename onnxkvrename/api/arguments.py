@@ -13,7 +13,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.options import find_conflict, list_options
 from onnxkvrename.renaming.request import SidecarPolicy
 from onnxkvrename.rules.find_models import check_is_local, list_models
-from onnxkvrename.rules.load import AUTO_PROFILE, has_profile
+from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
 from onnxkvrename.rules.load import load_rules as load
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import MemoryFile, ModelSource, read_status
@@ -307,7 +307,7 @@ def _read_paths(argument: _Argument, values: Any) -> tuple[Path, ...]:
 def _read_rules(argument: _Argument, rules: object) -> tuple[str | None, Path | Rules | None]:
     if rules is None or isinstance(rules, Rules):
         return None, rules
-    if isinstance(rules, str) and (rules == AUTO_PROFILE or has_profile(rules)):
+    if isinstance(rules, str) and (rules == AUTO_PROFILE or rules in list_profiles()):
         return rules, None
     expected = "Rules, the name of a profile or the path of a rules file"
     path = _read_path(argument, rules, expected)

@@ -26,11 +26,7 @@ from onnxkvrename.api.serving import (
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff
-from onnxkvrename.handoff.find_consumers import (
-    DEFAULT_CONSUMER,
-    configure_consumer,
-    load_consumer,
-)
+from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
 from onnxkvrename.layout.inspect import ModelSummary, fold_windows, inspect_model, inspect_models
 from onnxkvrename.layout.layout import GraphTrace, Layout
 from onnxkvrename.layout.load import (
@@ -211,8 +207,7 @@ def check_consumer(
         not the consumer's; none if the consumer can use all buffers.
 
     Raises:
-        KvRenameError: The consumer does not exist, its configuration beside the model cannot be
-            used, or the line cannot be read.
+        KvRenameError: The consumer does not exist, or the line cannot be read.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
 
@@ -227,13 +222,13 @@ def check_consumer(
         full_transfer = settings.decide_full_transfer(full_transfer)
         loaded = apply_serve(loaded, settings, VLLM_VERSIONS[-1])
     buffers = loaded.layout
-    configured = configure_consumer(load_consumer(target), buffers)
+    consumer = load_consumer(target)
     findings = (
         *consumer_checks.check_consumer(
-            buffers, configured, full_transfer=full_transfer, connector=settings.connector
+            buffers, consumer, full_transfer=full_transfer, connector=settings.connector
         ),
-        *check_connectors(configured, (settings.connector,)),
-        *check_role(configured, settings),
+        *check_connectors(consumer, (settings.connector,)),
+        *check_role(consumer, settings),
     )
     of_models = (finding for report in loaded.reports for finding in report.findings)
     return (*(each for each in of_models if each.severity == "error"), *findings)
@@ -272,8 +267,7 @@ def compare(
         error of a model itself is in the verdict if the side is a path or a loaded layout.
 
     Raises:
-        KvRenameError: The consumer does not exist, it hands over nothing from one model to
-            another, or a line cannot be read.
+        KvRenameError: The consumer does not exist, or a line cannot be read.
         ValueError: The version is not known, or a line is for neither side.
         ModelError: A model cannot be read.
         RulesError: The rules cannot be used.

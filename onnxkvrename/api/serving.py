@@ -10,7 +10,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding, find_similar
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.find_consumers import configure_consumer, find_connector_owners
+from onnxkvrename.handoff.find_consumers import find_connector_owners
 from onnxkvrename.handoff.same_model import Basis, find_shared_files
 from onnxkvrename.handoff.simulate import merge_ranges
 from onnxkvrename.handoff.slots import find_clipped_axes
@@ -204,7 +204,7 @@ def compare_served(
     Args:
         paths: As for :func:`find_shared_files`.
         sides: Their buffers.
-        consumer: The consumer, before it is configured by prefill's.
+        consumer: The consumer.
         rules: The rules that recognize KV names.
         served: How both are started; ``None`` if that is not known.
         full_transfer: Whether all of each buffer is moved, whatever the lines say.
@@ -213,8 +213,8 @@ def compare_served(
         strict: Whether scales that are not known are a finding.
 
     Raises:
-        KvRenameError: The consumer does not hand buffers from one model to another or does not take
-            the cache dtype, or a manifest has another cache dtype than its line.
+        KvRenameError: The consumer does not take the cache dtype, or a manifest has another cache
+            dtype than its line.
     """
     judgement, transfers = Judgement(), (full_transfer, full_transfer)
     one_sided: tuple[Finding, ...] = ()
@@ -246,7 +246,6 @@ def compare_served(
         if consumer.is_paged or not any(side.layout.has_compiled_dtypes for side in sides):
             sides = (prefill, decode)
         transfers = served.decide_full_transfers(full_transfer)
-    consumer = configure_consumer(consumer, sides[0].layout)
     one_sided = (*one_sided, *_check_full_transfers(transfers, consumer))
     judgement = judgement._replace(findings=(*one_sided, *judgement.findings))
     if served is not None:

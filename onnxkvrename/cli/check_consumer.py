@@ -22,11 +22,7 @@ from onnxkvrename.cli.output import print_answer, print_choice, print_notes
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
-from onnxkvrename.handoff.find_consumers import (
-    DEFAULT_CONSUMER,
-    configure_consumer,
-    load_consumer,
-)
+from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
     CompileInfo,
@@ -132,7 +128,6 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     layout = loaded.layout
     check_cache_dtype(layout, consumer)
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
-    consumer = configure_consumer(consumer, layout)
     findings = tuple(
         check_consumer(
             layout,

@@ -24,10 +24,7 @@ from onnxkvrename.cli.options import (
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff
-from onnxkvrename.handoff.find_consumers import (
-    DEFAULT_CONSUMER,
-    load_consumer,
-)
+from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
 from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,

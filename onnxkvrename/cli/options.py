@@ -262,7 +262,7 @@ NAMES: Mapping[str, Callable[[], Sequence[str]]] = {
     "profiles": list_profiles,
     "profiles, auto": lambda: (*list_profiles(), AUTO_PROFILE),
 }
-"""Lists of names that a shell completes, plug-ins too, by what options call them."""
+"""Lists of names that a shell completes, by what options call them."""
 
 
 def _list_names(names: str | Sequence[str]) -> Sequence[str]:
@@ -374,7 +374,7 @@ class OutputFile(NonEmptyPath):
 class VariableOption(click.Option):
     """An option that an environment variable may set, and whose help may have ``{names}``.
 
-    These are what a shell completes, plug-ins too, and are listed for the help only.
+    These are what a shell completes, and are listed for the help only.
     """
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:

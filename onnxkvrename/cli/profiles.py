@@ -1,4 +1,4 @@
-"""The command ``profiles``: the built-in rules, and those of plug-ins."""
+"""The command ``profiles``: the built-in rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated, NamedTuple
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.documents import parse_toml
-from onnxkvrename.errors import RulesError
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.options import Example, Option
 from onnxkvrename.report.formats import Line
@@ -48,7 +47,4 @@ def _list_descriptions() -> Iterator[str]:
 
 
 def _describe_profile(name: str) -> str:
-    try:
-        return str(parse_toml(read_profile(name)).get("description", ""))
-    except RulesError as error:  # of a plug-in; the other profiles can still be used
-        return f"cannot be used: {error.message}"
+    return str(parse_toml(read_profile(name)).get("description", ""))

@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from onnxkvrename.display import show_briefly
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import (
-    Finding,
-    promote_to_errors,
-    quote_path,
-)
+from onnxkvrename.findings import Finding, promote_to_errors
 from onnxkvrename.handoff.comparison import Comparison, build_comparison
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.same_model import (
@@ -157,16 +152,7 @@ def compare_sides(
     `connectors` are what vLLM is started with, if that is said; `shared_files` are what both sides
     are known to have alike.
     With `strict`, scales that are not known are a finding, not a note.
-
-    Raises:
-        KvRenameError: The consumer does not hand buffers from one model to another.
     """
-    if consumer.memory == "none":
-        model = quote_path(prefill.path or "MODEL")
-        raise KvRenameError(
-            f"nothing to compare: {consumer.name} runs prefill and decode with one model",
-            hint=f"`onnxkvrename check-consumer {model} --target {consumer.name}` checks one model",
-        )
     writer, reader = (
         check_side(side, consumer, full_transfer, connector)
         for side, connector in zip((prefill, decode), connectors, strict=True)

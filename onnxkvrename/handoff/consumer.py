@@ -16,13 +16,13 @@ from onnxkvrename.model.proto_reader import get_dtype_bits
 if TYPE_CHECKING:
     from onnxkvrename.handoff.selection import ConsumerView
 
-MemoryKind = Literal["shared", "separate", "paged", "none"]
+MemoryKind = Literal["shared", "separate", "paged"]
 """Where a consumer puts the buffers that it hands from prefill to decode.
 
 ``shared``: one after the other into one piece of memory, so that the size of each buffer decides
 where the next one starts; ``separate``: each into a separate array, by position; ``paged``: into
 pages of its own, which it fills from the model itself, whatever the names, the order and the axes
-of a graph; ``none``: it runs prefill and decode with one model and does not hand buffers over.
+of a graph.
 """
 
 
@@ -43,8 +43,7 @@ class Consumer(NamedTuple):
     checks and `compare` know a consumer only by these fields.
 
     Attributes:
-        name: The name for `--target`; the same as its module's, with ``-`` for ``_``, or as its
-            entry point's.
+        name: The name for `--target`; the same as its module's, with ``-`` for ``_``.
         token: The text that a rename puts into names so that the consumer selects them; empty
             for a consumer that selects names without one.
         selects_input: Returns something true if the consumer treats a graph input of this name as
@@ -81,10 +80,8 @@ class Consumer(NamedTuple):
         is_written_elsewhere: Returns whether another model writes an input of this name, as an
             encoder does, so that it needs no output. `None` if every input needs one.
         memory: Where the consumer puts the buffers that it hands over.
-        configure: Returns the consumer with the configuration beside the models of a layout, or
-            with the buffers of the layout if it has pages of its own. Raises `KvRenameError` for a
-            configuration that cannot be used. `None` for a consumer without one.
-        refusal: Why the names of its models must not have a token; empty if they may.
+        configure: Returns the consumer with the buffers of a layout. `None` for a consumer without
+            pages of its own.
         setting: The setting of its program that selects this consumer, empty for the default:
             ``VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1``.
         alternative: The name of the same program with another setting, which `check-consumer`
@@ -116,7 +113,6 @@ class Consumer(NamedTuple):
     is_written_elsewhere: Callable[[str], bool] | None = None
     memory: MemoryKind = "shared"
     configure: Callable[[Layout], Consumer] | None = None
-    refusal: str = ""
     setting: str = ""
     alternative: str = ""
     connectors: tuple[str, ...] = ()

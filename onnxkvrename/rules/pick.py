@@ -66,8 +66,7 @@ def pick_rules(paths: Sequence[ModelSource], profile: str | None, rules_path: Pa
 def choose_rules(signatures: Sequence[Signature], default: Rules) -> Rules:
     """Return the rules of the profile that knows the names of some models best.
 
-    A profile of another distribution that cannot be loaded is skipped. The `default` is returned
-    if no profile matches any name.
+    The `default` is returned if no profile matches any name.
 
     Raises:
         RulesError: Several profiles know the names equally well.
@@ -107,8 +106,8 @@ def _knows_names(rules: Rules, signature: Signature) -> bool:
 
 def _rate_profile(name: str, signatures: Iterable[Signature]) -> _Fit | None:
     """Return how well a profile fits; ``None`` if it knows no name, or cannot be used."""
+    rules = load_rules(name)
     try:
-        rules = load_rules(name)
         plans = [build_rename_plan(each, rules, TokenChange(None)) for each in signatures]
     except (RulesError, ModelError):
         return None

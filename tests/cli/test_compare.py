@@ -1088,14 +1088,6 @@ def test_a_decode_model_without_logits_gets_the_token_alone(run, tmp_path: Path)
     assert run("compare", prefill, decode).code == 0
 
 
-def test_a_consumer_without_a_hand_off_checks_one_model(run, named) -> None:
-    model, other = named("decoder.onnx"), named("hybrid.onnx")
-    outcome = run("compare", model, other, "--target", "openvino-npuw")
-    assert outcome.code == 2
-    command = f"`onnxkvrename check-consumer {model} --target openvino-npuw` checks one model"
-    assert command in outcome.err
-
-
 @pytest.mark.parametrize("command", ["compare", "check-consumer", "verify"])
 def test_a_verdict_is_wrapped_by_words_on_a_terminal(run, named, monkeypatch, command) -> None:
     full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")

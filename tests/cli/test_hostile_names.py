@@ -167,7 +167,6 @@ def test_a_path_that_begins_with_a_dash_stays_a_path_in_every_command(
     for command in (
         "compare ./-oX.onnx b.onnx --target vllm-qaic",
         "compare ./-oX.onnx b.onnx --target vllm-qaic --format json",
-        "compare ./-oX.onnx b.onnx --target transformers-js",
         "check-consumer ./-oX.onnx --target vllm-qaic",
         "verify ./-oX.onnx --prefix T",
         "custom-io ./-d --precision float16",
