@@ -116,13 +116,10 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV620": ("error", "layers of a draft model on one side only"),
     "KV621": ("error", "the layout stamp in a model does not match its graph"),
     "KV622": ("error", "a layer or a pair of workers that vLLM rejects"),
-    "KV623": ("error", "prefill and decode are different models"),
     "KV624": (
         "error",
         "the numbers of selected inputs and outputs differ: prefill counts them, and stops",
     ),
-    "KV626": ("error", "a quantized buffer that decode reads with a different scale"),
-    "KV627": ("warning", "scales of quantized buffers that are not known: not compared"),
     "KV628": ("error", "a factor of vLLM's compatibility hash differs, so decode refuses prefill"),
     "KV629": (
         "error",

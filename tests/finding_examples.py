@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import genai_folders
-import numpy as np
 import onnx
 import onnx.parser
 from cache_models import build_cache_model
@@ -26,7 +25,6 @@ from exporter_models import build_decoder, build_model, build_static_decoder, li
 from models import written
 from onnx import ModelProto
 from qefficient_exports import build_merged, write_export
-from quantized_models import Quantization, build_quantized_model, save_quantized_model
 from window_sets import build_window, write_windows
 
 from onnxkvrename.cli.main import main
@@ -735,38 +733,10 @@ show(
 )
 
 
-@show(
-    "KV623",
-    "fixtures/plain/decoder.onnx --target vllm-qaic -o model.onnx",
-    "other.onnx --target vllm-qaic",
-    "compare model.onnx other.onnx",
-)
-def make_kv623() -> None:
-    """Two models with vocabularies of different sizes."""
-    model = onnx.load("fixtures/plain/decoder.onnx")
-    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 9  # logits
-    onnx.save(model, "other.onnx")
-
-
 @show("KV624", "model.onnx --prefix vllmKvCache", "compare model.onnx model.onnx")
 def make_kv624() -> None:
     """An Optimum export, renamed for vllm-qaic."""
     onnx.save(build_decoder(), "model.onnx")
-
-
-@show("KV626", "compare prefill.onnx decode.onnx")
-def make_kv626() -> None:
-    """Scales of 0.1 and 0.2."""
-    for name, scale in (("prefill", 0.1), ("decode", 0.2)):
-        part = Quantization(np.float32(scale))
-        save_quantized_model(build_quantized_model("scatter", part, part), f"{name}.onnx")
-
-
-@show("KV627", "compare model.onnx model.onnx --strict")
-def make_kv627() -> None:
-    """A scale that follows from an input."""
-    part = Quantization(np.float32(0.1))
-    save_quantized_model(build_quantized_model("scatter", part, part, "computed"), "model.onnx")
 
 
 @show("KV628", "compare prefill.onnx decode.onnx --target vllm-nixl")

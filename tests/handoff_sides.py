@@ -17,7 +17,6 @@ from onnxkvrename import load_rules
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import load_consumer
-from onnxkvrename.handoff.same_model import SharedFiles
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.worker import HandoffSide, build_handoff_side
 from onnxkvrename.layout.layout import Layout, apply_sizes, build_layout
@@ -141,7 +140,6 @@ def predict_handoff(
         ranks=None if ranks is None else TensorParallelSizes(*ranks),
         full_transfer=full_transfer,
         tokens=tokens,
-        shared_files=SharedFiles(prefill is decode, prefill is decode),
     )
 
 

@@ -40,9 +40,8 @@ from witness import BLOCK_COUNT, REFUSALS, Witness  # noqa: E402
 from onnxkvrename.api.arguments import find_rules  # noqa: E402
 from onnxkvrename.errors import KvRenameError  # noqa: E402
 from onnxkvrename.findings import UNKNOWN_WORKERS  # noqa: E402
-from onnxkvrename.handoff.compare import compare_sides  # noqa: E402
+from onnxkvrename.handoff.compare import Basis, compare_sides  # noqa: E402
 from onnxkvrename.handoff.find_consumers import load_consumer  # noqa: E402
-from onnxkvrename.handoff.same_model import Basis  # noqa: E402
 from onnxkvrename.handoff.tensor_parallel import (  # noqa: E402
     TensorParallelSizes,
     check_tensor_parallelism,

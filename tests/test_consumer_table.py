@@ -11,12 +11,12 @@ import pytest
 from real_exports import EXPORTS
 from tiers import thin
 
-from onnxkvrename.api.layouts import trace_graph
 from onnxkvrename.handoff.consumer_checks import check_consumer
 from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.selection import select_values
 from onnxkvrename.layout.load import load_layout
 from onnxkvrename.rules.pick import pick_rules
+from onnxkvrename.verification import trace_buffer_updates
 
 OTHER_EXPORTS = EXPORTS.parent / "exports-other"
 CONSUMERS = ("vllm-qaic", "vllm-qaic-legacy", "qefficient", "vllm-nixl")
@@ -60,7 +60,7 @@ OTHERS = {
 def build_cells(model: Path) -> tuple[str, ...]:
     """Return what each consumer makes of a model."""
     rules = pick_rules([model], None, None)
-    layout = load_layout([model], rules, trace=trace_graph).layout
+    layout = load_layout([model], rules, trace=trace_buffer_updates).layout
     cells = []
     for name in CONSUMERS:
         consumer = load_consumer(name)

@@ -15,7 +15,6 @@ from cache_models import build_cache_model
 from conftest import FIXTURES
 from onnx import ModelProto, NodeProto, numpy_helper
 from onnx.helper import make_node
-from quantized_models import Quantization, build_quantized_model, save_quantized_model
 from test_growing_caches import build_growing_model
 from tiers import thin
 
@@ -242,25 +241,6 @@ def turned(tmp_path: Path, run) -> Example:
     return Example(path, decode=save(model, tmp_path / "decode.onnx"))
 
 
-def other_weights(tmp_path: Path, run) -> Example:
-    paths = []
-    for number in (0, 1):
-        model = load_decoder(tmp_path, run)
-        tensor = numpy_helper.from_array(np.full(4, number, np.float32), "model.embed.weight")
-        model.graph.initializer.append(tensor)
-        paths.append(save(model, tmp_path / f"model{number}.onnx"))
-    return Example(paths[0], decode=paths[1])
-
-
-def other_scale(tmp_path: Path, run) -> Example:
-    paths = []
-    for name, scale in (("model", 0.1), ("decode", 0.2)):
-        part = Quantization(np.float32(scale))
-        model = build_quantized_model("scatter", part, part)
-        paths.append(save_quantized_model(model, tmp_path / f"{name}.onnx"))
-    return Example(paths[0], decode=paths[1])
-
-
 def other_precision(tmp_path: Path, run) -> Example:
     """The compile beside the second model has another precision."""
     paths = []
@@ -318,8 +298,6 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "workers that vLLM's NIXL connector does not connect (`--block-size`)": states_only,
     "axes in another order on the other side": turned,
     "a window on one side, the whole context on the other": other_window,
-    "weights of another model on the other side": other_weights,
-    "a quantized cache that decode reads with another scale": other_scale,
     "the other side compiled with another precision": other_precision,
     "another cache dtype of vLLM on the other side": other_cache_dtype,
 }

@@ -28,7 +28,7 @@ from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
 from onnxkvrename.layout.inspect import ModelSummary, fold_windows, inspect_model, inspect_models
-from onnxkvrename.layout.layout import GraphTrace, Layout
+from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
     UNKNOWN_COMPILE,
     CompileInfo,
@@ -36,13 +36,10 @@ from onnxkvrename.layout.load import (
     apply_found_compiles,
 )
 from onnxkvrename.layout.load import load_layout as load_layouts
-from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.model.weights import describe_weights
 from onnxkvrename.rules.find_models import list_models
-from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import MemoryFile, ModelSource
-from onnxkvrename.verification import trace_buffer_scales, trace_buffer_updates
+from onnxkvrename.verification import trace_buffer_updates
 from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
 from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS
 
@@ -168,20 +165,7 @@ def load_traced(
         compile_info: What is known of a compile.
         strict: Whether every warning is an error.
     """
-    return load_layouts(paths, rules, compile_info, strict=strict, trace=trace_graph)
-
-
-def trace_graph(source: ByteSource, pairs: Sequence[KvPair], directory: Path) -> GraphTrace:
-    """Return what the nodes of a model show of its buffers; its external data are in a directory.
-
-    Raises:
-        ReadError: A file of the model cannot be read.
-    """
-    return GraphTrace(
-        trace_buffer_updates(source, pairs),
-        trace_buffer_scales(source, pairs, directory),
-        describe_weights(source, directory),
-    )
+    return load_layouts(paths, rules, compile_info, strict=strict, trace=trace_buffer_updates)
 
 
 @speak_python

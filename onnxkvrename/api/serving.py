@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, build_finding, find_similar
-from onnxkvrename.handoff.compare import Handoff, compare_sides
+from onnxkvrename.handoff.compare import Basis, Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import find_connector_owners
-from onnxkvrename.handoff.same_model import Basis, find_shared_files
 from onnxkvrename.handoff.simulate import merge_ranges
 from onnxkvrename.handoff.slots import find_clipped_axes
 from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
@@ -197,12 +196,12 @@ def compare_served(
     full_transfer: bool = False,
     tokens: Sequence[int] = (),
     notes: Sequence[str] = (),
-    strict: bool = False,
 ) -> ServedHandoff:
     """Compare two sides, and what vLLM's NIXL connector says of how they are started.
 
     Args:
-        paths: As for :func:`find_shared_files`.
+        paths: The model, directory or manifest that was read for prefill, and for decode;
+            ``None`` for what was read at another time, or from no file.
         sides: Their buffers.
         consumer: The consumer.
         rules: The rules that recognize KV names.
@@ -210,7 +209,6 @@ def compare_served(
         full_transfer: Whether all of each buffer is moved, whatever the lines say.
         tokens: Prompts of these lengths are simulated as well.
         notes: Further notes on both sides.
-        strict: Whether scales that are not known are a finding.
 
     Raises:
         KvRenameError: The consumer does not take the cache dtype, or a manifest has another cache
@@ -273,8 +271,6 @@ def compare_served(
         faults=faults,
         context_limits=(None, None) if served is None else served.context_limits,
         connectors=(None, None) if served is None else served.connectors,
-        shared_files=find_shared_files(paths, sides),
-        strict=strict,
     )
     return ServedHandoff(handoff, judgement.reads)
 

@@ -162,7 +162,6 @@ def command(arguments: CompareArguments) -> int:
         full_transfer=arguments.full_transfer,
         tokens=arguments.tokens,
         notes=notes,
-        strict=arguments.strict,
     )
     content = cache(
         partial(

@@ -6,21 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from onnxkvrename.display import show_briefly
-from onnxkvrename.findings import Finding, promote_to_errors
+from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.comparison import Comparison, build_comparison
 from onnxkvrename.handoff.consumer import Consumer
-from onnxkvrename.handoff.same_model import (
-    NO_BASIS,
-    NO_SHARED_FILES,
-    Basis,
-    ModelIdentity,
-    SharedFiles,
-    check_same_model,
-    check_scales_known,
-    compare_models,
-    find_basis,
-    list_model_notes,
-)
 from onnxkvrename.handoff.selection import BufferId
 from onnxkvrename.handoff.side_checks import (
     CheckedSide,
@@ -59,9 +47,25 @@ from onnxkvrename.handoff.worker import (
     find_shared_symbols,
     list_order_notes,
 )
+from onnxkvrename.layout.layout import Layout, is_quantized
 
 _UNLIMITED_SAMPLE = 4096
 """A prompt of at least so many tokens is simulated where the graphs do not limit the context."""
+
+
+class Basis(NamedTuple):
+    """What a success rests on.
+
+    Attributes:
+        facts: What was compared, and is equal.
+        conditions: What is not known, each to be continued after ``both sides``.
+    """
+
+    facts: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+
+
+NO_BASIS = Basis()
 
 
 class SimulatedPrompt(NamedTuple):
@@ -97,7 +101,6 @@ class Handoff(NamedTuple):
         shared_symbols: The symbols without a size that must be equal on both sides.
         root_causes: The findings that are not consequences of others, with their buffers.
         basis: What a success rests on.
-        is_same_graph: Whether both sides are known to be the same graph.
         context_limits: The tokens that prefill and decode take of a prompt and its answer, as they
             are started; ``None`` where that is not said.
     """
@@ -117,7 +120,6 @@ class Handoff(NamedTuple):
     shared_symbols: tuple[str, ...] = ()
     root_causes: tuple[RootCause, ...] = ()
     basis: Basis = Basis()
-    is_same_graph: bool = False
     context_limits: tuple[int | None, int | None] = (None, None)
 
     @property
@@ -140,8 +142,6 @@ def compare_sides(
     faults: PromptFaults = NO_FAULTS,
     context_limits: tuple[int | None, int | None] = (None, None),
     connectors: tuple[str | None, str | None] = (None, None),
-    shared_files: SharedFiles = NO_SHARED_FILES,
-    strict: bool = False,
 ) -> Handoff:
     """Compare two sides, and simulate the hand-off between them for every prompt length.
 
@@ -149,26 +149,21 @@ def compare_sides(
     simulated, in addition to those at which something changes, unless they are beyond the context
     of a side. Further findings, notes and what a success rests on are about both sides together;
     further findings explain the `faults` of prompts. `context_limits` are as in `Handoff`;
-    `connectors` are what vLLM is started with, if that is said; `shared_files` are what both sides
-    are known to have alike.
-    With `strict`, scales that are not known are a finding, not a note.
+    `connectors` are what vLLM is started with, if that is said.
     """
     writer, reader = (
         check_side(side, consumer, full_transfer, connector)
         for side, connector in zip((prefill, decode), connectors, strict=True)
     )
     comparison = build_comparison(writer, reader)
-    identity = compare_models(prefill.layout, decode.layout, shared_files)
     root_causes = find_root_causes(comparison)
-    findings, notes = _collect_findings(
-        writer, reader, comparison, identity, root_causes, strict=strict
-    )
+    findings, notes = _collect_findings(writer, reader, comparison, root_causes)
     if ranks is not None:
         findings += check_tensor_parallelism(prefill.layout, decode.layout, ranks)
         notes += list_sharding_notes(prefill.layout, decode.layout, ranks)
     findings += more_findings
     notes += more_notes
-    basis = find_basis(identity, (prefill.layout, decode.layout), consumer, comparison.pairs)
+    basis = find_basis((prefill.layout, decode.layout), consumer)
     model_finding = prefill.model_finding or decode.model_finding
     model_cause = RootCause(model_finding) if model_finding and comparison.pairs else None
     evidence = Evidence(comparison, root_causes, tuple(findings), model_cause, faults)
@@ -188,20 +183,32 @@ def compare_sides(
         requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
         root_causes=root_causes,
-        is_same_graph=identity.is_same_graph,
         context_limits=context_limits,
         basis=Basis((*basis.facts, *more_basis.facts), (*basis.conditions, *more_basis.conditions)),
     )
+
+
+def find_basis(layouts: tuple[Layout, Layout], consumer: Consumer) -> Basis:
+    """Return what the success of a hand-off from prefill to decode rests on."""
+    facts, conditions = list[str](), ["have the same weights"]
+    if any(is_quantized(buffer.dtype) for layout in layouts for buffer in layout.buffers):
+        conditions.append("use the same scales")
+    if consumer.is_paged:  # nothing is compiled, and no rule is about a graph
+        facts.append("equal layers, dtypes and sizes")
+    else:
+        facts.append(f"{consumer.name}'s rules")
+        if all(layout.has_compiled_dtypes for layout in layouts):
+            facts.append("the precision of both compiles")
+        else:
+            conditions.append("are compiled with the same precision")
+    return Basis(tuple(facts), tuple(conditions))
 
 
 def _collect_findings(
     writer: CheckedSide,
     reader: CheckedSide,
     comparison: Comparison,
-    identity: ModelIdentity,
     root_causes: Sequence[RootCause],
-    *,
-    strict: bool,
 ) -> tuple[list[Finding], list[str]]:
     """Return all findings, causes before consequences, and notes."""
     empty_sides = list(check_buffers_exist(writer.side, reader.side))
@@ -210,7 +217,6 @@ def _collect_findings(
     setup = comparison.setup
     findings = [
         *check_side_tokens(writer, reader),
-        *check_same_model(identity),
         *check_startup(writer, reader),
         *check_unmatched_non_kv(writer, reader),
         *(root.finding for root in root_causes),
@@ -229,13 +235,6 @@ def _collect_findings(
             f"it is not documented how the runtime of {setup.consumer.name} treats an array of "
             "another size; it may refuse it"
         )
-    if {finding.code for finding in findings} <= {"KV616"}:  # it works, once renamed
-        notes += list_model_notes(identity)
-    for finding in check_scales_known(comparison.pairs):
-        if strict:
-            findings += promote_to_errors([finding])
-        else:
-            notes.append(f"{finding.subject} {finding.message} ({finding.code})".lstrip())
     return findings, [*notes, *list_update_notes(writer, reader)]
 
 

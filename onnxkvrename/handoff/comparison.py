@@ -25,7 +25,6 @@ from onnxkvrename.handoff.worker import (
     find_longest_prompt,
 )
 from onnxkvrename.layout.layout import KvBuffer, Layout, format_size_option
-from onnxkvrename.layout.scales import compare_scales, is_quantized
 from onnxkvrename.model.signature import Dim, format_shape
 
 _LONGEST_WINDOW_PLACEHOLDER = 1 << 30
@@ -51,14 +50,6 @@ class BufferPair(NamedTuple):
         return self.present_buffer.layer, self.present_buffer.part
 
     @property
-    def has_known_scales(self) -> bool | None:
-        """Whether the scales of both sides are known; ``None`` if it has none to compare."""
-        sides = [side for side in self if side is not None]
-        if len(sides) < 2 or not all(is_quantized(side.dtype) for side in sides):
-            return None
-        return compare_scales(*(side.scales for side in sides)) is not None
-
-    @property
     def name(self) -> str:
         """The name on prefill, or on decode if prefill lacks it."""
         return self.present_buffer.names[0]
@@ -68,7 +59,7 @@ class Difference(NamedTuple):
     """A difference between the two buffers of a pair.
 
     Attributes:
-        prefill: The dtype, or the dtype and the shape, on prefill; empty for scales.
+        prefill: The dtype, or the dtype and the shape, on prefill.
         is_certain: Whether the two differ whatever the prompt.
         needed_symbols: The symbols without a size on which the result depends.
         size_prefix: The side for which ``--dim`` sets their sizes.
@@ -134,7 +125,7 @@ def find_differences(
     """
     if pair.prefill is None or pair.decode is None:
         return
-    yield from _compare_values((prefill, pair.prefill), (decode, pair.decode))
+    yield from _compare_dtypes((prefill, pair.prefill), (decode, pair.decode))
     if pair.prefill.sequence_shape is None or pair.decode.sequence_shape is None:
         return
     prefill_shape = prefill.resolve_shape(pair.prefill.sequence_shape)
@@ -164,15 +155,13 @@ def find_differences(
         yield gravest._replace(prefill=types[0], decode=types[1])
 
 
-def _compare_values(
+def _compare_dtypes(
     written: tuple[Layout, KvBuffer], read: tuple[Layout, KvBuffer]
 ) -> Iterator[Difference]:
-    """Yield the difference between the numbers of two buffers: their dtypes, or their scales."""
+    """Yield the difference between the dtypes of two buffers."""
     before, after = (layout.find_used_dtype(buffer) for layout, buffer in (written, read))
     if before != after:
         yield Difference("KV612", before, after)
-    elif compare_scales(written[1].scales, read[1].scales) is False:
-        yield Difference("KV626", "", "")
 
 
 def find_page_differences(
@@ -185,7 +174,7 @@ def find_page_differences(
     """
     if pair.prefill is None or pair.decode is None:
         return
-    yield from _compare_values((prefill, pair.prefill), (decode, pair.decode))
+    yield from _compare_dtypes((prefill, pair.prefill), (decode, pair.decode))
     types = format_buffer_type(prefill, pair.prefill), format_buffer_type(decode, pair.decode)
     sizes = _list_page_sizes(prefill, pair.prefill), _list_page_sizes(decode, pair.decode)
     windows = [

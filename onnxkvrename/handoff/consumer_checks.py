@@ -16,7 +16,7 @@ from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, report_names
 from onnxkvrename.handoff import name_checks
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import ConsumerView, SelectedValue, build_view
-from onnxkvrename.layout.layout import GraphTrace, KvBuffer, Layout, Shape, build_layout
+from onnxkvrename.layout.layout import KvBuffer, Layout, Shape, Updates, build_layout
 from onnxkvrename.layout.updates import BufferUpdate, build_update_finding
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import REASON_POSITION
@@ -115,7 +115,7 @@ def check_sets(
     models: Sequence[KvModel],
     sets: Iterable[Sequence[int]],
     consumer: Consumer,
-    updates: Mapping[str, Mapping[str, BufferUpdate]],
+    updates: Mapping[str, Updates],
     *,
     full_transfer: bool,
     splits_overlaps: bool = False,
@@ -130,13 +130,12 @@ def check_sets(
     Raises:
         ModelError: Two models of a set have the same buffer, and `splits_overlaps` is false.
     """
-    traces = {path: GraphTrace(each) for path, each in updates.items()}
     findings: list[list[Finding]] = [[] for _ in models]
     pending = [tuple(indexes) for indexes in reversed(list(sets))]
     while pending:
         indexes = pending.pop()
         try:
-            layout = build_layout([models[index] for index in indexes], traces)
+            layout = build_layout([models[index] for index in indexes], updates)
         except ModelError:
             if not splits_overlaps or len(indexes) < 2:
                 raise

@@ -18,7 +18,6 @@ from onnxkvrename.handoff.slots import (
     find_clipped_axes,
 )
 from onnxkvrename.layout.layout import KvBuffer, Layout, Shape
-from onnxkvrename.layout.scales import compare_scales
 from onnxkvrename.model.signature import Value
 
 PromptRanges = tuple[tuple[int, int], ...]
@@ -82,7 +81,7 @@ class _PromptState(NamedTuple):
 
     Attributes:
         offset_shifts: Decode's offset of each buffer minus prefill's, in bytes.
-        differing: The buffers whose shape, dtype, scale or byte order differs.
+        differing: The buffers whose shape, dtype or byte order differs.
         truncated: The buffers of which only a part is moved.
         excess: By how much decode needs more than prefill writes.
     """
@@ -295,8 +294,8 @@ def _simulate_prompt(setup: TransferSetup, tokens: int) -> _PromptState:
         fits = _has_same_type(source.slot, own_slots.get(buffer_id, source.slot))
         if setup.consumer.memory == "separate":
             fits = fits and _has_same_type(source.slot, slot)
-        has_same_values = _has_same_values(source, reader)
-        if not (fits and has_same_values and _has_matching_bytes(source, reader, tokens)):
+        fits = fits and _has_same_dtype(source, reader)
+        if not (fits and _has_matching_bytes(source, reader, tokens)):
             differing.add(buffer_id)
         if any(_is_truncated(content, tokens) for content in (source, reader)):
             truncated.add(buffer_id)
@@ -312,13 +311,12 @@ def _has_same_type(first: MemorySlot, second: MemorySlot) -> bool:
     return (first.shape, first.dtype) == (second.shape, second.dtype)
 
 
-def _has_same_values(source: _SlotContent, reader: _SlotContent) -> bool:
-    """Return whether numbers mean the same values, as far as their scales are known."""
+def _has_same_dtype(source: _SlotContent, reader: _SlotContent) -> bool:
+    """Return whether both buffers have the same dtype in use."""
     if source.buffer is None or reader.buffer is None:
         return True
     dtypes = {each.layout.find_used_dtype(each.buffer) for each in (source, reader) if each.buffer}
-    is_scaled_alike = compare_scales(source.buffer.scales, reader.buffer.scales) is not False
-    return len(dtypes) == 1 and is_scaled_alike
+    return len(dtypes) == 1
 
 
 def _has_matching_bytes(source: _SlotContent, reader: _SlotContent, tokens: int) -> bool:

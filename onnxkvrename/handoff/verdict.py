@@ -40,7 +40,6 @@ from onnxkvrename.handoff.simulate import (
 )
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.worker import UNKNOWN_SIZE, UNLIMITED_LENGTH
-from onnxkvrename.layout.scales import find_different_scales
 
 Outcome = Literal["works", "corrupts", "fails", "loses", "unknown"]
 
@@ -61,24 +60,19 @@ COUNT_CODES = ("KV604", "KV624")
 """Those that stop it at start-up or at the first prompt, as its consumer counts buffers."""
 HANDSHAKE_CODES = ("KV628",)
 """Those that stop it when decode meets prefill, which both have started."""
-DIFFERENT_MODELS = "KV623"
-"""The finding that makes every prompt wrong, even if all bytes are at the right places."""
-ALWAYS_CORRUPTING = (DIFFERENT_MODELS, "KV626")
-"""Findings that make every prompt wrong, whatever sizes are not known."""
-_CORRUPTING_CODES = ("KV609", "KV615", "KV617", DIFFERENT_MODELS)
+_CORRUPTING_CODES = ("KV609", "KV615", "KV617")
 """Findings after which decode reads wrong values, even if a simulated prompt does not show it."""
-_UNDECIDED_CODES = ("KV602", "KV627", UNKNOWN_WORKERS)
+_UNDECIDED_CODES = ("KV602", UNKNOWN_WORKERS)
 """Findings after which the hand-off may work."""
 _TOKEN_CODE = "KV616"
 """The finding of names without the token; the verdict assumes that they are renamed."""
 PROMPT_FAULT = "KV629"
 """The finding of prompts that go wrong after both workers have accepted each other."""
 _FALLBACK_RANKS = {
-    DIFFERENT_MODELS: 0,
-    **dict.fromkeys(("KV608", "KV609", "KV617"), 1),  # positions on the two sides differ
-    _TOKEN_CODE: 2,
-    "KV618": 3,
-    PROMPT_FAULT: 4,
+    **dict.fromkeys(("KV608", "KV609", "KV617"), 0),  # positions on the two sides differ
+    _TOKEN_CODE: 1,
+    "KV618": 2,
+    PROMPT_FAULT: 3,
 }
 """Findings that explain a prompt which no root cause explains, the likeliest first."""
 
@@ -97,7 +91,6 @@ _HINTS = {
     "sliding_window",
     "KV615": "export both with the same version of the exporter",
     "KV618": "compile both for the same context",
-    "KV626": "quantize both with the same calibration, so that their scales are equal",
 }
 _PAGED_HINTS = {
     **_HINTS,
@@ -350,8 +343,6 @@ def _build_difference_finding(
     """
     message = f"{_begin_difference(pairs)} {difference.prefill} on prefill and "
     message += f"{difference.decode} on decode"
-    if difference.code == "KV626":
-        message = f"{_begin_difference(pairs)} {_describe_scales(pairs[0])}"
     if len(pairs) > 1:
         message += f" ({format_layers(_list_layers(pairs))})"
     if difference.window_sizes:
@@ -370,13 +361,6 @@ def _build_difference_finding(
     elif difference.needed_symbols:
         hint = f"pass {difference.size_arguments}"
     return build_finding(difference.code, pairs[0].name, message, hint)
-
-
-def _describe_scales(pair: BufferPair) -> str:
-    """Return with which scales a buffer is stored and read, the first that differ."""
-    scales = (None if side is None else side.scales for side in pair)
-    written, read = find_different_scales(*scales) or ("", "")
-    return f"stored with scale {written} on prefill and read with scale {read} on decode"
 
 
 def _summarize_windows(difference: Difference) -> str:
@@ -507,7 +491,6 @@ def _format_later_count(count: int) -> str:
 def judge_pairs(evidence: Evidence) -> tuple[PairResult, ...]:
     """Return the result for each pair."""
     comparison, root_causes = evidence.comparison, evidence.root_causes
-    all_wrong = DIFFERENT_MODELS if DIFFERENT_MODELS in evidence.codes else None
     setup, simulation = comparison.setup, comparison.simulation
     wrong_ranges = simulation.wrong_ranges if simulation is not None else {}
     codes = {
@@ -528,7 +511,6 @@ def judge_pairs(evidence: Evidence) -> tuple[PairResult, ...]:
         code = codes.get(pair.buffer_id, None if pair.buffer_id in transferred else lost_code)
         if code is None and setup.consumer.needs_in_place and _is_resized(pair):
             code = "KV120"
-        code = code or all_wrong
         is_undecided = pair.buffer_id in (shiftable if code is None else undecided)
         ranges = wrong_ranges.get(pair.buffer_id, ())
         results.append(PairResult(pair, code, ranges, is_undecided))
@@ -570,7 +552,7 @@ def _find_wrong_ranges(evidence: Evidence) -> tuple[PromptRanges, PromptRanges]:
     simulation = evidence.comparison.simulation
     if simulation is None:
         return (), ()
-    is_all_wrong = not evidence.codes.isdisjoint(("KV609", DIFFERENT_MODELS))
+    is_all_wrong = "KV609" in evidence.codes
     all_lengths = ((1, evidence.comparison.setup.longest_prompt),) if is_all_wrong else ()
     faults = evidence.faults
     wrong = merge_ranges(*simulation.wrong_ranges.values(), all_lengths, faults.corrupt_ranges)
@@ -615,7 +597,6 @@ def _group_by_cause(
     if simulation is None:
         return
     blamed = [root for root in evidence.root_causes if _can_affect_others(root, setup)]
-    foreign = [RootCause(each) for each in evidence.findings if each.code == DIFFERENT_MODELS]
     fallback = _find_fallback_cause(evidence)
     groups: dict[tuple[RootCause, ...], list[tuple[int, int]]] = {}
     for prompt_range in ranges:
@@ -632,7 +613,7 @@ def _group_by_cause(
             causes.insert(0, fallback)
         groups.setdefault(tuple(causes), []).append(prompt_range)
     for group, lengths in groups.items():
-        yield AffectedRange(tuple(lengths), is_refused, tuple(dict.fromkeys((*foreign, *group))))
+        yield AffectedRange(tuple(lengths), is_refused, group)
 
 
 def _can_affect_others(root: RootCause, setup: TransferSetup) -> bool:

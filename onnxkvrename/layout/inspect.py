@@ -12,7 +12,6 @@ from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import Finding
 from onnxkvrename.layout.layout import (
-    GraphTrace,
     build_buffers,
     build_layout,
     check_stamp,
@@ -327,7 +326,7 @@ def _list_buffers(
     """Yield the buffers by layer, with those that a layer lacks between those that it has."""
     plan = model.plan
     layers: dict[tuple[int, str], dict[str, list[InspectedBuffer]]] = {}
-    for pair, buffer in zip(plan.pairs, build_buffers(model, GraphTrace(updates)), strict=True):
+    for pair, buffer in zip(plan.pairs, build_buffers(model, updates), strict=True):
         found = fill_record(InspectedBuffer, buffer, state=_classify_pair(pair, broken))
         parts = layers.setdefault((pair.layer, pair.kind), {})
         parts.setdefault(pair.buffer, []).append(found)

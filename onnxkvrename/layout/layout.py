@@ -6,7 +6,6 @@ import copyreg
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,13 +21,11 @@ from onnxkvrename.layout.kinds import (
     infer_buffer_kind,
     is_window_symbol,
 )
-from onnxkvrename.layout.scales import BufferScales
 from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, BufferUpdate, ShownUpdate
 from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.model.proto_reader import get_dtype_bits
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim, Value
-from onnxkvrename.model.weights import Weight, merge_weights
 from onnxkvrename.rules.kinds import BufferKind, KindTraits, get_kind_traits
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, UnchangedName
@@ -41,6 +38,9 @@ Shape = tuple[Dim, ...]
 Sizes = Mapping[str, int]
 """The sizes of symbols."""
 _ONE_BYTE_DTYPES = ("BOOL", "INT8", "MXINT8", "UINT8")
+_UNSCALED_DTYPES = ("BOOL", "FLOAT16", "BFLOAT16", "MXINT8")
+"""Of the dtypes of few bits those without a scale in the graph; MXINT8 keeps its own."""
+_MAX_SCALED_BITS = 16
 _STAMP_HINT = (
     "the graph changed, or it was stamped with another set: put the stamped file back, or, if "
     "that is meant, stamp it again with `manifest --stamp`"
@@ -81,8 +81,6 @@ class KvBuffer(NamedTuple):
             it knows none.
         beside: The part of its layer that it moves with, such as the key of a scale; empty for a
             cache by itself.
-        scales: The scales of a quantized buffer; `None` if it is not quantized, or nothing is known
-            of them.
     """
 
     layer: int
@@ -102,7 +100,6 @@ class KvBuffer(NamedTuple):
     update: ShownUpdate = UNTRACED_UPDATE
     axes: tuple[str, ...] = ()
     beside: str = ""
-    scales: BufferScales | None = None
 
     @property
     def traits(self) -> KindTraits:
@@ -169,7 +166,6 @@ class Layout(NamedTuple):
         buffers: The buffers, sorted by layer and part.
         kept: The names that a rename leaves unchanged, with the reasons.
         sizes: The known sizes of symbols.
-        weights: Some weights of its models, ``None`` if they are not known.
         other_stages: The paths of the other files of its set, as of the windows that a merged
             model was made from.
         has_compiled_dtypes: Whether the dtypes of all buffers are known to be those of a compile.
@@ -183,7 +179,6 @@ class Layout(NamedTuple):
     buffers: tuple[KvBuffer, ...]
     kept: tuple[UnchangedName, ...]
     sizes: Sizes = MappingProxyType({})
-    weights: tuple[Weight, ...] | None = None
     other_stages: tuple[str, ...] = ()
     has_compiled_dtypes: bool = False
     kv_cache_dtype: str | None = None
@@ -245,34 +240,22 @@ class Layout(NamedTuple):
         return None if shape is None else compute_tensor_bytes(self.resolve_shape(shape), dtype)
 
 
-class GraphTrace(NamedTuple):
-    """What the nodes of a model show of its buffers.
+Updates = Mapping[str, BufferUpdate]
+"""How the buffers of a model are updated, by the names of their retained outputs."""
+UpdateTracer = Callable[[ByteSource, Sequence[KvPair]], Updates]
+"""Takes a model and its buffers.
 
-    Attributes:
-        updates: How buffers are updated, by the names of their retained outputs.
-        scales: The scales of quantized buffers, by their first names.
-        weights: Some weights, which tell models apart.
-    """
-
-    updates: Mapping[str, BufferUpdate] = MappingProxyType({})
-    scales: Mapping[str, BufferScales] = MappingProxyType({})
-    weights: tuple[Weight, ...] = ()
-
-
-GraphTracer = Callable[[ByteSource, Sequence[KvPair], Path], GraphTrace]
-"""Takes a model, its buffers and the directory of its external data.
-
-:func:`onnxkvrename.api.layouts.trace_graph` is one; it is handed in.
+:func:`onnxkvrename.verification.trace_buffer_updates` is one; it is handed in.
 """
-_UNTRACED = GraphTrace()
+_UNTRACED: Updates = MappingProxyType({})
 
 
 def build_layout(
-    sources: Sequence[KvModel], traces: Mapping[str, GraphTrace] = MappingProxyType({})
+    sources: Sequence[KvModel], updates: Mapping[str, Updates] = MappingProxyType({})
 ) -> Layout:
     """Return the layout of a model, or of its windows, which come in the order of their layers.
 
-    The traces are by the paths of models; of a model without one it stays unknown how its buffers
+    The updates are by the paths of models; of a model without any it stays unknown how its buffers
     are updated.
 
     Raises:
@@ -283,19 +266,17 @@ def build_layout(
     for source in sources:
         for name in source.plan.part_order:
             part_order.setdefault(name, len(part_order))
-        for buffer in build_buffers(source, traces.get(source.path, _UNTRACED)):
+        for buffer in build_buffers(source, updates.get(source.path, _UNTRACED)):
             first = buffers.setdefault((buffer.layer, buffer.part), buffer)
             if first is not buffer:
                 raise _build_duplicate_error(first, buffer)
     ordered = sorted(buffers.values(), key=lambda b: (b.layer, part_order[b.buffer], b.scope))
-    known = [traces[source.path].weights for source in sources if source.path in traces]
     return Layout(
         models=tuple(source.path for source in sources),
         inputs=_deduplicate_by_name(v for source in sources for v in source.signature.inputs),
         outputs=_deduplicate_by_name(v for source in sources for v in source.signature.outputs),
         buffers=tuple(ordered),
         kept=_deduplicate_by_name(k for source in sources for k in source.plan.unchanged_names),
-        weights=merge_weights(known) if known else None,
     )
 
 
@@ -368,7 +349,7 @@ def _replace_buffer_dtype(buffer: KvBuffer, dtypes: Mapping[str, str]) -> KvBuff
     return buffer._replace(dtype=next(iter(name_by_dtype), buffer.dtype))
 
 
-def build_buffers(source: KvModel, trace: GraphTrace = _UNTRACED) -> Iterator[KvBuffer]:
+def build_buffers(source: KvModel, updates: Updates = _UNTRACED) -> Iterator[KvBuffer]:
     """Yield the buffer of each pair of a model, in their order."""
     layers = group_by_layer(source.plan.pairs)
     is_paged = has_block_table(source.signature.inputs)
@@ -393,12 +374,9 @@ def build_buffers(source: KvModel, trace: GraphTrace = _UNTRACED) -> Iterator[Kv
             model=source.path,
             token=tokens.pop() if len(tokens) == 1 else None,
             kind_guessed=is_guess,
-            update=trace.updates.get(output_name or "", UNKNOWN_UPDATE)
-            if trace.updates
-            else UNTRACED_UPDATE,
+            update=updates.get(output_name or "", UNKNOWN_UPDATE) if updates else UNTRACED_UPDATE,
             axes=pair.axes,
             beside=_name_part_beside(pair, layer),
-            scales=trace.scales.get(pair.sides[0].old_name),
         )
 
 
@@ -482,6 +460,11 @@ def list_symbols(shapes: Iterable[Shape | None]) -> tuple[str, ...]:
     """Return the symbols in shapes, each once, in the order of their first occurrences."""
     symbols = (dim for shape in shapes for dim in shape or () if isinstance(dim, str))
     return tuple(dict.fromkeys(symbols))
+
+
+def is_quantized(dtype: str) -> bool:
+    """Return whether numbers of a dtype need a scale to be values."""
+    return 0 < get_dtype_bits(dtype) <= _MAX_SCALED_BITS and dtype not in _UNSCALED_DTYPES
 
 
 def _find_element_bits(dtype: str) -> int:

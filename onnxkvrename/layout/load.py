@@ -19,8 +19,8 @@ from onnxkvrename.findings import (
     suggest_similar,
 )
 from onnxkvrename.layout.layout import (
-    GraphTracer,
     Layout,
+    UpdateTracer,
     apply_dtypes,
     apply_sizes,
     build_layout,
@@ -130,7 +130,7 @@ def load_layout(
     compile_info: CompileInfo = UNKNOWN_COMPILE,
     *,
     strict: bool = False,
-    trace: GraphTracer | None = None,
+    trace: UpdateTracer | None = None,
 ) -> LoadedLayout:
     """Load the layout of one model, of the windows of one, or of a manifest; nothing is written.
 
@@ -146,8 +146,8 @@ def load_layout(
         rules: The rules that recognize KV names and the parts of sets.
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
-        trace: Tells what the nodes of a model show; without it that stays unknown. A manifest
-            says itself what was found.
+        trace: Tells how the buffers of a model are updated; without it that stays unknown. A
+            manifest says itself what was found.
 
     Raises:
         ModelError: A model cannot be read, or several are not parts of one; or a manifest or a
@@ -158,15 +158,14 @@ def load_layout(
     """
     if len(paths) == 1 and isinstance(paths[0], Path) and _is_json_file(paths[0]):
         return _load_manifest(paths[0], compile_info, strict=strict)
-    models, traces, identities = [], {}, {}
+    models, updates, identities = [], {}, {}
     for source in list_models(paths):
         with open_model(source) as opened:
             path, signature = opened.file.path, opened.signature
             model = scan_model(opened.source, signature, path, rules, data_beside=None).model
             if trace is not None and model.pairs:
-                traced = trace(opened.source, model.pairs, path.parent)
-                traces[model.path] = traced
-                mix_ups = find_mix_ups(model.pairs, traced.updates)
+                updates[model.path] = trace(opened.source, model.pairs)
+                mix_ups = find_mix_ups(model.pairs, updates[model.path])
                 model = model._replace(findings=(*model.findings, *mix_ups))
             if opened.data_beside is not None:
                 identities[model.path] = opened.data_beside.identity
@@ -175,7 +174,7 @@ def load_layout(
     selected = _select_layout_models(models)
     _refuse_other_profiles(models, set_findings, selected)
     others = (model.path for model in models if model.pairs and model not in selected)
-    layout = build_layout(selected, traces)._replace(other_stages=tuple(others))
+    layout = build_layout(selected, updates)._replace(other_stages=tuple(others))
     stamp_findings = _check_set_stamps(selected, layout)
     reports = []
     for model, further in zip(models, set_findings, strict=True):

@@ -17,7 +17,6 @@ from onnxkvrename.layout.layout import (
 )
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.model.signature import Dim, Value
-from onnxkvrename.model.weights import Weight
 from onnxkvrename.records import (
     Document,
     Spread,
@@ -132,8 +131,6 @@ class ManifestContent(NamedTuple):
         outputs: All outputs of the graph.
         buffers: The buffers, by layer, then by part.
         kept: Inputs and outputs of the model whose names stay, each with the reason.
-        weights: Some weights, by which two models are told apart; `None` if nothing is known of
-            them.
         totals: The bytes of all buffers.
         findings: What is wrong with the models.
         vllm: With --block-size, what vLLM makes of it: a projection.
@@ -152,7 +149,6 @@ class ManifestContent(NamedTuple):
     outputs: tuple[Value, ...]
     buffers: tuple[ManifestBuffer, ...]
     kept: tuple[UnchangedName, ...]
-    weights: tuple[Weight, ...] | None
     totals: ByteTotals
     findings: tuple[ModelFinding, ...]
     vllm: Mapping[str, Any] | None

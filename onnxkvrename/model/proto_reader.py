@@ -352,14 +352,9 @@ def read_external_reference(
     )
     bits = get_dtype_bits(get_dtype_name(_read_int32(source, fields, 2)))
     size = _compute_data_size(_read_tensor_dims(source, fields), bits)
-    end_offset, problem = parse_extent(entries, size)
+    end_offset, problem = _parse_extent(entries, size)
     tensor_name = read_optional_string(source, find_string(fields, 8))
     return ExternalReference(entries.get("location", ""), end_offset, tensor_name, problem)
-
-
-def read_tensor_type(source: ByteSource, fields: Sequence[Record]) -> tuple[str, tuple[int, ...]]:
-    """Return ONNX's name of the dtype of a `TensorProto`, and its dimensions, from its fields."""
-    return get_dtype_name(_read_int32(source, fields, 2)), tuple(_read_tensor_dims(source, fields))
 
 
 def _read_tensor_dims(source: ByteSource, fields: Iterable[Record]) -> list[int]:
@@ -398,7 +393,7 @@ def _decode_string(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def parse_extent(entries: Mapping[str, str], size: int) -> tuple[int, str]:
+def _parse_extent(entries: Mapping[str, str], size: int) -> tuple[int, str]:
     """Return the end of external data in their file, and the problem with the entries.
 
     ONNX readers pass offset and length to an integer parser that also takes signs,

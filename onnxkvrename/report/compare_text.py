@@ -17,7 +17,6 @@ from onnxkvrename.handoff.simulate import (
 )
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.verdict import (
-    ALWAYS_CORRUPTING,
     COUNT_CODES,
     HANDSHAKE_CODES,
     PROMPT_FAULT,
@@ -84,8 +83,7 @@ def _format_outcome(handoff: Handoff) -> str:
     if verdict.outcome == "corrupts":
         if verdict.corrupt_ranges:
             return _format_corruption(verdict)
-        prompts = "every prompt" if _is_always_wrong(handoff) else _SOME_PROMPTS
-        return f"would corrupt {prompts}{cause}"
+        return f"would corrupt {_SOME_PROMPTS}{cause}"
     if verdict.outcome == "loses":
         return f"would lose data{cause}"
     if not verdict.refused_ranges or list_startup_codes(handoff):
@@ -115,10 +113,6 @@ def _explain_refusal(handoff: Handoff) -> str:
     if any(cause.finding.code == PROMPT_FAULT for cause in causes):
         return "decode stops"
     return _REFUSALS[handoff.consumer.memory]
-
-
-def _is_always_wrong(handoff: Handoff) -> bool:
-    return any(finding.code in ALWAYS_CORRUPTING for finding in handoff.findings)
 
 
 def _format_undecided(handoff: Handoff) -> str:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from onnxkvrename.errors import ModelError, ReadError
-from onnxkvrename.layout.kinds import find_pair_dtype
-from onnxkvrename.layout.scales import BufferScales, is_quantized
 from onnxkvrename.layout.updates import BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.kv_model import KvModel
@@ -66,28 +63,3 @@ def _trace_flows(source: ByteSource, pairs: Sequence[KvPair]) -> tuple[BufferFlo
         raise
     except ModelError:
         return ()
-
-
-def trace_buffer_scales(
-    source: ByteSource, pairs: Sequence[KvPair], directory: Path
-) -> dict[str, BufferScales]:
-    """Return the scales of quantized buffers, by their inputs, or their outputs without one.
-
-    The directory has the external data. Nothing for a model that cannot be read; that is for
-    other checks to say.
-
-    Raises:
-        ReadError: The file of the model cannot be read.
-    """
-    if not any(is_quantized(find_pair_dtype(pair)) for pair in pairs):
-        return {}
-    from onnxkvrename.verification.buffer_scales import (  # onnx, only for quantized buffers
-        find_buffer_scales,
-    )
-
-    try:
-        return find_buffer_scales(source, pairs, directory)
-    except ReadError:
-        raise
-    except ModelError:
-        return {}

@@ -51,12 +51,12 @@ class SmallConstants:
         return self._integers[name]
 
     def _read_short_list(self, name: str) -> tuple[int, ...] | None:
-        node = self.find_node(name)
+        node = self._find_node(name)
         values: tuple[int, ...] | None
         if node is not None and (attribute := node.find_attribute("value_ints")) is not None:
             values = None if attribute.is_of_caller else attribute.integers
         else:
-            tensor = self.find_tensor(name)
+            tensor = self._find_tensor(name)
             values = None if tensor is None else _read_integers(tensor)
         return values if values and len(values) <= _INTEGERS else None
 
@@ -71,7 +71,7 @@ class SmallConstants:
         return self._truths[name]
 
     def _read_truth(self, name: str) -> bool | None:
-        node = self.find_node(name)
+        node = self._find_node(name)
         if node is None and name not in self._body.constants:
             return None
         for attribute in () if node is None else node.list_attributes():
@@ -81,19 +81,19 @@ class SmallConstants:
                 return bool(attribute.integer)
             if attribute.name == "value_float":
                 return any(struct.unpack("<f", attribute.get_bytes(2) or bytes(4)))
-        tensor = self.find_tensor(name)
+        tensor = self._find_tensor(name)
         return None if tensor is None else _read_tensor_truth(tensor)
 
-    def find_tensor(self, name: str) -> bytes | None:
+    def _find_tensor(self, name: str) -> bytes | None:
         """Return the bytes of a constant's `TensorProto`; ``None`` if it is none of this body."""
-        node = self.find_node(name)
+        node = self._find_node(name)
         if node is None:
             return None if name in self._inputs else self._body.constants.get(name)
         attribute = node.find_attribute(_VALUE)
         is_value = attribute is not None and not attribute.is_of_caller
         return attribute.get_bytes(_TENSOR) if attribute is not None and is_value else None
 
-    def find_node(self, name: str) -> Operation | None:
+    def _find_node(self, name: str) -> Operation | None:
         """Return the Constant that makes a value, if one does."""
         number = self._body.producers.get(name)
         if number is None:

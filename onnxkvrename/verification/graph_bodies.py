@@ -204,7 +204,6 @@ class Body:
         inputs: tuple[str, ...],
         outputs: tuple[str, ...],
         constants: Mapping[str, bytes | None],
-        limit: int,
         depth: int = 0,
     ) -> None:
         self.inputs = inputs
@@ -214,7 +213,6 @@ class Body:
         self.producers: dict[str, int] = {}
         self._ambiguous = ""
         self._nodes = nodes
-        self._limit = limit
         self._depth = depth
         self._operations: dict[int, Operation] = {}
         self._subgraphs: dict[int, Mapping[str, Body]] = {}
@@ -245,7 +243,7 @@ class Body:
             operation = self.get_operation(number)
             if not any(tag in data for data in operation.attribute_bytes for tag in _GRAPH_TAGS):
                 return {}
-            self._subgraphs[number] = dict(_read_subgraphs(operation, self._limit, self._depth + 1))
+            self._subgraphs[number] = dict(_read_subgraphs(operation, self._depth + 1))
         return self._subgraphs[number]
 
     def list_captured_at(self, number: int) -> tuple[str, ...]:
@@ -277,7 +275,7 @@ class ModelGraph(NamedTuple):
     functions: Mapping[FunctionKey, Body]
 
 
-def read_graph(source: ByteSource, max_kept_bytes: int = KEPT_BYTES) -> ModelGraph:
+def read_graph(source: ByteSource) -> ModelGraph:
     """Read the graph of a model, without its weights: data of more than some bytes are skipped.
 
     Raises:
@@ -286,32 +284,32 @@ def read_graph(source: ByteSource, max_kept_bytes: int = KEPT_BYTES) -> ModelGra
     functions = {}
     for record in list_root_fields(source):
         if record.number == FUNCTION and record.wire_type == LENGTH:
-            key, body = _read_function(source, record, max_kept_bytes)
+            key, body = _read_function(source, record)
             functions[key] = body
-    return ModelGraph(_read_graph_body(source, find_graph(source), max_kept_bytes, 0), functions)
+    return ModelGraph(_read_graph_body(source, find_graph(source), 0), functions)
 
 
-def _read_graph_body(source: ByteSource, graph: Record, limit: int, depth: int) -> Body:
+def _read_graph_body(source: ByteSource, graph: Record, depth: int) -> Body:
     nodes, inputs, outputs = list[bytes](), list[str](), list[str]()
     constants: dict[str, bytes | None] = {}
     for record in _read_parts(source, graph, _GRAPH_FIELDS, _NODE, nodes):
         if record.number == _NODE:
-            nodes.append(_read_small(source, record, "node", limit))
+            nodes.append(_read_small(source, record, "node"))
         elif record.number in (_INITIALIZER, _SPARSE_INITIALIZER):
-            constants.update([_read_constant(source, record, limit)])
+            constants.update([_read_constant(source, record)])
         else:
             value = list_fields(source, record, frozenset({1}))
             name = read_optional_string(source, find_string(value, 1))
             (inputs if record.number == _INPUT else outputs).append(name)
-    return Body(nodes, tuple(inputs), tuple(outputs), constants, limit, depth)
+    return Body(nodes, tuple(inputs), tuple(outputs), constants, depth)
 
 
-def _read_function(source: ByteSource, function: Record, limit: int) -> tuple[FunctionKey, Body]:
+def _read_function(source: ByteSource, function: Record) -> tuple[FunctionKey, Body]:
     nodes, inputs, outputs = list[bytes](), list[str](), list[str]()
     names = {_FUNCTION_NAME: "", _FUNCTION_DOMAIN: "", _FUNCTION_OVERLOAD: ""}
     for record in _read_parts(source, function, _FUNCTION_FIELDS, _FUNCTION_NODE, nodes):
         if record.number == _FUNCTION_NODE:
-            nodes.append(_read_small(source, record, "node", limit))
+            nodes.append(_read_small(source, record, "node"))
         elif record.number in names:
             names[record.number] = source.read_string(record)
         else:
@@ -321,7 +319,7 @@ def _read_function(source: ByteSource, function: Record, limit: int) -> tuple[Fu
     key = _build_function_key(
         names[_FUNCTION_DOMAIN], names[_FUNCTION_NAME], names[_FUNCTION_OVERLOAD]
     )
-    return key, Body(nodes, tuple(inputs), tuple(outputs), {}, limit)
+    return key, Body(nodes, tuple(inputs), tuple(outputs), {})
 
 
 def _read_parts(
@@ -355,9 +353,9 @@ def _limit_parts(message: Record) -> int:
     return MAX_ENTRIES + (message.end - message.start) // BYTES_PER_PART
 
 
-def _read_small(source: ByteSource, message: Record, kind: str, limit: int) -> bytes:
+def _read_small(source: ByteSource, message: Record, kind: str) -> bytes:
     """Return a message without its large data: weights and texts, but no name."""
-    if message.end - message.start <= limit:
+    if message.end - message.start <= KEPT_BYTES:
         return source.read_slice(message.start, message.end - message.start)
     nested, dropped = NESTED_FIELDS.get(kind, {}), _DROPPED_FIELDS.get(kind, frozenset())
     parts, sizes = list[tuple[int, bytes]](), dict[int, int]()
@@ -366,21 +364,21 @@ def _read_small(source: ByteSource, message: Record, kind: str, limit: int) -> b
         number, size = record.number, record.end - record.start
         if number in dropped:
             sizes[number] = sizes.get(number, 0) + size
-            if sizes[number] > limit:
+            if sizes[number] > KEPT_BYTES:
                 continue
         if len(parts) > most_parts:
             raise source.build_limit_error(most_parts, "parts of a node", record)
-        if size > limit and record.wire_type == LENGTH and number in nested:
-            payload = _read_small(source, record, nested[number], limit)
+        if size > KEPT_BYTES and record.wire_type == LENGTH and number in nested:
+            payload = _read_small(source, record, nested[number])
             head = encode_varint(number << 3 | LENGTH) + encode_varint(len(payload))
             parts.append((number, head + payload))
         else:
             data = source.read_slice(record.tag_start, record.end - record.tag_start)
             parts.append((number, data))
-    return b"".join(data for number, data in parts if sizes.get(number, 0) <= limit)
+    return b"".join(data for number, data in parts if sizes.get(number, 0) <= KEPT_BYTES)
 
 
-def _read_constant(source: ByteSource, record: Record, limit: int) -> tuple[str, bytes | None]:
+def _read_constant(source: ByteSource, record: Record) -> tuple[str, bytes | None]:
     """Return the name of an initializer, and its bytes if they are few."""
     tensor: Record | None = record
     if record.number == _SPARSE_INITIALIZER:
@@ -389,7 +387,7 @@ def _read_constant(source: ByteSource, record: Record, limit: int) -> tuple[str,
         return "", None
     name = find_string(list_fields(source, tensor, frozenset({8})), 8)
     size = tensor.end - tensor.start
-    is_small = size <= limit + _TENSOR_HEAD_BYTES
+    is_small = size <= KEPT_BYTES + _TENSOR_HEAD_BYTES
     data = source.read_slice(tensor.start, size) if is_small else None
     return read_optional_string(source, name), data
 
@@ -449,7 +447,7 @@ def _read_operation(number: int, node: bytes) -> Operation:
     return Operation(number, key, name, tuple(inputs), tuple(outputs), tuple(attributes))
 
 
-def _read_subgraphs(operation: Operation, limit: int, depth: int) -> Iterator[tuple[str, Body]]:
+def _read_subgraphs(operation: Operation, depth: int) -> Iterator[tuple[str, Body]]:
     if 3 * depth > MAX_DEPTH:
         raise ModelError(f"has graphs in each other, messages nested more than {MAX_DEPTH} deep")
     for attribute in operation.list_attributes():
@@ -458,7 +456,7 @@ def _read_subgraphs(operation: Operation, limit: int, depth: int) -> Iterator[tu
         single = attribute.get_bytes(6)
         for name, data in (*([(attribute.name, single)] if single is not None else ()), *named):
             source = ByteSource.from_bytes(data)
-            yield name, _read_graph_body(source, source.root, limit, depth)
+            yield name, _read_graph_body(source, source.root, depth)
 
 
 def group_fields(data: bytes, kind: str) -> dict[int, list[int | bytes]]:

@@ -24,7 +24,6 @@ from onnxkvrename.model.file import join_pieces, splice_payloads
 from onnxkvrename.model.protobuf import (
     FIXED_SIZES,
     LENGTH,
-    SHORT_SIZE,
     ByteSource,
     Record,
     Span,
@@ -91,9 +90,7 @@ class RemovedData(NamedTuple):
     size: int
 
 
-def read_model_without_weights(
-    source: ByteSource, max_kept_bytes: int = KEPT_BYTES, *, digest_key: bytes = b""
-) -> ModelProto:
+def read_model_without_weights(source: ByteSource, *, digest_key: bytes = b"") -> ModelProto:
     """Read everything of a model but the data of large tensors.
 
     A tensor without its data keeps name, dtype and dims; its field holds zeros for
@@ -102,7 +99,6 @@ def read_model_without_weights(
 
     Args:
         source: The bytes of the model.
-        max_kept_bytes: The largest data of a tensor that stay.
         digest_key: If given, what is left out is read for a digest with this key in its place, and
             nothing else tells what was there. A key that nobody can know beforehand keeps a model
             from forging the digest of another.
@@ -113,8 +109,7 @@ def read_model_without_weights(
     Raises:
         ModelError: onnx cannot parse it, or it has too many parts.
     """
-    edits = _find_edits(source, max_kept_bytes, digest_key=digest_key)
-    data = join_pieces(source, splice_payloads(source, edits))
+    data = join_pieces(source, splice_payloads(source, _find_edits(source, digest_key)))
     if has_too_many_parts(data):
         raise _build_parts_error(source)
     model = ModelProto()
@@ -134,9 +129,7 @@ def list_removed_data(tensor: TensorProto) -> tuple[RemovedData, ...]:
     return tuple(RemovedData(field, int(size)) for field, size in fields)
 
 
-def _find_edits(
-    source: ByteSource, limit: int, *, digest_key: bytes
-) -> Iterator[tuple[Record, bytes]]:
+def _find_edits(source: ByteSource, digest_key: bytes) -> Iterator[tuple[Record, bytes]]:
     """Yield the messages to replace; only messages that are large themselves are visited."""
     short_count = short_bytes = 0
 
@@ -152,16 +145,16 @@ def _find_edits(
         message, kind = pending.pop()
         nested = NESTED_FIELDS.get(kind, {})
         large_fields = list[tuple[Record, str]]()
-        shorts = dict.fromkeys(nested, count_shorts) if limit >= SHORT_SIZE else {}
+        shorts = dict.fromkeys(nested, count_shorts)
         records = read_fields(source, message, stems=(), always=frozenset(nested), shorts=shorts)
         for count, record in enumerate(records):
             if count > MAX_ENTRIES + (record.end - message.start) // BYTES_PER_PART:
                 raise _build_parts_error(source)  # early: to visit each would take minutes
-            if record.wire_type == LENGTH and record.end - record.start > limit:
+            if record.wire_type == LENGTH and record.end - record.start > KEPT_BYTES:
                 large_fields.append((record, nested[record.number]))
         pending += large_fields
         if kind in _PLACEHOLDERS and not large_fields:
-            payload = _strip(source, message, kind, limit, digest_key=digest_key)
+            payload = _strip(source, message, kind, digest_key)
             if payload is not None:
                 yield message, payload
 
@@ -171,14 +164,12 @@ def _build_parts_error(source: ByteSource) -> ModelError:
     return build_limit_error(MAX_ENTRIES, what, path=source.path)
 
 
-def _strip(
-    source: ByteSource, message: Record, kind: str, limit: int, *, digest_key: bytes
-) -> bytes | None:
+def _strip(source: ByteSource, message: Record, kind: str, digest_key: bytes) -> bytes | None:
     """Return a tensor or an attribute with one value, or a digest, for many; `None` for few."""
     placeholders = _PLACEHOLDERS[kind]
     kept, values = _split_fields(source, message, frozenset(placeholders))
     size = sum(record.end - record.start for record in values)
-    if size <= limit:
+    if size <= KEPT_BYTES:
         return None
     if digest_key:
         digest = f"{size:,} bytes with digest {hash_fields(source, values, digest_key)}"

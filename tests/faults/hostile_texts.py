@@ -151,7 +151,7 @@ def buffer(index: int, model_path: str = "m.onnx", **more: Any) -> dict[str, Any
         "sized_shape": [1, 2],
         "axes": [],
         "beside": "",
-        **dict.fromkeys(("update_axis", "scales", "sequence_axis", "window", "window_size")),
+        **dict.fromkeys(("update_axis", "sequence_axis", "window", "window_size")),
         **dict.fromkeys(("bytes_per_token", "bytes_per_state", "bytes")),
         "model": model_path,
         **more,

@@ -27,7 +27,6 @@ from onnxkvrename.layout import manifest
 from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.layout.load import CompileInfo
 from onnxkvrename.model.signature import Value
-from onnxkvrename.model.weights import Weight
 from onnxkvrename.rules.kinds import list_kinds
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.results import ModelReport
@@ -170,7 +169,6 @@ def test_a_buffer_says_all_there_is_to_know() -> None:
         "sized_shape": ["batch_size", 2, 16, 4],
         "axes": [],
         "beside": "",
-        "scales": None,
         "sequence_axis": 2,
         "window": "sliding_window",
         "window_size": 16,
@@ -458,14 +456,6 @@ def test_bytes_of_a_real_export_are_those_that_onnx_says(path: Path) -> None:
     assert manifest.parse_manifest(json.dumps(said), "m.json").layout == layouts.apply_sizes(
         layout, known
     )
-
-
-def test_a_manifest_describes_the_weights_that_tell_models_apart() -> None:
-    layout = gathered(FIXTURES / "VLLM" / "hybrid.onnx")
-    weights = (Weight("a.weight", "FLOAT", (2, 3), "0" * 64), Weight("b.bias", "FLOAT", (3,), None))
-    said = document(layout._replace(weights=weights))
-    VALIDATOR.validate(said)
-    assert manifest.parse_manifest(json.dumps(said), "m.json").layout.weights == weights
 
 
 @pytest.mark.parametrize(

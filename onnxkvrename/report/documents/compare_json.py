@@ -239,8 +239,6 @@ class CompareContent(NamedTuple):
         prefill: The prefill side; `None` if the job could not be done.
         decode: The decode side; `None` if the job could not be done.
         verdict: Whether the hand-off works; `None` if the job could not be done.
-        same_graph: True if both sides are known to be the same graph, their ONNX files being equal
-            byte for byte; `None` if that is not known.
         pairs: Buffers by layer and part.
         transfers: Simulated prompts: one token, each window and one more, the context, and where
             something changes, so that all sizes between two of them are on a straight line; none
@@ -260,7 +258,6 @@ class CompareContent(NamedTuple):
     prefill: Side | None = None
     decode: Side | None = None
     verdict: Verdict | None = None
-    same_graph: bool | None = None
     pairs: tuple[Pair, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     reads: tuple[Reads, ...] = ()
@@ -294,7 +291,6 @@ def describe_handoff(
         prefill=_describe_side(handoff.prefill, reports[0]),
         decode=_describe_side(handoff.decode, reports[1]),
         verdict=_describe_verdict(handoff),
-        same_graph=handoff.is_same_graph or None,
         pairs=tuple(_describe_pair(handoff, result) for result in handoff.pair_results),
         transfers=tuple(_describe_prompt(handoff, each) for each in handoff.simulated_prompts),
         reads=tuple(map(_describe_reads, reads)),
