@@ -142,8 +142,6 @@ def test_programs_get_each_finding(misfits: Path, run) -> None:
     call = (misfits, "--prefix", "VLLM", "--check", "--format")
     models = json.loads(run(*call, "json").out)["models"]
     assert sum(len(model["findings"]) for model in models) == COUNT - 1
-    results = json.loads(run(*call, "sarif").out)["runs"][0]["results"]
-    assert sum(result["ruleId"] == "KV305" for result in results) == COUNT - 1
 
 
 def test_github_shows_all_annotations(misfits: Path, run) -> None:

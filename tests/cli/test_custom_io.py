@@ -266,7 +266,7 @@ def test_a_name_that_is_not_utf_8_is_told_with_its_model(here: Path, run) -> Non
     assert "not UTF-8" in outcome.err
 
 
-@pytest.mark.parametrize("name", ["json", "github", "sarif"])
+@pytest.mark.parametrize("name", ["json", "github"])
 def test_a_format_it_does_not_know_prints_nothing_on_stdout(name: str, decoder: Path, run) -> None:
     outcome = run("custom-io", decoder, "--precision", "float16", "--format", name)
     assert (outcome.code, outcome.out) == (2, "")

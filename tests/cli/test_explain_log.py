@@ -138,7 +138,7 @@ def test_a_line_without_an_end_takes_no_memory() -> None:
     assert peak < 1 << 23
 
 
-@pytest.mark.parametrize("output_format", ["text", "github", "json", "sarif"])
+@pytest.mark.parametrize("output_format", ["text", "github", "json"])
 def test_no_value_of_a_log_acts_on_a_terminal_or_a_ci_runner(
     output_format: str, run: Run, tmp_path: Path
 ) -> None:

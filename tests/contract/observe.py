@@ -45,11 +45,8 @@ COMMAND = re.compile(r"^  ([a-z][a-z-]*)  ", re.MULTILINE)
 HIDDEN = re.compile(r"\.onnxkvrename-[\w-]+")
 MAPS = ("sizes", "dims", "names", "name_map")
 """Objects whose keys are data, not fields."""
-VOLATILE = ("version", "sha256", "leftovers", "driver", "ruleIndex")
-"""Fields that a release changes, seals of what it changes, and files of a killed run.
-
-SARIF's ``driver`` lists all codes, and an index in it changes with each new one.
-"""
+VOLATILE = ("version", "sha256", "leftovers")
+"""Fields that a release changes, seals of what it changes, and files of a killed run."""
 GOING = {
     "compare": ("notes", "reads", "same_graph", "tensor_parallelism"),
     "rename": ("unstamped",),
@@ -351,18 +348,17 @@ def _leave_out(document: Any) -> Any:
 def _name_schema(document: Any) -> str:
     if not isinstance(document, dict):
         return "list"
-    name = str(document.get("schema", "sarif" if "runs" in document else "object"))
+    name = str(document.get("schema", "object"))
     return name.rpartition("onnxkvrename.")[2].replace("/", "-")
 
 
 def _find_codes(value: Any) -> Iterator[tuple[str, str]]:
-    """Find the findings in a document: severity (SARIF: level) and code."""
+    """Find the findings in a document: severity and code."""
     if isinstance(value, list):
         for item in value:
             yield from _find_codes(item)
     elif isinstance(value, dict):
-        code = value.get("code") or (value.get("ruleId") if "level" in value else None)
-        severity = value.get("severity") or value.get("level")
+        code, severity = value.get("code"), value.get("severity")
         if severity and isinstance(code, str) and CODE.fullmatch(code):
             yield str(severity), code
         for item in value.values():

@@ -315,12 +315,12 @@ def build_error_line(error: KvRenameError, limit: int = MAX_LINE_LENGTH) -> Line
     return build_line(Span("error", f"{RED};{BOLD}"), f": {format_error(error, limit)}", err=True)
 
 
-def format_error(error: KvRenameError, limit: int | None = MAX_LINE_LENGTH) -> str:
+def format_error(error: KvRenameError, limit: int = MAX_LINE_LENGTH) -> str:
     """Return the path, the problem and the fix as one text, safe to show.
 
     Args:
         error: The error.
-        limit: Characters from which on the text is shortened; ``None`` for the whole text.
+        limit: Characters from which on the text is shortened.
     """
     parts = (error.path or "", error.message, error.hint or "")
     path, message, hint = _format_parts(parts, limit)
