@@ -47,7 +47,7 @@ def check_batch(
         models,
         rules,
         request.change,
-        check_current_tokens=request.only_checks,
+        check_current_tokens=request.check,
         is_complete=is_complete,
     )
     for index, of_set in zip(readable, across, strict=True):
@@ -144,7 +144,7 @@ def _check_lone_window(
     windows = [
         index for index, item in enumerate(items) if item.model is not None and item.model.is_window
     ]
-    for index in windows if len(windows) == 1 and not request.only_checks else ():
+    for index in windows if len(windows) == 1 and not request.check else ():
         if items[index].job.in_place and items[index].report.name_map:
             finding = build_finding(
                 "KV303",

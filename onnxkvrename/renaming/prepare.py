@@ -251,7 +251,7 @@ def _check_output(
     places = tuple(job.output.parent / file.location for file in own_data)
     try:
         check_result_size(plan.size, str(job.model))
-        if request.only_checks:
+        if request.check:
             is_done = _has_result(prepared, opened, request)
             report = report._replace(status="unchanged") if is_done else report
             return prepared._replace(report=report)

@@ -188,7 +188,7 @@ def _plan_write(
     """Return a sidecar with the plan to write its new text, if that is not there yet."""
     sidecar, job, data = item.sidecar, item.sidecar.job, rewritten.data
     changes, findings = data != content.data, rewritten.findings
-    if not request.only_checks:
+    if not request.check:
         force = request.force
         is_there, blocking = check_output(
             job, content.status, len(data), [data], changes=changes, force=force

@@ -124,7 +124,6 @@ class Request(NamedTuple):
     check: Annotated[
         bool, Option("--check", "Write nothing; exit 1 if a name would change.", is_main=True)
     ] = False
-    diff: Annotated[bool, Option("--diff", "Like --check, and show the names.")] = False
     dry_run: Annotated[
         bool, Option("-n --dry-run", "Plan and check everything, write nothing.", is_main=True)
     ] = False
@@ -214,14 +213,9 @@ class Request(NamedTuple):
         return TokenChange(self.token, self.strip, self.replace, self.normalize, keeps_tokens)
 
     @property
-    def only_checks(self) -> bool:
-        """Whether a name that would change is an error, and no result has a place to go."""
-        return self.check or self.diff
-
-    @property
     def writes(self) -> bool:
         """Whether to write anything; otherwise only plan and check."""
-        return not (self.only_checks or self.dry_run)
+        return not (self.check or self.dry_run)
 
     @property
     def read_files(self) -> tuple[Path, ...]:

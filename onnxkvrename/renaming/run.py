@@ -98,7 +98,7 @@ def rename_batch(
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
         models, prepared_sidecars = _prepare_sidecars(models, sidecars, request, rules)
-    if not request.only_checks:
+    if not request.check:
         models = check_space(models)
     models = _check_places(models, prepared_sidecars, request, rules, directory_map or {})
     models = tuple(_settle(model, strict=request.strict) for model in models)
@@ -155,7 +155,7 @@ def _prepare_sidecars(
 
     prepared = tuple(prepare_sidecars(sidecars, models, request, rules))
     models = add_sidecar_findings(models, prepared)
-    if not request.only_checks and any(item.sidecar.is_package for item in prepared):
+    if not request.check and any(item.sidecar.is_package for item in prepared):
         from onnxkvrename.renaming.package_files import add_package_files  # only with -d
 
         models, prepared = add_package_files(models, prepared, force=request.force)

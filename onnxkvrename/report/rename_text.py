@@ -1,4 +1,4 @@
-"""A rename as text: changed names, a diff, a line for each model; strings out."""
+"""A rename as text: changed names, a line for each model; strings out."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ _STATUS_STYLES = {
 _COUNT = re.compile("[0-9,]+")
 _MAX_KEPT = 6
 """Names that stay, of one reason, that are listed; `inspect` lists as many."""
-STAMP_LABEL = "metadata onnxkvrename.kv_layout_sha256"
-"""The name of a stamp in a diff."""
 
 
 class StateRow(NamedTuple):
@@ -90,7 +88,7 @@ def build_rename_answer(report: Report, request: Request) -> Answer:
         report: What became of the models and sidecars.
         request: What was asked for, and how to show it.
     """
-    code = report.compute_exit_code(check_only=request.only_checks)
+    code = report.compute_exit_code(check_only=request.check)
     has_total = len(report.models) > 1 and not request.quiet
     notes = [Note("total", format_total(report, dry_run=not request.writes))] if has_total else []
     if not request.quiet:
@@ -116,7 +114,7 @@ def _list_files(report: Report, request: Request) -> Iterator[FileResult]:
     is_single = len(report.models) == 1
     for model in report.models:
         yield build_file_result(model, *_list_model_notes(model, request, is_single))
-    for sidecar in report.sidecars if request.only_checks else ():
+    for sidecar in report.sidecars if request.check else ():
         if sidecar.status == "would-rename":
             state = _format_sidecar_state(sidecar, dry_run=True)
             note = Note("names", state, sidecar.path, "error")
@@ -129,7 +127,7 @@ def _list_model_notes(model: ModelReport, request: Request, is_single: bool) -> 
         return
     state = format_model_state(model)
     is_pending = model.status == "would-rename"
-    if request.only_checks and is_pending:
+    if request.check and is_pending:
         yield Note("names", state, model.path, "error")
     elif not request.quiet and (
         is_single or model.status == "renamed" or (not request.writes and is_pending)
@@ -149,12 +147,10 @@ def render_rename(report: Report, request: Request, width: int | None) -> Iterat
         width: The columns of the terminal; `None` for a pipe.
     """
     if request.quiet:
-        yield from _render_pending(report) if request.only_checks else ()
+        yield from _render_pending(report) if request.check else ()
         return
     dry_run = not request.writes
-    if request.diff:
-        yield from render_diff(report)
-    elif (width is None and not request.only_checks) or request.verbose:
+    if (width is None and not request.check) or request.verbose:
         yield from map(Line, render_changes(report, dry_run=dry_run))
     for line in render_states(report, width, dry_run=dry_run, verbose=request.verbose):
         yield line._replace(err=width is None)
@@ -240,23 +236,6 @@ def render_changes(report: Report, *, dry_run: bool) -> Iterator[str]:
         for old, new in model.name_map.items() if changes else ():
             line = f"{old} -> {new}"
             yield f"{model.path}: {line}" if has_several else line
-
-
-def render_diff(report: Report) -> Iterator[Line]:
-    """Yield the old and the new names as the lines of a diff.
-
-    It is for people: characters that a terminal acts on are escaped, and a diff cannot be applied
-    to a model.
-    """
-    for model in report.models:
-        if model.status == "would-rename":
-            yield build_line(Span(f"--- {model.path}", BOLD))
-            yield build_line(Span(f"+++ {model.output}", BOLD))
-            for old, new in model.name_map.items():
-                yield build_line(Span(f"-{old}", RED))
-                yield build_line(Span(f"+{new}", GREEN))
-            if model.stamp is not None:
-                yield build_line(Span(f"-{STAMP_LABEL}", RED))
 
 
 def list_passed_checks(report: Report) -> list[str]:

@@ -202,20 +202,21 @@ def test_rename_may_be_said_aloud(here: Path, run, renamed: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "code", "told"),
-    [("--check", 1, 0), ("--diff", 1, 18), ("-n", 0, 8), ("--dry-run", 0, 8)],
+    ("flags", "code", "told"),
+    [("--check", 1, 0), ("--check -v", 1, 8), ("-n", 0, 8), ("--dry-run", 0, 8)],
 )
 def test_to_look_changes_nothing_and_tells(
-    flag: str, code: int, told: int, here: Path, run, snapshot
+    flags: str, code: int, told: int, here: Path, run, snapshot
 ) -> None:
     before = snapshot(here)
-    outcome = run(MODEL, *V, flag)
+    look = flags.split()
+    outcome = run(MODEL, *V, *look)
     assert (outcome.code, len(outcome.out.splitlines())) == (code, told)
     assert "8 names would change" in outcome.err
     assert snapshot(here) == before
     run(MODEL, *V)
-    assert run(MODEL, *V, flag)[:2] == (0, "")
-    assert run(MODEL, "--prefix", "OTHER", flag)[:2] == (1, "")
+    assert run(MODEL, *V, *look)[:2] == (0, "")
+    assert run(MODEL, "--prefix", "OTHER", *look)[:2] == (1, "")
 
 
 def test_only_a_dry_run_minds_where_the_result_would_go(here: Path, run) -> None:

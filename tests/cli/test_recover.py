@@ -450,7 +450,7 @@ def test_files_are_named_as_they_were_typed(
     assert "::error file=in/a.onnx,title=recover::" in annotated
 
 
-@pytest.mark.parametrize("option", ["--check", "--diff", "-n"])
+@pytest.mark.parametrize("option", ["--check", "-n"])
 def test_a_rename_that_writes_nothing_says_that_a_run_stopped_halfway(
     option: str, many: Path, run
 ) -> None:

@@ -39,7 +39,7 @@ COMMAND_LINES = (
     (*RENAME, "-n"),
     (*RENAME, "-n", "-v"),
     (*RENAME, "--check"),
-    (*RENAME, "--diff"),
+    (*RENAME, "--check", "-v"),
     (*RENAME, "--strict", "-n"),
     (*RENAME, "-d", "::out::\n##[x]"),
     ("rename", "--target", "vllm-qaic", "-n"),
@@ -238,7 +238,7 @@ def read_terminal(*args: object, **environment: str) -> tuple[int, str]:
         *(
             pytest.param(args, marks=full)
             for args in (
-                (*RENAME, "--diff"),
+                (*RENAME, "--check", "-v"),
                 ("inspect",),
                 ("manifest", "--format", "text"),
                 ("check-consumer", "-v"),

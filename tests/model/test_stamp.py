@@ -154,10 +154,3 @@ def test_the_windows_of_a_set_are_stamped_all_or_none(tmp_path: Path) -> None:
     )
     rename_batch(Request(strip=True, force=True), jobs, load_rules())
     assert [path.read_bytes() for path in paths] == before
-
-
-def test_a_diff_shows_that_a_stamp_goes(model: Path, run) -> None:
-    stamped(model)
-    outcome = run(model, "--strip", "--diff")
-    assert outcome.code == 1
-    assert outcome.out.splitlines()[2:] == ["-metadata onnxkvrename.kv_layout_sha256"]

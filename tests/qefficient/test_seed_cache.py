@@ -683,7 +683,7 @@ def test_nor_does_one_beside_parameters_that_are_none(plain: Path, run) -> None:
 
 
 @pytest.mark.parametrize("in_place", [(), ("--in-place",)])
-@pytest.mark.parametrize(("look", "code"), [("--check", 1), ("--diff", 1), ("--dry-run", 0)])
+@pytest.mark.parametrize(("look", "code"), [("--check", 1), ("--dry-run", 0)])
 def test_a_look_writes_nothing_and_says_where_it_would_be(
     look: str, code: int, in_place: tuple[str, ...], plain: Path, twin: Path, snapshot, run
 ) -> None:
@@ -697,7 +697,7 @@ def test_a_look_writes_nothing_and_says_where_it_would_be(
     assert os.listdir(plain.parent) == [plain.name]
 
 
-@pytest.mark.parametrize("look", ["--check", "--diff", "--dry-run"])
+@pytest.mark.parametrize("look", ["--check", "--dry-run"])
 def test_a_look_at_a_seeded_cache_says_what_the_run_says(look: str, plain: Path, run) -> None:
     assert run_quietly(plain, *SEED) == 0
     again, looked = run(plain, *SEED), run(plain, *SEED, look)

@@ -338,9 +338,7 @@ def test_what_others_may_share_or_have_protected_is_left_unless_forced(
 # Stale ones, and looks ahead.
 
 
-@pytest.mark.parametrize(
-    ("look", "code"), [("--check", 1), ("--diff", 1), ("-n", 0), ("--dry-run", 0)]
-)
+@pytest.mark.parametrize(("look", "code"), [("--check", 1), ("-n", 0), ("--dry-run", 0)])
 @pytest.mark.parametrize("before", ["both plain", "the sidecar stale"])
 def test_a_look_ahead_writes_nothing(
     look: str, code: int, before: str, here: Path, run, snapshot

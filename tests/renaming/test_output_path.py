@@ -174,7 +174,7 @@ def test_a_result_that_no_reader_takes_is_refused_before_work_starts(
     assert attempt(decoder).status == "renamed"
 
 
-@pytest.mark.parametrize("option", ["--check", "--diff", "--dry-run"])
+@pytest.mark.parametrize("option", ["--check", "--dry-run"])
 def test_no_option_promises_a_result_that_no_reader_takes(
     option: str, decoder: Path, renamed: bytes, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,17 +213,17 @@ def test_hostile_names_do_nothing_to_a_pipe(hostile: Path, run) -> None:
 def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
     decoder: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = (decoder, "--prefix", "VLLM", "--diff")
+    args = (decoder, "--prefix", "VLLM", "-n")
     assert "\x1b[" in on_terminal(*args)
     assert "\x1b" not in on_terminal(*args, NO_COLOR="1")
     assert "\x1b" not in on_terminal(*args, TERM="dumb")
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    assert "\x1b" not in run(*args).out
+    assert "\x1b" not in run(*args).err
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b[31m-past_key.0" in run(*args).out
+    assert "\x1b[33m8 names would change" in run(*args).err
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in run(*args).out
+    assert "\x1b" not in run(*args).err
 
 
 def test_a_terminal_gets_the_summary_and_the_call(decoder: Path) -> None:

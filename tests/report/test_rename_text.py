@@ -6,13 +6,11 @@ import pytest
 
 from onnxkvrename import Finding, ModelReport, Report, WriteError, rename
 from onnxkvrename.renaming.request import Request
-from onnxkvrename.report.formats import Span, load_format
-from onnxkvrename.report.formats.text import RED
+from onnxkvrename.report.formats import load_format
 from onnxkvrename.report.rename_text import (
     build_rename_answer,
     format_model_state,
     render_changes,
-    render_diff,
     render_rename,
     render_states,
 )
@@ -76,15 +74,6 @@ def test_names_that_did_not_change_are_not_told(
 ) -> None:
     report = Report((ahead._replace(status=status),))
     assert len(list(render_changes(report, dry_run=look))) == told
-
-
-def test_a_diff_has_the_names_that_go_and_come(ahead: ModelReport) -> None:
-    diff = list(render_diff(Report((ahead,))))
-    lines = [line.text for line in diff]
-    assert lines[:4] == ["--- m.onnx", "+++ m.onnx", "-past_key.0", "+past_key.0_VLLM"]
-    assert len(lines) == 2 + 2 * 8
-    assert not list(render_diff(Report((ahead._replace(status="unchanged"),))))
-    assert diff[2].spans == (Span("-past_key.0", RED),)
 
 
 def test_a_state_is_a_few_words(decoder: Path, ahead: ModelReport) -> None:

@@ -65,7 +65,7 @@ def test_the_hint_is_a_command_that_mends_it(start: str, stale: Path, run) -> No
 
 
 @pytest.mark.parametrize("now", ["", "VLLM"])
-@pytest.mark.parametrize("look", [(), ("--check",), ("--diff",), ("-n",), ("-d", "out")])
+@pytest.mark.parametrize("look", [(), ("--check",), ("-n",), ("-d", "out")])
 def test_a_rename_refuses_a_different_token_in_a_sidecar_as_in_a_model(
     now: str, look: tuple[str, ...], stale: Path, run, snapshot
 ) -> None:
