@@ -51,7 +51,6 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV125": ("error", "a value with the name of a cache, but with too few axes for one"),
     "KV201": ("error", "a new name is already in use"),
     "KV202": ("error", "buffers already carry a different token"),
-    "KV203": ("error", "a buffer that does not fit the profile of --to"),
     "KV204": ("warning", "the token differs from a known consumer's token only in capitals"),
     "KV205": ("warning", "a program of the exporter looks for the old names"),
     "KV301": ("error", "a layer in two windows"),

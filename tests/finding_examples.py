@@ -21,7 +21,13 @@ import genai_folders
 import onnx
 import onnx.parser
 from cache_models import build_cache_model
-from exporter_models import build_decoder, build_model, build_static_decoder, list_caches
+from exporter_models import (
+    STATIC_RULES,
+    build_decoder,
+    build_model,
+    build_static_decoder,
+    list_caches,
+)
 from models import written
 from onnx import ModelProto
 from qefficient_exports import build_merged, write_export
@@ -308,12 +314,6 @@ show(
 )
 
 
-@show("KV203", "model.onnx --to qeff")
-def make_kv203() -> None:
-    """A cache that grows gets names of a profile whose caches are written in place."""
-    onnx.save(build_decoder(), "model.onnx")
-
-
 # The token is in lower case.
 show(
     "KV204",
@@ -544,11 +544,12 @@ def make_kv602() -> None:
     "KV603",
     "model.onnx --prefix vllmKvCache",
     "check-consumer model.onnx --target vllm-qaic",
-    fix=("model.onnx --target vllm-qaic --to qeff",),
+    fix=("model.onnx --target vllm-qaic --rules rules.toml",),
 )
 def make_kv603() -> None:
     """The names of transformers have no number after the first dot, where vllm-qaic reads it."""
     onnx.save(build_static_decoder(), "model.onnx")
+    Path("rules.toml").write_text(STATIC_RULES)
 
 
 @show_decoder("KV604", "model.onnx --target vllm-qaic")

@@ -46,12 +46,7 @@ def make_t5(root: Path) -> None:
     saved(build_merged_decoder(), root / "t5" / "decoder_model_merged.onnx")
 
 
-def make_both(root: Path) -> None:
-    make_t5(root)
-    make_optimum(root)
-
-
-MAKERS: dict[str, Callable[[Path], None]] = {"optimum": make_optimum, "convert": make_both}
+MAKERS: dict[str, Callable[[Path], None]] = {"optimum": make_optimum}
 
 
 def test_every_example_has_its_models() -> None:

@@ -386,5 +386,5 @@ def test_a_suffix_that_was_changed_stays_when_the_token_is_removed(tmp_path: Pat
     assert b"_InternalRetainedState" not in path.read_bytes()
     readme = (FIXTURES.parent / "README.md").read_text("utf-8")
     page = (FIXTURES.parent / "docs" / "rename.md").read_text("utf-8")
-    assert "([except](docs/rename.md#undo) after `--normalize` or `--to`)" in readme
+    assert "([except](docs/rename.md#undo) after `--normalize`)" in readme
     assert "`--strip` keeps the new suffix" in page

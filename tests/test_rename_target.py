@@ -306,29 +306,6 @@ def _name_half(token: str) -> ModelProto:
     return _rename_values(names)
 
 
-@pytest.mark.parametrize(
-    "outputs",
-    [
-        ("key_0_new", "value_0_new", "key_1_new", "value_1_new"),
-        ("index_put", "index_put_1", "index_put_2", "index_put_3"),
-    ],
-)
-def test_a_conversion_of_names_that_no_profile_knows_is_suggested_and_works(
-    outputs: tuple[str, ...], tmp_path: Path, run: Run
-) -> None:
-    old = [f"past_{part}.{layer}" for layer in (0, 1) for part in ("key", "value")]
-    names = {name: name.replace(".", "_") for name in old}
-    names |= dict(zip([f"{name}_RetainedState" for name in old], outputs, strict=True))
-    path, dataflow = saved(_rename_values(names), tmp_path / "m.onnx"), ("--pairs", "dataflow")
-    err = run(path, "--target", "vllm-qaic", *dataflow).err
-    assert "KV601: 4 names" in err
-    assert "rename with `--target vllm-qaic --to qeff`" in err
-    assert run(path, "--prefix", "vllmKvCache", *dataflow).code == 0
-    assert "--to qeff" in run("check-consumer", path, *dataflow).err
-    converted = run(path, "--target", "vllm-qaic", "--to", "qeff", *dataflow)
-    assert converted.code == 0
-
-
 @pytest.mark.parametrize("command", [("check-consumer",), ("--target", "vllm-qaic", "--check")])
 def test_a_half_named_model_has_one_finding_and_one_command(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run

@@ -51,7 +51,6 @@ def rename(
     replace: bool = False,
     normalize: bool = False,
     rules: RulesLike = None,
-    to: str | None = None,
     verify: bool = False,
     strict: bool = False,
     force: bool = False,
@@ -76,7 +75,6 @@ def rename(
         replace: Replace a different token.
         normalize: Give outputs the suffix that consumers pair with an input.
         rules: Rules, a profile's name or the path of a rules file.
-        to: The profile whose names the buffers get, if they are what those names say.
         verify: Prove dataflow and validity of the result before it is written.
         strict: Treat every warning as an error.
         force: Overwrite existing and read-only files; write through links.
@@ -127,7 +125,6 @@ def rename_all(
     replace: bool = False,
     normalize: bool = False,
     rules: RulesLike = None,
-    to: str | None = None,
     verify: bool = False,
     group_windows: bool = True,
     strict: bool = False,
@@ -141,7 +138,7 @@ def rename_all(
     """Rename many models, all of them or none.
 
     After an exception, all files are as they were. ``strip``, ``replace``, ``normalize``,
-    ``rules``, ``to``, ``verify``, ``strict``, ``force``, ``sidecars``, ``seed_cache``,
+    ``rules``, ``verify``, ``strict``, ``force``, ``sidecars``, ``seed_cache``,
     ``in_place`` and ``dry_run`` are as for `rename`.
 
     Args:
@@ -195,12 +192,7 @@ def run_rename(
     if request.target is not None:
         from onnxkvrename.handoff.find_consumers import choose_token  # only for a target
 
-        token = choose_token(
-            request.target,
-            request.token,
-            strip=request.strip,
-            converts=request.to is not None,
-        )
+        token = choose_token(request.target, request.token, strip=request.strip)
         request = request._replace(token=token)
     knows_rules = request.pairs is None and request.profile != AUTO_PROFILE
     rules = find_rules(request.profile, request.rules) if knows_rules else load_rules()
@@ -218,12 +210,12 @@ def run_rename(
     if not knows_rules:
         rules = _pick_rules(request, jobs)
     run = _rename_in_cache if request.seed_cache else _run_jobs
-    report = run(request, jobs, _add_target(rules, request), executor, open_bars)
+    report = run(request, jobs, rules, executor, open_bars)
     is_default = (request.profile or request.rules or request.pairs) is None
     if report.has_no_buffers and is_default and not request.seed_cache:
         rules = _pick_rules(request, jobs)
         if rules.choice is not None:
-            report = _run_jobs(request, jobs, _add_target(rules, request), executor, open_bars)
+            report = _run_jobs(request, jobs, rules, executor, open_bars)
     if report.has_no_buffers and not (request.seed_cache or request.pairs):
         from onnxkvrename.api.unnamed_caches import explain_unknown_names  # nothing is renamed
 
@@ -240,11 +232,6 @@ def _pick_rules(request: Request, jobs: Sequence[RenameJob]) -> Rules:
         )
     models = [job.model for job in jobs]
     return find_rules(request.profile, request.rules, models, request.pairs, request.token)
-
-
-def _add_target(rules: Rules, request: Request) -> Rules:
-    """Return rules that give buffers the names of another profile, if one is asked for."""
-    return rules if request.to is None else rules._replace(target=load_rules(request.to))
 
 
 def _rename_in_cache(

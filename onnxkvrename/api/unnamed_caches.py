@@ -100,9 +100,9 @@ def explain_unknown_model(error: CheckError, model: MemoryFile, token: str) -> C
 def format_dataflow_command(request: Request) -> str:
     """Return the command that renames by dataflow what is asked for; empty if there is none.
 
-    A rename by dataflow needs the token, also to remove it, and cannot convert names.
+    A rename by dataflow needs the token, also to remove it.
     """
-    if (request.token or request.target) is None or request.to is not None:
+    if (request.token or request.target) is None:
         return ""
     words = ["onnxkvrename", *(quote_path(str(path)) for path in request.models)]
     for name, option in list_options(Request).items():

@@ -28,7 +28,7 @@ class ProfilesArguments(NamedTuple):
     Example("onnxkvrename profiles qeff > rules.toml", "Start rules of your own."),
 )
 def command(arguments: ProfilesArguments) -> int:
-    """List the rules for --profile and --to, or print some as a start for a file of your own.
+    """List the rules for --profile, or print some as a start for a file of your own.
 
     NAME is a profile. Its rules are printed as TOML, which --rules reads.
     """

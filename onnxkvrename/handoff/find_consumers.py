@@ -53,13 +53,11 @@ def find_connector_owners() -> Mapping[str, str]:
     return owners
 
 
-def choose_token(
-    name: str, prefix: str | None, *, strip: bool, converts: bool = False
-) -> str | None:
+def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
     """Return the token for a rename whose results a consumer will use.
 
     It is the consumer's own, or else `prefix` from the command line. With `strip` the rename
-    removes it. One that `converts` names to those of another profile needs none.
+    removes it.
 
     Raises:
         KvRenameError: There is no such consumer; it requires another token, or names do not matter
@@ -67,8 +65,7 @@ def choose_token(
     """
     consumer = load_consumer(name, list_rename_consumers)
     if not consumer.token:
-        needs_token = not (strip or (converts and prefix is None))
-        return _choose_free_token(consumer, prefix, needs_token)
+        return _choose_free_token(consumer, prefix, strip=strip)
     if strip:
         raise KvRenameError(
             f"--strip and --target {name} cannot be combined: {name} requires its token"
@@ -81,14 +78,14 @@ def choose_token(
     return consumer.token
 
 
-def _choose_free_token(consumer: Consumer, prefix: str | None, needs_token: bool) -> str | None:
+def _choose_free_token(consumer: Consumer, prefix: str | None, *, strip: bool) -> str | None:
     check = f"check them with `check-consumer --target {consumer.name}`"
     if consumer.is_paged:
         raise KvRenameError(
             f"nothing to rename for {consumer.name}: names of buffers do not matter to it",
             hint=f"leave the names as they are; {check}",
         )
-    if prefix is None and needs_token:
+    if prefix is None and not strip:
         raise KvRenameError(
             f"--target {consumer.name} has no token of its own: it selects names without one",
             hint=f"pass --prefix TOKEN, or leave the names as they are and {check}",

@@ -19,9 +19,6 @@ from onnxkvrename.findings import (
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferName, ConsumerView
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.rules.kinds import get_family
-from onnxkvrename.rules.load import load_rules
-from onnxkvrename.rules.rewrite import list_contents
 
 _BOTH_SIDES_HINT = "export the model again: a buffer needs both sides"
 RULES_HINT = "set input_name and output_name in a rules file, and pass it with --rules FILE"
@@ -152,7 +149,7 @@ def _explain_unselected(
         reason = _Reason(_HAVE, f"{text} ({required})" if required else text)
         if name.endswith("_InternalRetainedState"):
             return reason, _suggest_normalizing(consumer)
-        return reason, _suggest_other_names(layout, consumer)
+        return reason, RULES_HINT
     if token.lower() in name.lower():
         text = f"from the token {token} in upper and lower case"
         reason = _Reason(("differs", "differ"), text, "different")
@@ -168,16 +165,6 @@ def _explain_unselected(
     else:
         reason, options = _Reason(_DO, f"not carry the token {token}", "none"), []
     return reason, format_rename_command(layout, consumer, *options)
-
-
-def _suggest_other_names(layout: Layout, consumer: Consumer) -> str:
-    """Return the hint for names that no token makes right: those of QEfficient, if it has some."""
-    contents = {
-        (buffer.part.removeprefix("past_"), get_family(buffer.kind)) for buffer in layout.buffers
-    }
-    if consumer.token and contents <= list_contents(load_rules("qeff")):
-        return f"rename with `--target {consumer.name} --to qeff`"
-    return RULES_HINT
 
 
 def _check_output_suffixes(view: ConsumerView) -> Iterator[Finding]:
@@ -242,7 +229,7 @@ def check_unreadable_layers(view: ConsumerView) -> Iterator[Finding]:
         [each.name for each in view.buffer_names if each.is_selected and each.name in unreadable],
         _HAVE,
         f"no number where {consumer} reads the layer; {consumer} cannot start",
-        _suggest_other_names(view.layout, view.consumer),
+        RULES_HINT,
     )
 
 
@@ -272,7 +259,7 @@ def check_layer_numbers(view: ConsumerView) -> Iterator[Finding]:
             [each.name for each, _ in wrong],
             ("belongs", "belong"),
             f"{layers}; {consumer.name} then sorts the buffers in a wrong order",
-            _suggest_other_names(view.layout, consumer),
+            RULES_HINT,
         )
 
 

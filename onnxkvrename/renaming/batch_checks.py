@@ -176,7 +176,7 @@ def _describe_result(item: PreparedModel, rules: Rules) -> KvModel:
     """Return a model as it will be."""
     assert item.splice_plan is not None
     signature = item.splice_plan.expected_signature
-    plan = build_minimal_plan(signature, rules.target or rules)
+    plan = build_minimal_plan(signature, rules)
     return KvModel(item.report.path, signature, plan)
 
 

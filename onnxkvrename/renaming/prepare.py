@@ -131,12 +131,8 @@ def _prepare_open_model(
     splice_plan = SplicePlan(job.model, opened.file.identity, pieces, expected, size)
     findings = list(model.findings)
     findings += (found for check in request.checks for found in check(job, rules, model.plan))
-    if rules.target is not None and has_new_names:
-        from onnxkvrename.verification.conversion import check_conversion  # only for --to
-
-        findings += check_conversion(opened.source, model.plan, rules)
     is_proved = request.verify or request.target is not None  # by the graph itself
-    if not is_proved and change.final_token and rules.target is None:
+    if not is_proved and change.final_token:
         findings += _check_declared_growth(scanned, rules)
     proved: int | None = None
     if request.verify:
@@ -150,7 +146,6 @@ def _prepare_open_model(
         feed_back_call=_build_feed_back_call(rules, model, job),
         value_names=model.value_names,
         stamp="" if drops_stamp else None,
-        new_profile="" if rules.target is None else rules.target.name,
         proved=proved,
     )
     if not request.group_windows:
@@ -190,8 +185,6 @@ def _verify_result(
     """Return how many buffers the unwritten result retains, and what cannot be proved of it."""
     from onnxkvrename.verification.verify import count_proved_flows, prove_retention
 
-    if rules.target is not None:
-        rules, change = rules.target, TokenChange(None)
     plan = build_rename_plan(signature, rules, change)
     flows, faults = prove_retention(result, plan.pairs, plan.updates_by_kind, rules.name)
     return count_proved_flows(flows, plan.updates_by_kind), faults
@@ -338,7 +331,7 @@ def _has_result(prepared: PreparedModel, opened: OpenModel, request: Request) ->
 def _build_feed_back_call(rules: Rules, model: KvModel, job: RenameJob) -> str | None:
     """Return the call that hands the result back to its exporter, if the profile knows one."""
     token = model.plan.token_change.final_token
-    if not model.pairs or not token or rules.target is not None:
+    if not model.pairs or not token:
         return None
     if model.is_window:  # what is compiled is the file merged from all windows
         return None

@@ -45,7 +45,7 @@ class Request(NamedTuple):
             "TOKEN",
             section="Names",
             envvar="ONNXKVRENAME_PREFIX",
-            yields_to=("target", "strip", "to"),
+            yields_to=("target", "strip"),
             is_main=True,
         ),
     ] = None
@@ -85,18 +85,6 @@ class Request(NamedTuple):
             "Rename _InternalRetainedState outputs to _RetainedState, which consumers pair.",
         ),
     ] = False
-    to: Annotated[
-        str | None,
-        Option(
-            "--to",
-            "Rename the buffers as this exporter names them, if their shapes and layout fit: "
-            "{names}. They keep their token without --prefix, --target and --strip.",
-            "NAME",
-            names="profiles",
-            excludes=("seed_cache",),
-            why="convert first",
-        ),
-    ] = None
     output: Annotated[
         Path | None,
         Option(
@@ -209,8 +197,7 @@ class Request(NamedTuple):
     @property
     def change(self) -> TokenChange:
         """The token to add or remove."""
-        keeps_tokens = self.to is not None and self.token is None and not self.strip
-        return TokenChange(self.token, self.strip, self.replace, self.normalize, keeps_tokens)
+        return TokenChange(self.token, self.strip, self.replace, self.normalize)
 
     @property
     def writes(self) -> bool:

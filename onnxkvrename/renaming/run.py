@@ -227,7 +227,7 @@ def stamp_models(
 
 def check_token_change(change: TokenChange) -> None:
     """Raise :class:`RulesError` for a missing token, or for one that no name may carry."""
-    if change.token is None and not (change.strip or change.keeps_tokens):
+    if change.token is None and not change.strip:
         hint = "for example `--target vllm-qaic`"
         raise RulesError("no token given: pass a target or a token", hint=hint)
     if change.token is not None and (fault := find_token_error(change.token)):

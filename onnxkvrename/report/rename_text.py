@@ -401,9 +401,6 @@ def format_model_state(model: ModelReport) -> str:
         return f"unchanged: {describe_no_pairs(model)}"
     if model.name_map:
         return f"unchanged: {model.output} is up to date"
-    if model.new_profile:
-        profile = model.new_profile
-        return f"unchanged: the buffers already have the names of profile {profile}"
     if any(finding.code == "KV407" for finding in model.findings):
         return "unchanged: it cannot be seeded"
     tokens = {side.token for pair in model.pairs for side in pair.sides}

@@ -31,7 +31,7 @@ _TOP_KEYS = (
     *("description", "retained", "update", "kv", "keep", "suffixes", "sidecar", "dims", "branch"),
     "functions",
 )
-_PATTERN_KEYS = ("input", "output", "input_name", "output_name", "kinds", "defaults", "runner")
+_PATTERN_KEYS = ("input", "output", "input_name", "output_name", "kinds", "runner")
 _KIND_KEYS = ("roles", "parts", "kind", "update", "by_shape", "axes", "beside", "alone")
 _NAME_KEYS = ("layer", "buffer", "input", "output", "suffix")
 _PAGE = "docs/rules.md explains each key"
@@ -45,7 +45,6 @@ _KV_EXAMPLES = {
     "kinds": '[kv.kinds.attention] with roles = { key = "k", value = "v" }',
     "update": 'update = "append" at the top, or in the table of a kind',
     "by_shape": "by_shape = true in the table of a kind",
-    "defaults": 'defaults = { suffix = "_RetainedState" }',
 }
 """What is expected for each key of [[kv]] that has a form of its own, or is in another table."""
 
@@ -143,10 +142,8 @@ def _parse_kv_rule(table: ObjectReader, update: str) -> KvRule:
     for side in SIDES:
         if "buffer" not in patterns[side].groups and sum(len(kind.roles) for kind in kinds) > 1:
             raise table.build_error(side, "has no group (?P<buffer>…)")
-    defaults = _read_texts(table, "defaults")
-    _check_words(table, "defaults", defaults, groups)
     runner = table.read_string("runner", default="")
-    return KvRule(patterns, templates, tuple(kinds), defaults, runner)
+    return KvRule(patterns, templates, tuple(kinds), runner)
 
 
 def _parse_patterns(table: ObjectReader) -> tuple[dict[str, Pattern], dict[str, str]]:
@@ -230,11 +227,7 @@ def _parse_names(table: ObjectReader) -> tuple[dict[str, Pattern], dict[str, str
                 raise row.build_error(side, "is empty or listed twice")
             entries[side][name + suffix] = ListedName(name, suffix, *part)
     tables: dict[str, Pattern] = {
-        side: NameTable(
-            names,
-            {(entry.buffer, entry.layer): entry for entry in names.values()},
-            tuple({entry.suffix for entry in names.values()}),
-        )
+        side: NameTable(names, tuple({entry.suffix for entry in names.values()}))
         for side, names in entries.items()
     }
     return tables, {"input": "{name}[_{token}]", "output": "{name}[_{token}]{suffix}"}

@@ -50,23 +50,16 @@ class NameTable(NamedTuple):
 
     Attributes:
         entries: The names, by how they are without a token.
-        parts: The same, by part and layer.
         suffixes: All suffixes of names.
     """
 
     entries: Mapping[str, ListedName]
-    parts: Mapping[tuple[str, int], ListedName]
     suffixes: tuple[str, ...]
 
     @property
     def groups(self) -> tuple[str, ...]:
         """The named groups."""
         return "name", "buffer", "layer", "token", "suffix"
-
-    def find_groups(self, buffer: str, layer: int) -> dict[str, str]:
-        """Return name and suffix of the buffer of a layer; nothing if it is not in the table."""
-        entry = self.parts.get((buffer, layer))
-        return {} if entry is None else {"name": entry.core, "suffix": entry.suffix}
 
     def matches(self, name: str) -> bool:
         """Return whether a name is in the table, with or without a token."""

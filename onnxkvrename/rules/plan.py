@@ -35,14 +35,12 @@ class TokenChange(NamedTuple):
         strip: Whether to remove the token instead of adding one.
         replace: Whether a different token in a name may be replaced.
         normalize: Whether outputs get the suffix that consumers pair with an input.
-        keeps_tokens: Whether names keep the token that they have, if they change otherwise.
     """
 
     token: str | None
     strip: bool = False
     replace: bool = False
     normalize: bool = False
-    keeps_tokens: bool = False
 
     @property
     def final_token(self) -> str:
@@ -51,7 +49,7 @@ class TokenChange(NamedTuple):
 
     def can_replace(self, token: str) -> bool:
         """Return whether a name that carries ``token``, or none if empty, may be renamed."""
-        if token in ("", self.final_token) or self.replace or self.keeps_tokens:
+        if token in ("", self.final_token) or self.replace:
             return True
         return self.strip and self.token in (None, token)
 
@@ -309,7 +307,7 @@ def list_parts_in_functions(plan: RenamePlan, rules: Rules) -> tuple[str, ...]:
 
     They only follow a change of token in the graph, so a model whose graph has all its names stays.
     """
-    if not (rules.renames_in_functions and plan.name_map) or rules.target is not None:
+    if not (rules.renames_in_functions and plan.name_map):
         return ()
     return tuple(dict.fromkeys(pair.buffer.rpartition(".")[2] for pair in plan.pairs))
 
@@ -396,8 +394,7 @@ def _map_changed_names(sides: Iterable[PairSide | None]) -> dict[str, str]:
 
 
 def _build_pair_side(value: Value, match: NameMatch, rules: Rules, change: TokenChange) -> PairSide:
-    token = match.token if change.keeps_tokens else change.final_token
-    renamed = rewrite_name(rules, match, token, normalize=change.normalize)
+    renamed = rewrite_name(rules, match, change.final_token, normalize=change.normalize)
     return PairSide(
         value,
         match.token,

@@ -113,14 +113,12 @@ class KvRule(NamedTuple):
         templates: For each side the template that writes it.
         kinds: The kinds that have these names; of two with the same part the first one counts.
             Where names say their kind, it is in front of the part, as in ``cross.key``.
-        defaults: The values of groups in a name that is converted from another profile.
         runner: A program that looks for these names only; empty for none.
     """
 
     patterns: Mapping[str, Pattern]
     templates: Mapping[str, str]
     kinds: tuple[KindRule, ...]
-    defaults: Mapping[str, str] = _NOTHING
     runner: str = ""
 
     def match(self, side: str, name: str) -> NameMatch | None:
@@ -216,7 +214,6 @@ class Rules(NamedTuple):
         sidecar_rules: Files that repeat the names, in addition to those of known formats.
         is_built_in: Whether it is a profile of this program, not the user's own.
         choice: How the profile was picked; ``None`` if the user or the default names it.
-        target: The profile whose names the buffers get; ``None`` for this one's.
     """
 
     name: str
@@ -231,7 +228,6 @@ class Rules(NamedTuple):
     renames_in_functions: bool = False
     is_built_in: bool = False
     choice: ProfileChoice | None = None
-    target: Rules | None = None
 
     @property
     def profile_choice(self) -> ProfileChoice:

@@ -60,7 +60,6 @@ class ModelReport(NamedTuple):
         value_names: The names of all graph inputs and outputs in the file.
         stamp: The layout digest that the model gets; empty if it loses one.
         name_map: Old to new, of the names that change in the graph.
-        new_profile: The profile whose names the buffers get; empty if they keep the same.
         feeds: The outputs that fill KV buffers of another model.
         consumer: The consumer for which the result was checked; empty for none.
         proved: How many buffers the graph of the result was shown to retain; ``None`` if nothing
@@ -79,7 +78,6 @@ class ModelReport(NamedTuple):
     value_names: tuple[str, ...] = ()
     stamp: str | None = None
     name_map: Mapping[str, str] = _NO_NAMES
-    new_profile: str = ""
     feeds: tuple[str, ...] = ()
     consumer: str = ""
     proved: int | None = None

@@ -157,8 +157,7 @@ class ModelNames(NamedTuple):
         for token, new_name in found:
             if token in own_tokens and self.token_change.can_replace(token):
                 return _Match(new_name)
-        is_current = self.token_change.keeps_tokens and self.name_map
-        if not found or is_current or name in self.neighbour_names:
+        if not found or name in self.neighbour_names:
             return None
         token, new_name = found[0]
         return _Match(new_name, is_own=False, may_change=self.token_change.can_replace(token))

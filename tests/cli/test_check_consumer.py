@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
-from exporter_models import build_model, list_caches
+from exporter_models import STATIC_RULES, build_model, list_caches
 from hints import find_commands
 from models import info, node
 from schemas import load_schema, validate
@@ -408,10 +408,14 @@ def test_a_counter_that_nobody_moves_leaves_decode_unknown(tmp_path: Path, run) 
         *list_caches(names, parts=["keys", "values"], **static),
     ]
     onnx.save(build_model(caches), source)
-    to_qeff = (source, "--to", "qeff", "-o", renamed)
-    assert "KV630" in run(*to_qeff, "--target", "vllm-qaic").err
+    rules = tmp_path / "rules.toml"
+    rules.write_text(STATIC_RULES)
+    by_rules = ("--rules", rules)
+    rename = (source, *by_rules, "-o", renamed)
+    assert "KV630" in run(*rename, "--target", "vllm-qaic").err
     assert not renamed.exists()
-    assert run(*to_qeff, "--prefix", "vllmKvCache").code == 0
-    assert codes(document(run("check-consumer", renamed, "--format", "json"))) == {"KV630"}
-    compared = json.loads(run("compare", renamed, renamed, "--format", "json").out)
+    assert run(*rename, "--prefix", "vllmKvCache").code == 0
+    found = document(run("check-consumer", renamed, *by_rules, "--format", "json"))
+    assert codes(found) == {"KV630"}
+    compared = json.loads(run("compare", renamed, renamed, *by_rules, "--format", "json").out)
     assert {finding["code"] for finding in compared["findings"]} == {"KV630"}

@@ -29,7 +29,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("m.onnx --target VLLM-QAIC", "no such target", "did you mean vllm-qaic?"),
         ("m.onnx --prefix X --profile qef", "no such profile", "did you mean qeff?"),
         ("profiles Qeff", "no such profile", "did you mean qeff?"),
-        ("m.onnx --to hugginface", "no such profile", "did you mean huggingface?"),
         ("custom-io m.onnx --precision FLOAT16", "unknown precision", "did you mean float16?"),
         ("m.onnx --full_transfer", "no such option: --full_transfer",
          "did you mean --full-transfer?"),

@@ -52,7 +52,6 @@ def test_two_signs_before_a_size_are_no_bug(command: str, decoder: Path, run) ->
         (("-d", "a", "--directory", "b"), "--directory has two values: a and b; pass one"),
         (("--profile=qeff", "--profile=qnn"), "--profile has two values: qeff and qnn; pass one"),
         (("--rules", "a", "--rules", "b"), "--rules has two values: a and b; pass one"),
-        (("--to", "qnn", "--to", "qeff"), "--to has two values: qnn and qeff; pass one"),
         (("--format=text", "--format=github"), "--format has two values: text and github"),
     ],
 )
@@ -135,7 +134,6 @@ def test_an_option_excludes_and_needs_fields_of_its_request(name: str) -> None:
     [
         (("rename", "--strip", "--replace"), "--strip", "--replace"),
         (("rename", "--jobs", "2", "--dask", "x"), "--jobs", "--dask"),
-        (("rename", "--to", "qnn", "--seed-cache"), "--to", "--seed-cache"),
         (("pairs", "--as", "rules", "--format", "json"), "--as", "--format"),
         (("manifest", "--stamp", "--dim", "a=1"), "--stamp", "--dim"),
     ],

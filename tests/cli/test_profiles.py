@@ -19,7 +19,7 @@ def test_profiles_are_listed_with_what_they_are_for(run: Any) -> None:
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("rename", ("--profile", "--to", "--target")),
+        ("rename", ("--profile", "--target")),
         ("check-consumer", ("--profile", "--target")),
         ("verify", ("--profile",)),
     ],

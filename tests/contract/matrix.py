@@ -21,7 +21,6 @@ COMMANDS = {
     "manifest": ("manifest", "manifest {}"),
     "pairs": ("2", "pairs {} --format json"),
     "custom-io": ("custom-io", "custom-io {} --precision float16 -o -"),
-    "to-qeff": ("to", "{} --to qeff -d out --format json"),
 }
 """Why, and what is run on each model or directory."""
 IN_DEFAULT_TIER = 12

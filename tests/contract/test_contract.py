@@ -16,7 +16,7 @@ TABLE: Table = {
     name: entry for group in list_groups() for name, entry in read_group(group)[1].items()
 }
 SHAPES = read_shapes()
-LISTED = ("values --target", "values --profile", "values --to", "values --format")
+LISTED = ("values --target", "values --profile", "values --format")
 """Values that are the files of a folder."""
 
 

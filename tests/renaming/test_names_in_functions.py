@@ -11,9 +11,6 @@ from models import INSIDE, KEY, VALUE, decoder, graph, list_names, node, patched
 from onnx import FunctionProto, ModelProto
 
 from onnxkvrename import load_rules, rename, rename_bytes, rename_model
-from onnxkvrename.renaming.request import Request
-from onnxkvrename.renaming.run import rename_batch
-from onnxkvrename.rules.find_models import build_job
 
 INTERNAL = f"{KEY}_InternalRetainedState"
 OPSETS = [onnx.helper.make_opsetid("", 18)]
@@ -150,15 +147,6 @@ def test_a_graph_in_a_function_sees_its_values_unless_it_has_its_own(tmp_path: P
 def test_a_model_in_memory_changes_in_the_same_way() -> None:
     assert rename_bytes(SOURCE.read_bytes(), "VLLM") == TWIN.read_bytes()
     assert rename_model(onnx.load(SOURCE), "VLLM") == onnx.load(TWIN)
-
-
-def test_names_of_another_profile_do_not_go_inside(tmp_path: Path) -> None:
-    """That profile might not say that they follow, so the way back would lose them."""
-    target = load_rules("mobius-static")
-    rules = load_rules()._replace(target=target)
-    job = build_job(saved(SOURCE.read_bytes(), tmp_path / "model.onnx"))
-    (report,) = rename_batch(Request(to="mobius-static", dry_run=True), [job], rules).models
-    assert (len(report.name_map), report.function_name_map) == (8, {})
 
 
 @pytest.mark.parametrize(

@@ -423,24 +423,6 @@ def test_a_rename_warns_of_a_program_that_needs_the_old_names(
         assert "KV205" not in run(*more).err
 
 
-@pytest.mark.parametrize(
-    ("name", "example"),
-    [
-        ("transformers", "past_key_values.1.value"),
-        ("transformers, encoder-decoder", "past_key_values.0.encoder.key"),
-    ],
-)
-def test_names_of_transformers_become_those_of_optimum_and_back(
-    name: str, example: str, tmp_path: Path, run
-) -> None:
-    model = saved(MODELS[name][1](), tmp_path / "model.onnx")
-    before = model.read_bytes()
-    there = run(model, "--to", "huggingface")
-    assert (there.code, f" -> {example}\n" in there.out) == (0, True)
-    assert run(model, "--to", "transformers", "-q").code == 0
-    assert model.read_bytes() == before
-
-
 RAN = (
     *("equal", "needs CUDA", "onnxruntime refuses it, before as after"),
     "crashes onnxruntime, before as after",

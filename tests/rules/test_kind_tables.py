@@ -11,10 +11,8 @@ from models import saved
 
 from onnxkvrename import load_layout
 from onnxkvrename.model.signature import Signature, Value
-from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
-from onnxkvrename.rules.rewrite import convert_name
 
 RULES = r"""
 update = "append"
@@ -112,20 +110,6 @@ def test_a_name_may_say_its_kind_in_the_middle(tmp_path: Path, run) -> None:
     (missing,) = [b for b in caches if b.input == "in_1_cross_v"]
     model = save_caches(tmp_path, *(cache for cache in caches if cache is not missing))
     assert "KV108: in_1_cross_k" in run("verify", model, "--rules", rules).err
-
-
-@pytest.mark.parametrize(
-    ("name", "converted"),
-    [("in_3_self_k", "past_key_self_3_X"), ("in_3_cross_v", "past_value_cross_3_X")],
-)
-def test_a_name_that_says_its_kind_has_names_in_other_profiles(name: str, converted: str) -> None:
-    own, other = parse_rules(NAMED_KINDS, "r"), load_rules("ort-encdec")
-    match = own.match("input", name)
-    assert match is not None
-    assert convert_name(match, "X", own, other) == converted
-    back = other.match("input", converted)
-    assert back is not None
-    assert convert_name(back, "", other, own) == name
 
 
 def test_a_name_with_a_kind_that_has_no_such_part_is_none() -> None:

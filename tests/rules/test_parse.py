@@ -82,7 +82,6 @@ KINDS = f"[kv.kinds.own]\n{ROLES}"
         ("in_{buffer}", "{0.__class__}", "kv[0].input_name: has a {"),
         ("in_{buffer}", "[[{buffer}]", "kv[0].input_name: has a ["),
         ('input_name = "in_{buffer}{layer}[_{token}]"', "", "kv[0].input_name: is missing"),
-        (KINDS, f"defaults = {{ end = '' }}\n{KINDS}", "kv[0].defaults: end is"),
         # Kinds.
         (KINDS, "", "kv[0].kinds: is missing"),
         (KINDS, "kinds = 1", "kv[0].kinds: must be a table"),
