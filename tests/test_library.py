@@ -332,17 +332,13 @@ def test_a_stamp_is_that_of_the_command(
         onnxkvrename.stamp("m.json")
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_an_export_is_seeded_as_by_the_command(in_place: bool, run: Run, tmp_path: Path) -> None:
+def test_an_export_is_seeded_as_by_the_command(run: Run, tmp_path: Path) -> None:
     exports = [qefficient_exports.write_export(tmp_path / name) for name in ("command", "library")]
-    options = ("--in-place",) if in_place else ()
-    assert run(exports[0], "--prefix", "VLLM", "--seed-cache", *options).code == 0
+    assert run(exports[0], "--prefix", "VLLM", "--seed-cache").code == 0
     model = exports[1] / "decoder.onnx"
-    report = onnxkvrename.rename(model, "VLLM", seed_cache=True, in_place=in_place)
+    report = onnxkvrename.rename(model, "VLLM", seed_cache=True)
     assert report.status == "renamed"
     assert read_directory(tmp_path / "library") == read_directory(tmp_path / "command")
-    with pytest.raises(ValueError, match="in_place requires seed_cache=True"):
-        onnxkvrename.rename(model, "VLLM", in_place=True)
 
 
 def test_pages_are_those_of_the_command(
@@ -403,7 +399,7 @@ def test_the_examples_of_the_page_have_types(program: Path) -> None:
 TYPED = """
 
 def use_the_rest(proto: onnx.ModelProto, data: bytes, path: Path) -> str:
-    each: onnxkvrename.ModelReport = onnxkvrename.rename(path, "X", seed_cache=True, in_place=True)
+    each: onnxkvrename.ModelReport = onnxkvrename.rename(path, "X", seed_cache=True, force=True)
     smaller: bytes = onnxkvrename.rename_bytes(data, strip=True)
     layout: onnxkvrename.Layout = onnxkvrename.load_layout([path, str(path)]).layout
     findings: tuple[onnxkvrename.Finding, ...] = onnxkvrename.check_consumer(layout, serve="-tp 2")

@@ -118,14 +118,6 @@ def test_step_by_step(machine: Machine, plain: Path, twin: Path, qefficient) -> 
     assert os.listdir(plain.parent) == [plain.name]
 
 
-def test_in_place(machine: Machine, plain: Path, twin: Path, qefficient) -> None:
-    says(machine, "in-place", EXPORT=plain)
-    assert os.listdir(plain.parent) == [twin.name]
-    assert read_directory(plain.parent / twin.name) == read_directory(twin)
-    exec(BLOCKS["compile"], {})
-    assert qefficient.taken == plain.parent / twin.name / "decoder.onnx"
-
-
 def test_several_directories(machine: Machine, cache: Path, tmp_path: Path) -> None:
     encoder, decoder = qefficient_exports.write_dual_export(cache)
     _, twin = qefficient_exports.write_dual_export(tmp_path / "twins", "VLLM")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.api.arguments import (
@@ -56,7 +55,6 @@ def rename(
     force: bool = False,
     sidecars: SidecarPolicy = "auto",
     seed_cache: bool = False,
-    in_place: bool = False,
     dry_run: bool = False,
 ) -> ModelReport:
     """Rename the KV buffers of one model: in place, or into ``output``.
@@ -83,7 +81,6 @@ def rename(
             ``require`` if all must, ``off`` for none, with a warning.
         seed_cache: For an export in QEfficient's cache: put the result where the cache looks for
             it.
-        in_place: With ``seed_cache``: rename the export itself and its directory.
         dry_run: Plan and check only.
 
     Returns:
@@ -131,15 +128,14 @@ def rename_all(
     force: bool = False,
     sidecars: SidecarPolicy = "auto",
     seed_cache: bool = False,
-    in_place: bool = False,
     dry_run: bool = False,
     executor: Executor | None = None,
 ) -> Report:
     """Rename many models, all of them or none.
 
     After an exception, all files are as they were. ``strip``, ``replace``, ``normalize``,
-    ``rules``, ``verify``, ``strict``, ``force``, ``sidecars``, ``seed_cache``,
-    ``in_place`` and ``dry_run`` are as for `rename`.
+    ``rules``, ``verify``, ``strict``, ``force``, ``sidecars``, ``seed_cache``
+    and ``dry_run`` are as for `rename`.
 
     Args:
         models: Paths of models, and of directories: then every ``.onnx`` file below.
@@ -197,14 +193,9 @@ def run_rename(
     knows_rules = request.pairs is None and request.profile != AUTO_PROFILE
     rules = find_rules(request.profile, request.rules) if knows_rules else load_rules()
     if request.seed_cache and request.writes:
-        from onnxkvrename.qefficient.seed_cache import settle_stopped_moves  # most need none
+        from onnxkvrename.qefficient.seed_cache import settle_stopped_seeds  # most need none
 
-        settle_stopped_moves(request.models)
-    if request.in_place:
-        from onnxkvrename.qefficient.seed_cache import find_moved_paths  # only for --seed-cache
-
-        moved = find_moved_paths(request.models, rules, request.change)
-        request = request._replace(models=moved)
+        settle_stopped_seeds(request.models)
     jobs = find_jobs(request.models, request.output, request.directory)
     check_token_change(request.change)
     if not knows_rules:
@@ -245,14 +236,13 @@ def _rename_in_cache(
     from onnxkvrename.qefficient.seed_cache import plan_seeds  # only for --seed-cache
 
     models = [job.model for job in jobs]
-    how = {"in_place": request.in_place, "strict": request.strict}
-    plan = plan_seeds(models, rules, request.change, **how)
+    plan = plan_seeds(models, rules, request.change, strict=request.strict)
     if any(model.failed for model in plan.left_out):
         request = request._replace(dry_run=True)
     jobs = plan.redirect_jobs(jobs)
-    params, moves = plan.build_sidecars(jobs), plan.directory_map
-    report = _run_jobs(request, jobs, rules, executor, open_bars, params, moves)
-    return plan.update_report(report, dry_run=not request.writes)
+    params = plan.build_sidecars(jobs)
+    report = _run_jobs(request, jobs, rules, executor, open_bars, params)
+    return report._replace(models=(*report.models, *plan.left_out))
 
 
 def _run_jobs(
@@ -262,7 +252,6 @@ def _run_jobs(
     executor: Executor | None,
     open_bars: Callable[[], ProgressContext],
     sidecars: Sequence[Sidecar] = (),
-    directory_map: Mapping[Path, Path] | None = None,
 ) -> Report:
     """Rename models with the workers that are asked for, and say of a cache what it holds now."""
     if request.dask is not None:  # a worker has a working directory of its own
@@ -270,7 +259,6 @@ def _run_jobs(
         request = request._replace(sidecar=tuple(path.absolute() for path in request.sidecar))
     reuse = partial(check_cache_reuse, target=request.target)
     in_cache = check_cache_state if request.seed_cache else reuse
-    checks = () if request.in_place else (in_cache,)  # a move leaves nothing wrong
     workers = (
         nullcontext(executor)
         if executor is not None
@@ -279,13 +267,12 @@ def _run_jobs(
     reports: list[Report] = []
     with report_placed(reports), workers as executor, open_bars() as progress:
         report = rename_batch(
-            request._replace(checks=checks),
+            request._replace(checks=(in_cache,)),
             jobs,
             rules,
             sidecars=sidecars,
             progress=progress,
             executor=executor,
-            directory_map=directory_map,
         )
         reports.append(report)
         models = (

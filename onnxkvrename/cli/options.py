@@ -277,11 +277,8 @@ def _complete_name(
 
 
 def suggest_option(options: Mapping[str, Option], word: str) -> str | None:
-    """Return the hint "did you mean --target vllm-qaic?" for a word typed without its option.
-
-    Of two options with the value, the later one is meant: --profile rather than --to.
-    """
-    for option in reversed(list(options.values())):
+    """Return the hint "did you mean --target vllm-qaic?" for a word typed without its option."""
+    for option in options.values():
         flags = option.flags.split()
         if f"--{word}" in flags:
             return f"did you mean --{word}?"

@@ -73,7 +73,7 @@ def command(arguments: RecoverArguments) -> int:
             (run, tuple(run.record.list_targets()))
             for run in find_half_done_runs(paths, skipped.append)
         ]
-        show = _PathNames(paths)  # before a directory gets another name
+        show = _PathNames(paths)
         for run, _ in runs if undo or finish else ():
             end_run(run, undo=undo)
         if undo or finish:

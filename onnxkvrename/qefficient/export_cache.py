@@ -319,17 +319,10 @@ def _describe_tokens(tokens: Collection[str]) -> str:
     return f"with the token {format_list(named)}" if named else "without a token"
 
 
-def build_occupied_finding(directory: str, *, same: bool = False) -> Finding:
-    """Return KV403 for an existing directory at the new path of an export.
-
-    Pass `same` if it holds an export with the same parameters.
-    """
-    held = "an export with the same parameters" if same else "something else"
-    hint = "move that directory away"
-    if same:
-        hint += ", or leave out --in-place: then both stay"
-    message = f"is where QEfficient will look for the renamed export, and already holds {held}"
-    return build_finding("KV403", directory, message, hint)
+def build_occupied_finding(directory: str) -> Finding:
+    """Return KV403 for an existing directory at the new path of an export."""
+    message = "is where QEfficient will look for the renamed export, and already holds something"
+    return build_finding("KV403", directory, f"{message} else", "move that directory away")
 
 
 def _restore_hashed_params(params: ExportParams) -> ExportParams:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, promote_to_errors, quote_path
@@ -16,7 +16,6 @@ from onnxkvrename.qefficient.export_cache import (
     PARAMS_FILE,
     WEIGHTS_FILE,
     CacheEntry,
-    ExportParams,
     build_elsewhere_hint,
     build_occupied_finding,
     build_renamed_entry,
@@ -26,21 +25,18 @@ from onnxkvrename.qefficient.export_cache import (
     find_exports,
     identify_export,
     read_export_params,
-    rename_export_params,
     render_export_params,
-    split_directory_name,
 )
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
-from onnxkvrename.rules.find_models import build_job, find_jobs
+from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED
-from onnxkvrename.rules.results import ModelReport, RenameJob, Report, SidecarReport
+from onnxkvrename.rules.results import ModelReport, RenameJob
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.storage.directories import is_left_empty
-from onnxkvrename.storage.read import is_directory, is_occupied, resolve_path
-from onnxkvrename.storage.record import resolve_moved_path
+from onnxkvrename.storage.read import is_directory, is_occupied
 from onnxkvrename.storage.recover import settle_stopped_runs
 
 _OLD_MERGE_FOLDER = "final_data"
@@ -63,7 +59,7 @@ class Seed(NamedTuple):
     finding: Finding | None = None
 
     @property
-    def needs_move(self) -> bool:
+    def needs_copy(self) -> bool:
         """True if QEfficient looks for the renamed export in another directory."""
         return self.finding is None and self.target != self.directory
 
@@ -74,21 +70,12 @@ class SeedPlan:
 
     Attributes:
         seeds: The exports that the models belong to, in the order of the models.
-        in_place: True to rename each export and its directory, false to write a renamed copy.
         left_out: Reports on the models that are not seeded, because QEfficient would not look
             for them; each has KV407 with the reason.
     """
 
     seeds: tuple[Seed, ...]
-    in_place: bool
     left_out: tuple[ModelReport, ...] = ()
-
-    @property
-    def directory_map(self) -> dict[Path, Path]:
-        """Old to new path of every directory that is renamed in place."""
-        if not self.in_place:
-            return {}
-        return {seed.directory: seed.target for seed in self.seeds if seed.needs_move}
 
     def redirect_jobs(self, jobs: Sequence[RenameJob]) -> tuple[RenameJob, ...]:
         """Return the jobs with outputs in the new directories of their exports.
@@ -109,7 +96,7 @@ class SeedPlan:
             if seed.directory in self._results:
                 continue
             path_in_export = Path(os.path.abspath(job.model)).relative_to(seed.directory)
-            output = job.model if self._stays(seed) else seed.target / path_in_export
+            output = seed.target / path_in_export if seed.needs_copy else job.model
             redirected.append(build_job(job.model, output, seed.directory.parent))
         return tuple(redirected)
 
@@ -119,32 +106,12 @@ class SeedPlan:
             sidecar
             for seed in self.seeds
             if seed.directory not in self._results
-            for sidecar in _build_sidecars(seed, self._resolve_directory(seed), jobs)
+            for sidecar in _build_sidecars(seed, jobs)
         )
-
-    def update_report(self, report: Report, *, dry_run: bool) -> Report:
-        """Return the report with the models left out, and with the paths of renamed directories.
-
-        Args:
-            report: The report of the rename.
-            dry_run: True if nothing was to be written.
-        """
-        report = report._replace(models=(*report.models, *self.left_out))
-        if not self.directory_map:
-            return report
-        done = not dry_run and not any(model.failed for model in report.models)
-        return update_report_paths(report, self.directory_map, done=done)
 
     @property
     def _results(self) -> set[Path]:
-        return {seed.target for seed in self.seeds if seed.needs_move}
-
-    def _stays(self, seed: Seed) -> bool:
-        return self.in_place or not seed.needs_move
-
-    def _resolve_directory(self, seed: Seed) -> Path:
-        """Return the directory that the results of an export are written to."""
-        return seed.directory if self._stays(seed) else seed.target
+        return {seed.target for seed in self.seeds if seed.needs_copy}
 
 
 def plan_seeds(
@@ -152,7 +119,6 @@ def plan_seeds(
     rules: Rules,
     change: TokenChange,
     *,
-    in_place: bool,
     strict: bool = False,
 ) -> SeedPlan:
     """Return the plan for the exports that models belong to; nothing is written.
@@ -164,12 +130,11 @@ def plan_seeds(
         models: The models of the run.
         rules: The rules that recognise KV names.
         change: The tokens to add and to remove.
-        in_place: True to rename each export and its directory, false to write a renamed copy.
         strict: True if the finding of an export that is left out is an error.
 
     Raises:
-        ModelError: A model is in no export, QEfficient would look for none of them with a
-            token, or only a part of an export would be renamed in place.
+        ModelError: A model is in no export, or QEfficient would look for none of them with a
+            token.
     """
     models_by_directory: dict[Path, list[Path]] = {}
     for model in models:
@@ -177,9 +142,7 @@ def plan_seeds(
     seeds: list[Seed] = []
     left_out: list[ModelReport] = []
     for directory, own_models in models_by_directory.items():
-        seed = _plan_seed(directory, rules, change, in_place=in_place)
-        if in_place and seed.needs_move:
-            _check_complete(directory, models)
+        seed = _plan_seed(directory, rules, change)
         refused: list[ModelReport] = []
         if seed.entry is not None and seed.finding is None:
             refused += _report_refused(directory, seed.entry, own_models, rules)
@@ -203,14 +166,14 @@ def plan_seeds(
             report._replace(findings=promote_to_errors(report.findings), status="failed")
             for report in left_out
         ]
-    return SeedPlan(tuple(seeds), in_place, tuple(left_out))
+    return SeedPlan(tuple(seeds), tuple(left_out))
 
 
-def settle_stopped_moves(paths: Iterable[Path]) -> None:
-    """Undo runs that were stopped before all exports had their new names, or were all there.
+def settle_stopped_seeds(paths: Iterable[Path]) -> None:
+    """Undo runs that were stopped before all files of all exports were there.
 
     Args:
-        paths: The models or directories of the run; they may have their new names.
+        paths: The models or directories of the run.
 
     Raises:
         KvRenameError: A run cannot be undone, or another one is at work.
@@ -225,84 +188,6 @@ def settle_stopped_moves(paths: Iterable[Path]) -> None:
     settle_stopped_runs(directories, knows_inputs=False)
 
 
-def find_moved_paths(paths: Sequence[Path], rules: Rules, change: TokenChange) -> tuple[Path, ...]:
-    """Return the paths; for those within an export that has its new name by now, the new paths.
-
-    A run in place that is killed after it has renamed a directory leaves nothing at the path
-    that it was given. So the same command finds the export, and finishes the work.
-
-    Args:
-        paths: The models or directories of the run.
-        rules: The rules that recognise KV names.
-        change: The tokens to add and to remove.
-
-    Raises:
-        KvRenameError: It cannot be determined what is at a path.
-    """
-    return tuple(_find_moved_path(path, rules, change) for path in paths)
-
-
-def _find_moved_path(path: Path, rules: Rules, change: TokenChange) -> Path:
-    absolute = Path(os.path.abspath(path))
-    if is_occupied(absolute):
-        return path
-    for directory in (absolute, *absolute.parents):
-        if is_directory(directory.parent):
-            moved = _find_moved_directory(directory, rules, change)
-            return path if moved is None else moved / absolute.relative_to(directory)
-    return path
-
-
-def _find_moved_directory(directory: Path, rules: Rules, change: TokenChange) -> Path | None:
-    """Return the directory that an export was moved to, ``None`` if there is none.
-
-    The parameters show it: their hash without the change is the one in the old name.
-    """
-    name_and_hash = split_directory_name(directory.name)
-    if name_and_hash is None:
-        return None
-    undo = _find_opposite_change(change)
-    if undo is None:
-        return None
-    for name in sorted(os.listdir(directory.parent)):
-        if not name.startswith(f"{name_and_hash[0]}-"):
-            continue
-        try:
-            entry = identify_export(name, read_export_params(directory.parent / name))
-        except KvRenameError:
-            continue  # no export
-        if entry is None:
-            continue
-        if build_renamed_entry(entry, rules, undo).directory_name == directory.name:
-            return directory.parent / name
-    return None
-
-
-def update_report_paths(report: Report, moves: Mapping[Path, Path], *, done: bool) -> Report:
-    """Return the report with the paths that files have after directories were renamed.
-
-    A sidecar whose directory alone gets another name counts as changed.
-
-    Args:
-        report: The report of the rename.
-        moves: Old to new paths of directories.
-        done: True if the directories were renamed, false if they would be.
-    """
-    sidecars = []
-    for sidecar in report.sidecars:
-        moved = _update_output(sidecar, moves)
-        if moved.output != sidecar.output and sidecar.status == "unchanged":
-            moved = moved._replace(status="renamed" if done else "would-rename")
-        sidecars.append(moved)
-    models = []
-    for model in report.models:
-        moved_model = _update_output(model, moves)
-        call = model.feed_back_call
-        call = call and call.replace(model.output, moved_model.output)
-        models.append(moved_model._replace(feed_back_call=call))
-    return Report(tuple(models), tuple(sidecars))
-
-
 def _require_export_directory(model: Path) -> Path:
     for directory in find_exports(model):
         return directory
@@ -313,17 +198,9 @@ def _require_export_directory(model: Path) -> Path:
     )
 
 
-def _plan_seed(directory: Path, rules: Rules, change: TokenChange, *, in_place: bool) -> Seed:
+def _plan_seed(directory: Path, rules: Rules, change: TokenChange) -> Seed:
     params = read_export_params(directory)
     entry = identify_export(directory.name, params)
-    if entry is None:
-        entry = _find_interrupted_entry(directory, params, rules, change)
-        if entry is not None and not in_place:
-            raise ModelError(
-                f"is half moved to {entry.directory_name}: a run with --in-place was killed",
-                path=str(directory),
-                hint="run that command again",
-            )
     if entry is None:
         unrecognized = build_unrecognized_finding(directory, params)
         return Seed(directory, directory, None, unrecognized)
@@ -332,35 +209,10 @@ def _plan_seed(directory: Path, rules: Rules, change: TokenChange, *, in_place: 
     new_entry = build_renamed_entry(entry, rules, change)
     target = directory.parent / new_entry.directory_name
     is_taken = target != directory and is_occupied(target)
-    if is_taken and not in_place:  # a run that was killed may have made it
-        is_taken = not is_left_empty(target)
-    is_same = is_taken and _has_entry(target, new_entry)
-    if is_taken and (in_place or not is_same):
-        occupied = build_occupied_finding(str(target), same=is_same)
-        return Seed(directory, target, new_entry, occupied)
+    # A run that was killed may have made it.
+    if is_taken and not is_left_empty(target) and not _has_entry(target, new_entry):
+        return Seed(directory, target, new_entry, build_occupied_finding(str(target)))
     return Seed(directory, target, new_entry)
-
-
-def _find_interrupted_entry(
-    directory: Path, params: ExportParams, rules: Rules, change: TokenChange
-) -> CacheEntry | None:
-    """Return the entry of an export with new parameters in a directory with its old name.
-
-    A run that was killed is undone before, if that is possible. Otherwise, the entry follows
-    from the token that was there before, if that is known.
-    """
-    undo = _find_opposite_change(change)
-    if undo is None:
-        return None
-    entry = identify_export(directory.name, rename_export_params(params, rules, undo))
-    return entry and build_renamed_entry(entry, rules, change)
-
-
-def _find_opposite_change(change: TokenChange) -> TokenChange | None:
-    """Return the change that undoes another one, ``None`` if its token is not known."""
-    if not change.strip:
-        return TokenChange(None, strip=True)
-    return None if change.token is None else TokenChange(change.token)
 
 
 def _has_entry(directory: Path, entry: CacheEntry) -> bool:
@@ -378,20 +230,9 @@ def _takes_token(seeds: Sequence[Seed], rules: Rules) -> bool:
     )
 
 
-def _check_complete(directory: Path, models: Sequence[Path]) -> None:
-    """Raise for a model of an export that would not be renamed together with its directory."""
-    given_models = {resolve_path(model) for model in models}
-    for job in find_jobs([directory]):
-        if resolve_path(job.model) not in given_models:
-            raise ModelError(
-                "would not be renamed, although it belongs to the same export",
-                path=str(job.model),
-                hint=f"pass the whole export: {quote_path(str(directory))}",
-            )
-
-
-def _build_sidecars(seed: Seed, target: Path, jobs: Sequence[RenameJob]) -> Iterator[Sidecar]:
+def _build_sidecars(seed: Seed, jobs: Sequence[RenameJob]) -> Iterator[Sidecar]:
     """Yield the parameters of an export, and the list of its weights if there is one."""
+    target = seed.target if seed.needs_copy else seed.directory
     models = (Path(os.path.abspath(each.model)) for each in jobs)
     owners = tuple(index for index, model in enumerate(models) if seed.directory in model.parents)
     rewriters = {PARAMS_FILE: partial(_rewrite_params, seed)}
@@ -426,15 +267,6 @@ def _copy_weights_file(directory: Path, target: Path, data: bytes) -> RewrittenS
         f"`ln -s {quote_path(str(link))} {quote_path(str(target))}` afterwards",
     )
     return RewrittenSidecar(data, findings=(finding._replace(severity="warning"),))
-
-
-_ReportItem = TypeVar("_ReportItem", ModelReport, SidecarReport)
-
-
-def _update_output(item: _ReportItem, moves: Mapping[Path, Path]) -> _ReportItem:
-    path = Path(os.path.abspath(item.output))
-    moved_path = resolve_moved_path(path, moves)
-    return item if moved_path == path else item._replace(output=str(moved_path))
 
 
 def _report_refused(

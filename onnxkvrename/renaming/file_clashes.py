@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,15 +23,13 @@ class _Output(NamedTuple):
 def check_files_together(
     models: Sequence[PreparedModel],
     sidecars: Sequence[PreparedSidecar],
-    moves: Mapping[Path, Path],
     read_files: Sequence[Path],
 ) -> tuple[PreparedModel, ...]:
     """Return the models, with an error for each whose results would destroy a file of the run.
 
     Such files are the models, their external data, sidecars, rules, and all other results.
 
-    `moves` are the directories that get another name, with their new paths; `read_files` are
-    further files that the command reads.
+    `read_files` are further files that the command reads.
 
     Raises:
         ModelError: It cannot be determined what is at a path.
@@ -44,8 +42,6 @@ def check_files_together(
         *_add_sidecars(sidecars, files),
         *_add_data_results(models, files),
     ]
-    for directory, target in moves.items():
-        outputs.append(_Output(0, files.add_output(target, f"the new name of {directory}")))
     errors = dict(_find_different_data(models))
     for output in outputs:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -83,7 +83,6 @@ class BatchWriter:
         tasks: The files to write, those of one model after the other.
         progress: Where to show how far the work is.
         executor: What writes the temporary files; by default this process does.
-        directory_map: Directories that get another name in the end, by absolute paths.
         inputs: All files that the command reads: no clean-up removes one.
     """
 
@@ -92,13 +91,11 @@ class BatchWriter:
         tasks: Sequence[WriteTask],
         progress: Progress | None = None,
         executor: Executor | None = None,
-        directory_map: Mapping[Path, Path] | None = None,
         inputs: Sequence[Path] = (),
     ) -> None:
         self.tasks = tasks
         self.progress = progress
         self.executor = executor
-        self.directory_map = directory_map or {}
         self.inputs = inputs
         self._transaction: Transaction | None = None
 
@@ -116,7 +113,7 @@ class BatchWriter:
             FlushError: All files are in place, but perhaps not on the disk.
             KvRenameError: As PlaceError, for an error that does not belong to one model.
         """
-        if not self.tasks and not self.directory_map:
+        if not self.tasks:
             return
         try:
             self._lock_and_write()
@@ -143,13 +140,12 @@ class BatchWriter:
     def _lock_and_write(self) -> None:
         """Lock the directories of all targets, make those that are missing, and write."""
         wanted = dict.fromkeys(task.target.parent for task in self.tasks)
-        parents = [path.parent for path in self.directory_map]
-        there = [*map(find_existing_directory, wanted), *parents]
+        there = list(map(find_existing_directory, wanted))
         overwritten = _read_overwritten(self.tasks)
         with hold_locks(there), ExitStack() as locks:
             missing = (find_missing_directories(task.target) for task in self.tasks)
             made = list(dict.fromkeys(path for paths in missing for path in paths))
-            self._transaction = Transaction([*wanted, *parents], overwritten, made)
+            self._transaction = Transaction(list(wanted), overwritten, made)
             with self._transaction as transaction:
                 self._make_directories(transaction)
                 locks.enter_context(hold_locks(made))
@@ -184,7 +180,7 @@ class BatchWriter:
             replaces = file.target in transaction.overwritten
             group = model_files if isinstance(task.source, SplicePlan) else other_files
             group.append(file._replace(overwrites_target=replaces))
-        transaction.place([*other_files, *model_files], self.directory_map)
+        transaction.place([*other_files, *model_files])
 
     def _write_temp_files(self, tasks: Sequence[WriteTask]) -> list[ReadyFile]:
         count_file, write = None, write_temp_file

@@ -153,15 +153,6 @@ class Request(NamedTuple):
             why="the cache decides names and places",
         ),
     ] = False
-    in_place: Annotated[
-        bool,
-        Option(
-            "--in-place",
-            "With --seed-cache: rename the export itself and its directory.",
-            needs=("seed_cache",),
-            why="a plain rename is in place anyway",
-        ),
-    ] = False
     group_windows: Annotated[
         bool,
         NO_SET._replace(section="Checks and rules"),

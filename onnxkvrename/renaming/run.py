@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,6 @@ def rename_batch(
     sidecars: Sequence[Sidecar] = (),
     progress: Progress | None = None,
     executor: Executor | None = None,
-    directory_map: Mapping[Path, Path] | None = None,
 ) -> Report:
     """Rename models, and the text files that go with them, all of them or none.
 
@@ -72,8 +71,6 @@ def rename_batch(
         progress: The display of the progress.
         executor: Runs the reads and writes, on any machine where the jobs' paths mean the same
             files; results are put in place by this process. By default it does all.
-        directory_map: Directories that get another name in the end, by absolute paths; the
-            report has the old names.
 
     Returns:
         The outcome for each model and sidecar. An error of one model is in its report; then
@@ -100,14 +97,14 @@ def rename_batch(
         models, prepared_sidecars = _prepare_sidecars(models, sidecars, request, rules)
     if not request.check:
         models = check_space(models)
-    models = _check_places(models, prepared_sidecars, request, rules, directory_map or {})
+    models = _check_places(models, prepared_sidecars, request, rules)
     models = tuple(_settle(model, strict=request.strict) for model in models)
     if not request.writes or any(model.report.failed for model in models):
         sidecar_reports = _list_sidecar_reports(prepared_sidecars)
         return Report(_list_reports(models), sidecar_reports, restored=tuple(restored))
     inputs += [file.path for model in models for file in model.data_files]
     tasks = list_tasks(models, prepared_sidecars, force=request.force)
-    writer = BatchWriter(tasks, progress, executor, directory_map, inputs)
+    writer = BatchWriter(tasks, progress, executor, inputs)
     report = _write_results(models, prepared_sidecars, writer)
     if is_half_done and not report.failed:
         settle_stopped_runs(directories, inputs)  # this run has finished the work of the other
@@ -127,7 +124,6 @@ def _check_places(
     sidecars: tuple[PreparedSidecar, ...],
     request: Request,
     rules: Rules,
-    directory_map: Mapping[Path, Path],
 ) -> tuple[PreparedModel, ...]:
     """Return the models with what is wrong with the places of all results together."""
     jobs = [model.job for model in models]
@@ -140,10 +136,10 @@ def _check_places(
                 from onnxkvrename.renaming.load_sidecars import check_sidecars_there
 
                 models = check_sidecars_there(models, sidecars, rules)
-    if sidecars or directory_map or len(models) > 1 or not all(job.in_place for job in jobs):
+    if sidecars or len(models) > 1 or not all(job.in_place for job in jobs):
         from onnxkvrename.renaming.file_clashes import check_files_together
 
-        models = check_files_together(models, sidecars, directory_map, request.read_files)
+        models = check_files_together(models, sidecars, request.read_files)
     return models
 
 

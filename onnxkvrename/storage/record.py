@@ -1,6 +1,6 @@
 """Records of runs that change several files, and the one function that plays them back.
 
-A record is written before the first change: which files and directories change, and what they
+A record is written before the first change: which files change, and what they
 are before and after. Until all changes are on the disk, the old and the new file of each target
 have temporary names beside it, with the key of the record. So whatever stops a run, an error, an
 interrupt, SIGKILL or the power, the same function undoes or finishes it: :func:`play_back`.
@@ -18,7 +18,7 @@ import os
 import re
 import stat
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -100,39 +100,14 @@ class FileChange(NamedTuple):
         return Identity.read(self.target) == self.new
 
 
-class DirectoryMove(NamedTuple):
-    """A directory that gets another name in its parent, after all files have their places.
-
-    Attributes:
-        source: Its path before.
-        target: Its path after.
-        inode: Its number.
-    """
-
-    source: Path
-    target: Path
-    inode: int
-
-    def find_state(self) -> State:
-        """Return whether the directory has its new name.
-
-        Raises:
-            OSError: This cannot be determined.
-        """
-        source, target = _read_status(self.source), _read_status(self.target)
-        if target is None and source is not None and source.st_ino == self.inode:
-            return "old"
-        return "new" if target is not None and target.st_ino == self.inode else "changed"
-
-
 class TargetState(NamedTuple):
     """The state of a target.
 
     Attributes:
-        path: The file or directory, by its present name.
+        path: The file.
         state: Whether it is new, old, or was changed since.
         kept: The other file: the old one of a new target, the new one of an old target;
-            ``None`` for a directory, for what was changed, and where there was no old file.
+            ``None`` for what was changed, and where there was no old file.
     """
 
     path: Path
@@ -145,42 +120,29 @@ class Record(NamedTuple):
 
     Attributes:
         key: The key of its temporary names.
-        directories: Where the record lies: each directory that has a target, by its name before.
+        directories: Where the record lies: each directory that has a target.
         files: The files, in the order in which they get their places.
-        moves: The directories that are renamed after that.
         made: The directories that the run makes, the outer ones first.
     """
 
     key: str
     directories: tuple[Path, ...]
     files: tuple[FileChange, ...]
-    moves: tuple[DirectoryMove, ...] = ()
     made: tuple[Path, ...] = ()
 
-    def list_directories(self) -> list[Path]:
-        """Return the directories of the record by the names that they have now.
-
-        Raises:
-            OSError: The name of one cannot be determined.
-        """
-        moves = self._find_moves()
-        return [resolve_moved_path(directory, moves) for directory in self.directories]
-
     def list_targets(self) -> list[TargetState]:
-        """Return the targets as they are now, directories first.
+        """Return the targets as they are now.
 
         Raises:
             OSError: The state of one cannot be determined.
         """
-        moves = self._find_moves()
-        targets = [TargetState(move.target, move.find_state(), None) for move in self.moves]
+        targets = []
         for change in self.files:
-            target = resolve_moved_path(change.target, moves)
-            state = self._find_state(change, target)
+            state = self._find_state(change)
             kept = None
             if state == "old" or (state == "new" and change.old is not None):
-                kept = self._build_kept_path(target, change, "new" if state == "old" else "old")
-            targets.append(TargetState(target, state, kept))
+                kept = self._build_kept_path(change, "new" if state == "old" else "old")
+            targets.append(TargetState(change.target, state, kept))
         return targets
 
     def find_states(self) -> set[State]:
@@ -205,11 +167,7 @@ class Record(NamedTuple):
         Raises:
             OSError: This cannot be determined.
         """
-        moves = self._find_moves()
-        found = (
-            (Identity.read(resolve_moved_path(change.target, moves)), change)
-            for change in self.files
-        )
+        found = ((Identity.read(change.target), change) for change in self.files)
         return any(file is not None and file in (own.old, own.new) for file, own in found)
 
     def find_fault(self, *, undo: bool) -> WriteError | None:
@@ -218,41 +176,35 @@ class Record(NamedTuple):
         Raises:
             OSError: This cannot be determined.
         """
-        moves = self._find_moves()
         for change in self.files:
-            target = resolve_moved_path(change.target, moves)
             needed = change.old if undo else change.new
-            if needed is None or self._find_state(change, target) != ("new" if undo else "old"):
+            if needed is None or self._find_state(change) != ("new" if undo else "old"):
                 continue
-            kept = self._build_kept_path(target, change, "old" if undo else "new")
+            kept = self._build_kept_path(change, "old" if undo else "new")
             status = _read_status(kept)
             kinds = {stat.S_IFREG, stat.S_IFLNK} if undo else {stat.S_IFREG}
             is_ours = status is not None and stat.S_IFMT(status.st_mode) in kinds
             if not is_ours or Identity.read(kept) != needed:
                 which = "has no copy of its old content" if undo else "has lost its new content"
                 hint = "to finish the work, run the stopped command again"
-                return WriteError(which, path=str(target), hint=hint)
+                return WriteError(which, path=str(change.target), hint=hint)
         return None
 
-    def _find_moves(self) -> dict[Path, Path]:
-        """Return the directories that have their new names."""
-        return {move.source: move.target for move in self.moves if move.find_state() == "new"}
-
-    def _find_state(self, change: FileChange, target: Path) -> State:
-        found = Identity.read(target)
+    def _find_state(self, change: FileChange) -> State:
+        found = Identity.read(change.target)
         if found is None:
             return "old" if change.old is None else "changed"
         for state, identity in (("new", change.new), ("old", change.old)):
-            if found == identity and self._is_kept(target, change, state):
+            if found == identity and self._is_kept(change, state):
                 return "new" if state == "new" else "old"
         return "changed"
 
-    def _is_kept(self, target: Path, change: FileChange, kind: Any) -> bool:
+    def _is_kept(self, change: FileChange, kind: Any) -> bool:
         """Return whether what is at a target is a file of the run, by the link that it keeps."""
-        kept = self._build_kept_path(target, change, kind)
-        status, kept_status = os.lstat(target), _read_status(kept)
+        kept = self._build_kept_path(change, kind)
+        status, kept_status = os.lstat(change.target), _read_status(kept)
         if kept_status is None:
-            return not self._can_link(target)
+            return not self._can_link(change.target)
         return os.path.samestat(status, kept_status)
 
     def _can_link(self, target: Path) -> bool:
@@ -264,10 +216,8 @@ class Record(NamedTuple):
         os.unlink(probe)
         return True
 
-    def _build_kept_path(
-        self, target: Path, change: FileChange, kind: Literal["new", "old"]
-    ) -> Path:
-        return target.parent / build_temp_name(self.key, change.key, kind)
+    def _build_kept_path(self, change: FileChange, kind: Literal["new", "old"]) -> Path:
+        return change.target.parent / build_temp_name(self.key, change.key, kind)
 
 
 def build_record_path(directory: Path, key: str) -> Path:
@@ -275,37 +225,19 @@ def build_record_path(directory: Path, key: str) -> Path:
     return directory / f"{TEMP_PREFIX}{key}{RECORD_SUFFIX}"
 
 
-def resolve_moved_path(path: Path, moves: Mapping[Path, Path]) -> Path:
-    """Return the path of a file after directories were renamed.
-
-    Args:
-        path: The path before.
-        moves: For each renamed directory its new path.
-    """
-    if moves:
-        parts = path.parts
-        for directory in (path, *path.parents):  # there may be thousands of moves
-            if (target := moves.get(directory)) is not None:
-                return target.joinpath(*parts[len(directory.parts) :])
-    return path
-
-
-def build_record(
-    key: str, files: Sequence[ReadyFile], moves: Mapping[Path, Path], made: Iterable[Path]
-) -> Record:
+def build_record(key: str, files: Sequence[ReadyFile], made: Iterable[Path]) -> Record:
     """Return the record of changes that are about to be made.
 
     Args:
         key: The key of the run.
         files: The files, with temporary names of this key.
-        moves: For each directory that is renamed its new path.
         made: The directories that the run has made, the outer ones first.
 
     Raises:
-        KvRenameError: A file or directory cannot be looked at.
+        KvRenameError: A file cannot be looked at.
     """
-    parents = [*(file.target.parent for file in files), *(source.parent for source in moves)]
-    places = {parent: Path(resolve_path(parent)) for parent in dict.fromkeys(parents)}
+    parents = dict.fromkeys(file.target.parent for file in files)
+    places = {parent: Path(resolve_path(parent)) for parent in parents}
     changes = []
     for file in files:
         with translate_write_errors(file.display_path):
@@ -316,17 +248,10 @@ def build_record(
             old = Identity.read(target) if file.overwrites_target else None
             key_of_file = file.temp_path.name.split("-")[-2]
             changes.append(FileChange(target, key_of_file, old, new))
-    renames = []
-    for source, target in moves.items():
-        with translate_write_errors(target):
-            parent = places[source.parent]
-            inode = os.lstat(source).st_ino
-            renames.append(DirectoryMove(parent / source.name, parent / target.name, inode))
     return Record(
         key,
         tuple(dict.fromkeys(places.values())),
         tuple(changes),
-        tuple(renames),
         tuple(Path(resolve_path(directory)) for directory in made),
     )
 
@@ -386,7 +311,7 @@ def remove_record(record: Record, kept: Iterable[str] = (), *, links_only: bool 
         Whether all that the record keeps was looked at and removed, and so the record too.
     """
     try:
-        directories = [*record.list_directories(), *record.made]
+        directories = [*record.directories, *record.made]
         directories = [path for path in directories if _read_status(path) is not None]
         for directory in directories:
             remove_temp_files(directory, record.key, kept, links_only=links_only, any_owner=True)
@@ -417,15 +342,11 @@ def play_back(record: Record, *, undo: bool) -> None:
     fault = record.find_fault(undo=undo)
     if fault is not None:
         raise fault
-    for directory in record.list_directories():
+    for directory in record.directories:
         for path in list_temp_paths(directory, record.key):
             if path.name.endswith("-move"):
                 path.unlink(missing_ok=True)
-    if undo:
-        for move in reversed(record.moves):
-            if move.find_state() == "new":
-                rename_directory(move.target, move.source)
-    changes = list(zip(record.files, record.list_targets()[len(record.moves) :], strict=True))
+    changes = list(zip(record.files, record.list_targets(), strict=True))
     for change, target in reversed(changes) if undo else changes:
         if target.state != ("new" if undo else "old"):
             continue
@@ -434,11 +355,7 @@ def play_back(record: Record, *, undo: bool) -> None:
                 os.unlink(target.path)
             elif target.kept is not None:
                 put_in_place(target.kept, target.path, replaces=change.old is not None)
-    if not undo:
-        for move in record.moves:
-            if move.find_state() == "old":
-                rename_directory(move.source, move.target)
-    for directory in record.list_directories():
+    for directory in record.directories:
         sync_directory(directory)
 
 
@@ -447,18 +364,6 @@ def remove_made_directories(made: Iterable[Path]) -> None:
     for directory in reversed(list(made)):
         with suppress(OSError):
             os.rmdir(directory)
-
-
-def rename_directory(directory: Path, target: Path) -> None:
-    """Rename a directory within its parent, which is not synced.
-
-    Raises:
-        WriteError: The target exists, or the rename failed.
-    """
-    with translate_write_errors(target):
-        if _read_status(target) is not None:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        os.rename(directory, target)
 
 
 def sync_directory(directory: Path) -> None:
@@ -500,7 +405,7 @@ def read_record(path: Path) -> Record:
         if match is None or content is None:
             raise ValueError
         for record in _parse_record(match["key"], content, path.parent):
-            paths = (build_record_path(place, record.key) for place in record.list_directories())
+            paths = (build_record_path(place, record.key) for place in record.directories)
             if all(
                 _is_same_file(path, other) or _read_content(other) == content for other in paths
             ):
@@ -548,10 +453,6 @@ def _serialize_record(record: Record) -> bytes:
             [places[file.target.parent], file.target.name, file.key, file.old, file.new]
             for file in record.files
         ],
-        "moves": [
-            [places[move.source.parent], move.source.name, move.target.name, move.inode]
-            for move in record.moves
-        ],
         "made": [os.path.relpath(path, common) for path in record.made],
     }
     return (json.dumps(document, separators=(",", ":")) + "\n").encode("ascii")
@@ -567,14 +468,9 @@ def _parse_record(key: str, content: bytes, found: Path) -> Iterator[Record]:
 
     document = json.loads(content)
     names: list[tuple[str, ...]] = [_split(path) for path in document["directories"]]
-    moves = [
-        ((*names[place], _check_name(old)), (*names[place], _check_name(new)), int(inode))
-        for place, old, new, inode in document["moves"]
-    ]
-    moved = {old: new for old, new, _ in moves}
     made = [_split(path) for path in document["made"]]
     ordered = sorted(names)
-    if len(set(names)) < len(names) or not moved.keys() <= set(names):
+    if len(set(names)) < len(names):
         raise ValueError
     # Before there are files, nothing but what is empty or has the key is removed.
     for parts in (
@@ -584,10 +480,9 @@ def _parse_record(key: str, content: bytes, found: Path) -> Iterator[Record]:
             raise ValueError
     roots = set[Path]()
     for parts in names:
-        for end in (parts, moved.get(parts, parts)):
-            depth = len(found.parts) - len(end)
-            if depth > 0 and found.parts[depth:] == end:
-                roots.add(Path(*found.parts[:depth]))
+        depth = len(found.parts) - len(parts)
+        if depth > 0 and found.parts[depth:] == parts:
+            roots.add(Path(*found.parts[:depth]))
     for root in roots:
         yield Record(
             key,
@@ -600,10 +495,6 @@ def _parse_record(key: str, content: bytes, found: Path) -> Iterator[Record]:
                     Identity(*map(int, new)),
                 )
                 for place, name, file_key, old, new in document["files"]
-            ),
-            tuple(
-                DirectoryMove(root.joinpath(*old), root.joinpath(*new), inode)
-                for old, new, inode in moves
             ),
             tuple(root.joinpath(*parts) for parts in made),
         )

@@ -118,7 +118,7 @@ def end_run(run: HalfDoneRun, *, undo: bool) -> None:
     Raises:
         KvRenameError: A file cannot be restored or put in place, or another run is at work.
     """
-    with translate_read_errors(run.path), hold_locks(run.record.list_directories()):
+    with translate_read_errors(run.path), hold_locks(run.record.directories):
         if run.record.is_half_done():  # else it was at work when it was found
             play_back(run.record, undo=undo)
         remove_record(run.record)
@@ -142,7 +142,7 @@ def remove_ended_runs(paths: Iterable[Path]) -> None:
         with suppress(ModelError), translate_read_errors(path):
             record = read_record(path)
             _check_inside(path, record, roots)
-            with hold_locks(record.list_directories()):
+            with hold_locks(record.directories):
                 if not record.is_half_done():
                     _settle(record, ())
 
@@ -161,7 +161,7 @@ def settle_stopped_runs(
     the other, the same call removes it. So does what is named like a record and is none.
 
     Args:
-        directories: The directories of all targets of a run, and those that it renames.
+        directories: The directories of all targets of a run.
         inputs: The files that the run reads: none of them is removed.
         report_undone: Called for each run that was undone, with the files that have their old
             content again.
@@ -182,7 +182,7 @@ def settle_stopped_runs(
         for path in records[:_MAX_RECORDS]:
             try:
                 record = read_record(path)
-                with translate_read_errors(path), hold_locks(record.list_directories()):
+                with translate_read_errors(path), hold_locks(record.directories):
                     is_half_done |= not _settle(record, kept, knows_inputs, report_undone)
             except ReadError:
                 continue  # it is not known what it is, so all that it may keep stays
@@ -210,7 +210,7 @@ def _settle(
         play_back(record, undo=True)
         report_undone([target.path for target in targets if target.state == "new"])
         states = {"old"}
-    places = record.list_directories()
+    places = record.directories
     is_unknown = "changed" in states and not record.knows_a_file()
     if is_unknown and any(_has_only_copy(place, record.key) for place in places):
         return True  # a tree that was copied: it is not known which of its files are old
@@ -294,7 +294,7 @@ def _find_temp_paths(
 
 def _check_inside(path: Path, record: Record, roots: Iterable[Path]) -> None:
     """Raise for a record that leads out of the directories."""
-    for directory in record.list_directories():
+    for directory in record.directories:
         if resolve_path(directory) != str(directory):
             raise ModelError(f"skipped: leads through a link to {directory}", path=str(path))
         if not any(root in (directory, *directory.parents) for root in roots):

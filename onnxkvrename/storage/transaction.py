@@ -17,8 +17,6 @@ from onnxkvrename.storage.record import (
     play_back,
     remove_made_directories,
     remove_record,
-    rename_directory,
-    resolve_moved_path,
     sync_directory,
     write_record,
 )
@@ -94,39 +92,36 @@ class Transaction:
         """
         self._announced = Path(resolve_path(directory))
         made = tuple(Path(resolve_path(path)) for path in self.made)
-        self._record = Record(self.key, (self._announced,), (), (), made)
+        self._record = Record(self.key, (self._announced,), (), made)
         write_record(self._record)
 
-    def place(self, files: Sequence[ReadyFile], moves: Mapping[Path, Path]) -> None:
-        """Move files to their targets, one after the other, and then rename directories.
+    def place(self, files: Sequence[ReadyFile]) -> None:
+        """Move files to their targets, one after the other.
 
         Args:
             files: The files, with temporary names that have the key.
-            moves: For each directory that is renamed in its parent its new path.
 
         Raises:
-            WriteError: A file could not be moved, or a directory not be renamed.
+            WriteError: A file could not be moved.
             ModelError: A file to replace has changed.
             FlushError: All is in place, but a directory could not be flushed to the disk.
         """
-        record = build_record(self.key, files, moves, self.made)
+        record = build_record(self.key, files, self.made)
         # The record that is there already is replaced last: until then, it is whole.
         record = record._replace(
             directories=tuple(sorted(record.directories, key=lambda path: path == self._announced))
         )
-        if len(files) + len(moves) > 1:
+        if len(files) > 1:
             self._record, self._files = record, files
             write_record(record)
         elif files:  # it is made or not
             self._only_change = record.files[0]
         for file, change in zip(files, record.files, strict=True):
             self._place_file(file, change)
-        for source, target in moves.items():
-            rename_directory(source, target)
         self.is_complete = True
         places = [file.target.parent for file in files]
-        places += [path.parent for path in (*moves, *self.made)]
-        for directory in dict.fromkeys(resolve_moved_path(place, moves) for place in places):
+        places += [path.parent for path in self.made]
+        for directory in dict.fromkeys(places):
             try:
                 sync_directory(directory)
             except WriteError as error:

@@ -62,7 +62,7 @@ def write_files(
                     temp_file.write(contents[output])
                     _set_attributes(temp_file, target)
                     files.append(temp_file.finish(replace=force and target in overwritten))
-            transaction.place(files, {})
+            transaction.place(files)
 
 
 def _set_attributes(temp_file: TempFile, target: Path) -> None:

@@ -93,7 +93,6 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, *V, "-o", "new/" + "n" * 300), "n" * 80),
         ((MODEL, *V, "-d", "n" * 300), "n" * 100),
         ((MODEL, *V, "-d", "."), "decoder.onnx: is the model itself"),
-        ((MODEL, *V, "--in-place"), "--in-place requires --seed-cache"),
         ((MODEL, *V, "--seed-cache", "-o", "new.onnx"), "--seed-cache and --output cannot be used"),
         ((MODEL, *V, "--seed-cache", "-d", "new"), "--seed-cache and --directory cannot be"),
         ((MODEL, *V, "--seed-cache"), "decoder.onnx: is not part of a QEfficient export"),

@@ -10,7 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from functools import partial
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 
 import onnx
@@ -31,16 +31,11 @@ from real_exports import EXPORTS, VARYING, names
 from schemas import load_schema, validate
 from tiers import thin
 
-from onnxkvrename import ModelReport, Report
-from onnxkvrename.qefficient.seed_cache import update_report_paths
-from onnxkvrename.rules.results import SidecarReport
 from onnxkvrename.storage import lock
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
-from onnxkvrename.storage.transaction import Transaction
 
 SEED = ("--prefix", "VLLM", "--seed-cache")
-IN_PLACE = (*SEED, "--in-place")
 SINGLE = "_QEFFAutoModelForImageTextToTextSingleQPC"
 
 
@@ -131,9 +126,8 @@ def test_seeding_twice_changes_nothing(given: str, cache: Path, plain: Path, sna
 
 def test_what_is_seeded_already_stays(twin: Path, snapshot, run) -> None:
     before = snapshot(twin.parent)
-    for args in (SEED, IN_PLACE):
-        outcome = run(twin, *args)
-        assert (outcome.code, "every buffer carries VLLM" in outcome.err) == (0, True)
+    outcome = run(twin, *SEED)
+    assert (outcome.code, "every buffer carries VLLM" in outcome.err) == (0, True)
     assert snapshot(twin.parent) == before
 
 
@@ -147,10 +141,6 @@ def test_an_encoder_stays_and_its_decoder_is_seeded(cache: Path, tmp_path: Path,
         assert read_directory(cache) == below(encoder, decoder, twin)
     assert run_quietly(encoder, twin, *SEED) == 0
     assert snapshot(encoder) == before
-    shutil.rmtree(cache / twin.name)
-    assert run_quietly(cache, *IN_PLACE) == 0
-    assert read_directory(cache) == below(encoder, twin)
-    assert snapshot(encoder) == before
 
 
 def test_a_layerwise_export_is_seeded_with_all_its_windows(cache: Path, tmp_path: Path) -> None:
@@ -163,50 +153,6 @@ def test_a_layerwise_export_is_seeded_with_all_its_windows(cache: Path, tmp_path
         assert read_directory(cache) == below(plain, twin)
     saved = json.loads((cache / twin.name / PARAMS).read_text("utf-8"))
     assert "inputs_embeds" in saved["export_params"]["dynamic_axes"]
-    shutil.rmtree(cache / twin.name)
-    assert run_quietly(cache, *IN_PLACE) == 0
-    assert read_directory(cache) == below(twin)
-    assert run_quietly(cache, "--strip", "--seed-cache", "--in-place") == 0
-    assert read_directory(cache) == below(
-        qefficient_exports.write_layerwise_export(tmp_path / "plain")
-    )
-
-
-# In place.
-
-
-def test_in_place_the_directory_gets_the_name_and_no_weight_is_copied(
-    plain: Path, twin: Path, run
-) -> None:
-    weights = (plain / "decoder.onnx.data").stat()
-    outcome = run(plain, *IN_PLACE)
-    assert outcome.code == 0
-    assert read_directory(plain.parent) == below(twin)
-    assert os.listdir(plain.parent) == [twin.name]
-    now = (plain.parent / twin.name / "decoder.onnx.data").stat()
-    assert (now.st_ino, now.st_nlink, now.st_ctime_ns) == (weights.st_ino, 1, weights.st_ctime_ns)
-    assert outcome.err.splitlines()[1] == (
-        f"{plain / PARAMS}: 4 names changed -> {plain.parent / twin.name / PARAMS}"
-    )
-
-
-def test_in_place_on_the_whole_cache_twice_changes_nothing(
-    cache: Path, plain: Path, twin: Path, snapshot
-) -> None:
-    assert run_quietly(cache, *IN_PLACE) == 0
-    before = snapshot(cache)
-    assert run_quietly(cache, *IN_PLACE) == 0
-    assert snapshot(cache) == before
-
-
-def test_whatever_else_lies_in_the_directory_goes_with_it(plain: Path, twin: Path) -> None:
-    (plain / "qpc-1").mkdir()
-    (plain / "qpc-1" / "programqpc.bin").write_bytes(b"compiled")
-    assert run_quietly(plain, *IN_PLACE, "--jobs", 2) == 0
-    assert read_directory(plain.parent / twin.name) == {
-        **read_directory(twin),
-        "qpc-1/programqpc.bin": b"compiled",
-    }
 
 
 def test_a_token_is_taken_out_again(cache: Path, plain: Path, twin: Path) -> None:
@@ -217,42 +163,22 @@ def test_a_token_is_taken_out_again(cache: Path, plain: Path, twin: Path) -> Non
     assert read_directory(twin.parent) == below(twin, plain)
 
 
-def test_a_token_is_taken_out_again_in_place(cache: Path, plain: Path, twin: Path) -> None:
-    before = below(twin)
-    assert run_quietly(twin, "--strip", "--prefix", "VLLM", "--seed-cache", "--in-place") == 0
-    assert read_directory(twin.parent) == below(plain)
-    assert run_quietly(twin.parent / plain.name, *IN_PLACE) == 0
-    assert read_directory(twin.parent) == before
-
-
-@pytest.mark.parametrize("in_place", [(), ("--in-place",)])
 def test_a_token_that_gives_way_leads_where_the_other_would_have_led(
-    in_place: tuple[str, ...], cache: Path, plain: Path, twin: Path
+    cache: Path, plain: Path, twin: Path
 ) -> None:
-    assert run_quietly(plain, "--prefix", "NEW", "--seed-cache", *in_place) == 0
-    assert run_quietly(twin, "--prefix", "NEW", "--replace", "--seed-cache", *in_place) == 0
+    assert run_quietly(plain, "--prefix", "NEW", "--seed-cache") == 0
+    assert run_quietly(twin, "--prefix", "NEW", "--replace", "--seed-cache") == 0
     (other,) = {path.name for path in cache.iterdir()} - {plain.name}
     assert read_directory(twin.parent / other) == read_directory(cache / other)
-    assert twin.exists() == plain.exists() == (not in_place)
+    assert twin.exists()
+    assert plain.exists()
 
 
 def test_another_token_does_not_give_way_unasked(twin: Path, snapshot, run) -> None:
     before = snapshot(twin.parent)
-    for in_place in ((), ("--in-place",)):
-        outcome = run(twin, "--prefix", "NEW", "--seed-cache", *in_place)
-        assert (outcome.code, "KV202" in outcome.err) == (1, True)
+    outcome = run(twin, "--prefix", "NEW", "--seed-cache")
+    assert (outcome.code, "KV202" in outcome.err) == (1, True)
     assert snapshot(twin.parent) == before
-
-
-def test_an_export_is_not_renamed_in_place_by_half(cache: Path, snapshot, run) -> None:
-    plain = qefficient_exports.write_layerwise_export(cache)
-    window = plain / "onnx_layerwise_tmp" / "layer_0_1" / "Tiny_layer_tmp_0_1.onnx"
-    before = snapshot(cache)
-    outcome = run(window, *IN_PLACE, "--no-set")
-    assert outcome.code == 2
-    assert "merged_0-3.onnx: would not" in outcome.err
-    assert f"{plain})" in outcome.err
-    assert snapshot(cache) == before
 
 
 # What stands against it.
@@ -264,7 +190,6 @@ def refused(run: Callable[..., object], *args: object) -> tuple[int, str]:
     return outcome.code, outcome.err  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("in_place", [(), ("--in-place",)])
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -273,26 +198,20 @@ def refused(run: Callable[..., object], *args: object) -> tuple[int, str]:
     ],
 )
 def test_a_hash_that_does_not_follow_is_not_guessed_at(
-    name: str, said: str, in_place: tuple[str, ...], plain: Path, snapshot, run
+    name: str, said: str, plain: Path, snapshot, run
 ) -> None:
     there = plain.rename(plain.with_name(name))
     before = snapshot(plain.parent)
-    code, err = refused(run, there, *SEED, *in_place)
+    code, err = refused(run, there, *SEED)
     assert (code, said in err, f"{there} alone, `-d renamed`" in err) == (1, True, True)
     assert snapshot(plain.parent) == before
     assert os.listdir(plain.parent) == [name]
     assert run_quietly(there, "--prefix", "VLLM", "-d", plain.parent.parent / "elsewhere") == 0
 
 
-@pytest.mark.parametrize(
-    ("held", "in_place"),
-    [
-        ("nothing", ("--in-place",)),
-        *product(["other parameters", "no parameters", "a file"], [(), ("--in-place",)]),
-    ],
-)
+@pytest.mark.parametrize("held", ["other parameters", "no parameters", "a file"])
 def test_a_directory_that_holds_something_else_is_left_alone(
-    held: str, in_place: tuple[str, ...], plain: Path, twin: Path, snapshot, run
+    held: str, plain: Path, twin: Path, snapshot, run
 ) -> None:
     target = plain.parent / twin.name
     if held == "a file":
@@ -304,23 +223,10 @@ def test_a_directory_that_holds_something_else_is_left_alone(
     elif held == "no parameters":
         (target / PARAMS).write_text("mine")
     before = snapshot(plain.parent)
-    code, err = refused(run, plain, *SEED, *in_place)
+    code, err = refused(run, plain, *SEED)
     assert (code, f"KV403: {target}" in err) == (1, True)
     assert "something else" in err
     assert snapshot(plain.parent) == before
-
-
-def test_an_export_that_is_seeded_already_cannot_be_so_in_place(
-    cache: Path, plain: Path, twin: Path, snapshot, run
-) -> None:
-    shutil.copytree(twin, cache / twin.name)
-    before = snapshot(cache)
-    code, err = refused(run, plain, *IN_PLACE)
-    assert (code, "KV403" in err, "holds an export with the same" in err) == (1, True, True)
-    assert "or leave out --in-place: then both stay" in err
-    assert snapshot(cache) == before
-    assert run_quietly(plain, *SEED) == 0
-    assert snapshot(cache) == before
 
 
 def test_the_list_of_weights_goes_along_and_the_link_to_them_is_named(
@@ -508,13 +414,12 @@ def test_an_export_with_the_token_that_is_another_one_gives_way_by_force_only(
         (ENCODER, "vision encoder"),
     ],
 )
-@pytest.mark.parametrize("in_place", [(), ("--in-place",)])
 def test_a_class_that_takes_no_token_is_not_seeded_in_vain(
-    owner: str | None, said: str, in_place: tuple[str, ...], cache: Path, snapshot, run
+    owner: str | None, said: str, cache: Path, snapshot, run
 ) -> None:
     plain = qefficient_exports.write_export(cache, owner=owner)
     before = snapshot(cache)
-    code, err = refused(run, plain, *SEED, *in_place)
+    code, err = refused(run, plain, *SEED)
     assert (code, "cannot be seeded: " in err, said in err) == (2, True, True)
     assert snapshot(cache) == before
     assert run_quietly(plain, "--prefix", "VLLM", "-d", cache / "elsewhere") == 0
@@ -543,9 +448,8 @@ def test_a_finding_in_the_model_leaves_everything_as_it_was(
     model = plain / "decoder.onnx"
     model.write_bytes(model.read_bytes().replace(b"past_key.1_Ret", b"past_key.2_Ret"))
     before = snapshot(cache)
-    for args in (SEED, IN_PLACE):
-        code, err = refused(run, plain, *args)
-        assert (code, "KV101" in err) == (1, True)
+    code, err = refused(run, plain, *SEED)
+    assert (code, "KV101" in err) == (1, True)
     assert snapshot(cache) == before
 
 
@@ -638,15 +542,6 @@ def test_a_seeded_model_without_its_token_is_reported_until_it_is_restored(
     assert "KV402" not in run("verify", plain.parent).err
 
 
-def test_moving_the_directory_of_a_renamed_model_leaves_nothing_to_report(
-    plain: Path, twin: Path, run
-) -> None:
-    assert run_quietly(plain, "--prefix", "VLLM") == 0
-    outcome = run(plain, *IN_PLACE)
-    assert (outcome.code, "KV402" in outcome.err) == (0, False)
-    assert "KV402" not in run("verify", plain.parent / twin.name).err
-
-
 def test_strictly_it_is_an_error(plain: Path, snapshot, run) -> None:
     before = snapshot(plain)
     code, err = refused(run, plain, "--prefix", "VLLM", "--strict")
@@ -660,7 +555,6 @@ def test_strictly_it_is_an_error(plain: Path, snapshot, run) -> None:
         (None, ("-o", "elsewhere.onnx")),
         (None, ("-d", "elsewhere")),
         (None, ("--seed-cache",)),
-        (None, ("--seed-cache", "--in-place")),
         ("Tiny", ()),
     ],
 )
@@ -682,13 +576,12 @@ def test_nor_does_one_beside_parameters_that_are_none(plain: Path, run) -> None:
 # To look only, and what is answered.
 
 
-@pytest.mark.parametrize("in_place", [(), ("--in-place",)])
 @pytest.mark.parametrize(("look", "code"), [("--check", 1), ("--dry-run", 0)])
 def test_a_look_writes_nothing_and_says_where_it_would_be(
-    look: str, code: int, in_place: tuple[str, ...], plain: Path, twin: Path, snapshot, run
+    look: str, code: int, plain: Path, twin: Path, snapshot, run
 ) -> None:
     before = snapshot(plain.parent)
-    outcome = run(plain, *SEED, *in_place, look)
+    outcome = run(plain, *SEED, look)
     assert outcome.code == code
     target = plain.parent / twin.name
     for name, changed in (("decoder.onnx", 8), (PARAMS, 4)):
@@ -719,13 +612,10 @@ def test_a_look_at_a_seeded_export_that_lacks_a_file_says_so(
     assert "8 names would change" in outcome.err
 
 
-@pytest.mark.parametrize("in_place", [(), ("--in-place",)])
-def test_the_document_tells_of_the_parameters(
-    in_place: tuple[str, ...], plain: Path, twin: Path, run
-) -> None:
+def test_the_document_tells_of_the_parameters(plain: Path, twin: Path, run) -> None:
     target = plain.parent / twin.name
     for look, status, code in (("--check", "would-rename", 1), ("-v", "renamed", 0)):
-        outcome = run(plain, *SEED, *in_place, look, "--format", "json")
+        outcome = run(plain, *SEED, look, "--format", "json")
         document = json.loads(outcome.out)
         validate(document, load_schema("report-1"))
         assert (outcome.code, document["exit_code"]) == (code, code)
@@ -742,100 +632,36 @@ def test_the_document_tells_of_the_parameters(
 
 
 def test_github_is_told_of_names_that_parameters_do_not_have(plain: Path, run) -> None:
-    assert run_quietly(plain, "--prefix", "VLLM") == 0
-    outcome = run(plain, *IN_PLACE, "--check", "--format", "github")
+    outcome = run(plain, *SEED, "--check", "--format", "github")
     assert outcome.code == 1
     where = f"file={plain / PARAMS},title=names"
     assert f"::error {where}::4 names" in outcome.out
 
 
-def test_the_call_that_hands_a_model_back_names_its_new_place() -> None:
-    old, new = Path("/c/T-1"), Path("/c/T-2")
-    call = f'compile(onnx_path="{old}/m.onnx")'
-    model = ModelReport(f"{old}/m.onnx", f"{old}/m.onnx", "renamed", feed_back_call=call)
-    text = SidecarReport(f"{old}/p.json", f"{old}/p.json", "unchanged", 0)
-    told = update_report_paths(Report((model,), (text,)), {old: new}, done=True)
-    assert told.models[0].feed_back_call == f'compile(onnx_path="{new}/m.onnx")'
-    assert told.sidecars[0] == text._replace(output=f"{new}/p.json", status="renamed")
-    ahead = update_report_paths(Report((model,), (text,)), {old: new}, done=False)
-    assert ahead.sidecars[0].status == "would-rename"
-    assert update_report_paths(Report((model,), (text,)), {}, done=True) == Report(
-        (model,), (text,)
-    )
-
-
 # All or none, whatever fails.
 
 
-@pytest.mark.parametrize("name", ["rename", "replace", "link"])
-def test_in_place_what_fails_is_undone(
-    name: str, plain: Path, monkeypatch: pytest.MonkeyPatch, run
-) -> None:
+@pytest.mark.parametrize("name", ["mkdir", "link", "fsync"])
+def test_what_fails_is_undone(name: str, plain: Path, monkeypatch: pytest.MonkeyPatch, run) -> None:
     before = below(plain)
 
     def full(*args: object, **how: object) -> object:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, name, full)
-    outcome = run(plain, *IN_PLACE)
+    outcome = run(plain, *SEED)
     assert (outcome.code, "Input/output error" in outcome.err) == (2, True)
     assert read_directory(plain.parent) == before
     assert not list(plain.parent.rglob(f"{TEMP_PREFIX}*"))
 
 
-def test_in_place_an_interrupt_before_the_directory_moves_undoes_all(
+def test_a_second_run_is_refused_after_a_while_and_takes_nothing_back(
     plain: Path, monkeypatch: pytest.MonkeyPatch, run
 ) -> None:
     before = below(plain)
-
-    def interrupted(*args: object, **how: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "rename", interrupted)
-    assert run(plain, *IN_PLACE).code == 130
-    assert read_directory(plain.parent) == before
-
-
-def test_in_place_an_interrupt_after_the_directory_moved_undoes_nothing(
-    plain: Path, twin: Path, monkeypatch: pytest.MonkeyPatch, run
-) -> None:
-    real = os.rename
-
-    def interrupted(*args: Path, **how: int | None) -> None:
-        real(*args, **how)
-        if args[1].is_dir():
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "rename", interrupted)
-    assert run(plain, *IN_PLACE).code == 130
-    assert read_directory(plain.parent) == below(twin)
-
-
-def test_a_directory_that_appears_meanwhile_stays(
-    plain: Path, twin: Path, monkeypatch: pytest.MonkeyPatch, run
-) -> None:
-    target, real = plain.parent / twin.name, Transaction.place
-    before = below(plain)
-
-    def late(self: Transaction, *args: object) -> None:
-        target.mkdir()
-        real(self, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Transaction, "place", late)
-    outcome = run(plain, *IN_PLACE)
-    assert (outcome.code, f"{target}: cannot be written" in outcome.err) == (2, True)
-    assert read_directory(plain.parent) == before
-    assert target.is_dir()
-
-
-@pytest.mark.parametrize("which", ["export", "cache"])
-def test_a_second_run_is_refused_after_a_while_and_takes_nothing_back(
-    which: str, plain: Path, monkeypatch: pytest.MonkeyPatch, run
-) -> None:
-    before = below(plain)
     monkeypatch.setattr(lock, "_MAX_WAIT", 0)
-    with hold_locks([plain if which == "export" else plain.parent]):
-        outcome = run(plain, *IN_PLACE)
+    with hold_locks([plain.parent]):
+        outcome = run(plain, *SEED)
         assert (outcome.code, "processed by another run" in outcome.err) == (2, True)
     assert read_directory(plain.parent) == before
 
@@ -846,9 +672,9 @@ def test_a_second_run_is_refused_after_a_while_and_takes_nothing_back(
 class Trial:
     """A cache and what it must become, killed and run again until nothing is left to try."""
 
-    def __init__(self, root: Path, args: tuple[str, ...], token: str = "") -> None:
-        self.cache, self.args = root / "cache", (root / "cache", *args)
-        self.source = qefficient_exports.write_export(root / "source", token=token)
+    def __init__(self, root: Path) -> None:
+        self.cache, self.args = root / "cache", (root / "cache", *SEED)
+        self.source = qefficient_exports.write_export(root / "source")
         shutil.copytree(self.source, self.cache / self.source.name)
         assert run_quietly(*self.args) == 0
         self.target = next(path for path in self.cache.iterdir() if path.name != self.source.name)
@@ -867,7 +693,7 @@ class Trial:
         return reached
 
     def judge(self, where: str) -> None:
-        """Each file is whole, and an export that is renamed in place is there once."""
+        """Each file is whole, and the export is as it was."""
         own = {
             name: data
             for name, data in read_directory(self.cache).items()
@@ -880,12 +706,7 @@ class Trial:
         assert parts.keys() <= {self.source.name, self.target.name}, where
         for name, data in parts.get(self.target.name, {}).items():
             assert data == self.after[name], where
-        if "--in-place" in self.args:
-            assert len(parts) == 1, where
-        else:
-            assert parts[self.source.name] == self.before, where
-        for name, data in parts.get(self.source.name, {}).items():
-            assert data in (self.before[name], self.after[name]), where
+        assert parts[self.source.name] == self.before, where
 
 
 @pytest.fixture
@@ -895,23 +716,17 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CALLS = ("replace", "rename", "link", "unlink", "mkdir", "fsync", "write", "splice")
-STRIP = ("--strip", "--seed-cache", "--in-place")
 
 
 @needs_fork
 @pytest.mark.usefixtures("unsynced")
-@pytest.mark.parametrize(
-    ("args", "token", "replaced"),
-    [(SEED, "", 0), (IN_PLACE, "", 2), (STRIP, "VLLM", 2)],
-    ids=["elsewhere", "in place", "stripped in place"],
-)
 def test_killed_anywhere_every_file_is_whole_and_the_same_command_ends_it(
-    args: tuple[str, ...], token: str, replaced: int, tmp_path: Path, sample: Sample
+    tmp_path: Path, sample: Sample
 ) -> None:
-    trial = Trial(tmp_path, args, token)
+    trial = Trial(tmp_path)
     expected = {
-        "rename": [1 if "--in-place" in args else 0],
-        "replace": [replaced],
+        "rename": [0],
+        "replace": [0],
         **dict.fromkeys(["unlink", "fsync", "write"], range(3, 1000)),
     }
     for name in sample([name for name in CALLS if hasattr(os, name)], 1):
@@ -923,48 +738,16 @@ def test_killed_anywhere_every_file_is_whole_and_the_same_command_ends_it(
 
 @needs_fork
 @pytest.mark.usefixtures("unsynced")
-def test_killed_and_killed_again_it_still_ends(twin: Path, cache: Path) -> None:
+def test_killed_and_killed_again_it_still_ends(plain: Path, twin: Path) -> None:
     for _ in range(3):
-        assert run_and_kill("rename", 1, twin, *STRIP, after=False)
-        assert os.path.isdir(twin)
-    assert run_quietly(twin, *STRIP) == 0
-    assert read_directory(twin.parent) == below(qefficient_exports.write_export(cache))
-
-
-@needs_fork
-@pytest.mark.usefixtures("unsynced")
-@pytest.mark.parametrize(
-    ("below", "name"),
-    thin(product(["", "decoder.onnx"], ["rename", "unlink"]), 2),
-)
-def test_killed_after_the_directory_moved_the_same_command_finds_its_new_name(
-    below: str, name: str, cache: Path
-) -> None:
-    """Though there is nothing any more at the path that it is given."""
-    moved = 0
-    for token, args in (("", IN_PLACE), ("VLLM", (*STRIP, "--prefix", "VLLM"))):
-        for nth in count(1):
-            shutil.rmtree(cache, ignore_errors=True)
-            old = qefficient_exports.write_export(cache, token=token)
-            if not run_and_kill(name, nth, old / below, *args, after=True):
-                break
-            moved += not old.exists()
-            assert run_quietly(old / below, *args) == 0, nth
-            assert not old.exists()
-            assert [p for p in cache.rglob("*") if p.name.startswith(TEMP_PREFIX)] == []
-    assert moved > 0
-
-
-def test_done_once_the_same_command_has_nothing_to_do(plain: Path, twin: Path, run) -> None:
-    assert run_quietly(plain, *IN_PLACE) == 0
-    outcome = run(plain, *IN_PLACE)
-    assert (outcome.code, "every buffer carries VLLM" in outcome.err) == (0, True)
-    assert read_directory(plain.parent) == below(twin)
+        assert run_and_kill("link", 1, plain, *SEED, after=False)
+    assert run_quietly(plain, *SEED) == 0
+    assert read_directory(plain.parent) == below(plain, twin)
 
 
 def test_a_directory_that_never_was_is_not_found_under_another_name(plain: Path, run) -> None:
     for name in ("Tiny-0123456789abcdef", "Other-0123456789abcdef", "other"):
-        outcome = run(plain.with_name(name), *IN_PLACE)
+        outcome = run(plain.with_name(name), *SEED)
         assert (outcome.code, "no such file" in outcome.err.lower()) == (2, True), outcome.err
 
 
@@ -981,9 +764,9 @@ def call_and_terminate(
 
 @needs_fork
 @pytest.mark.usefixtures("unsynced")
-@pytest.mark.parametrize("name", thin(["rename", "replace", "link", "unlink"], 2))
+@pytest.mark.parametrize("name", thin(["mkdir", "link", "unlink"], 2))
 def test_terminated_anywhere_nothing_is_left_behind(name: str, plain: Path, twin: Path) -> None:
-    cache, before, after = plain.parent, below(plain), below(twin)
+    cache, before, after = plain.parent, below(plain), below(plain, twin)
     source = shutil.copytree(plain, cache.parent / "source")
     for nth in count(1):
         shutil.rmtree(cache)
@@ -996,7 +779,7 @@ def test_terminated_anywhere_nothing_is_left_behind(name: str, plain: Path, twin
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 call = partial(call_and_terminate, getattr(os, name), calls, nth)
                 setattr(os, name, call)
-                code = run_quietly(plain, *IN_PLACE)
+                code = run_quietly(plain, *SEED)
             finally:
                 os._exit(code if next(calls) > nth else 99)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -1006,33 +789,6 @@ def test_terminated_anywhere_nothing_is_left_behind(name: str, plain: Path, twin
         if code == 99:
             break
     assert nth > 1
-
-
-def stopped(directory: Path, other: Path) -> None:
-    """Give an export all of what another has, but for the name of its directory."""
-    shutil.copytree(other, directory, dirs_exist_ok=True)
-
-
-def test_an_export_that_was_left_half_way_is_ended_in_place_only(
-    plain: Path, twin: Path, snapshot, run
-) -> None:
-    stopped(plain, twin)
-    before = snapshot(plain.parent)
-    code, err = refused(run, plain, *SEED)
-    assert (code, "half moved" in err and "--in-place" in err) == (2, True)
-    assert snapshot(plain.parent) == before
-    outcome = run(plain, *IN_PLACE, "--check")
-    assert (outcome.code, "0 names would change" in outcome.err) == (1, True)
-    assert run_quietly(plain, *IN_PLACE) == 0
-    assert read_directory(plain.parent) == below(twin)
-
-
-def test_where_no_record_is_left_the_token_tells(plain: Path, twin: Path, run) -> None:
-    stopped(twin, plain)
-    code, err = refused(run, twin, *STRIP)
-    assert (code, "KV401" in err) == (1, True)
-    assert run_quietly(twin, *STRIP, "--prefix", "VLLM") == 0
-    assert read_directory(twin.parent) == below(plain)
 
 
 # Real exports.

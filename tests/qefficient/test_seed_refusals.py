@@ -24,21 +24,20 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize("in_place", [(), ("--in-place",)])
 def test_one_that_takes_no_token_does_not_block_the_others(
-    in_place: tuple[str, ...], cache: Path, tmp_path: Path, snapshot, run
+    cache: Path, tmp_path: Path, snapshot, run
 ) -> None:
     lora = qefficient_exports.write_export(cache, "decoder.onnx", owner=LORA)
     plain = qefficient_exports.write_export(cache)
     twin = qefficient_exports.write_export(tmp_path / "twins", token="VLLM")
     before = snapshot(lora)
-    outcome = run(cache, *SEED, *in_place)
+    outcome = run(cache, *SEED)
     assert outcome.code == 0
     assert f"{lora / 'decoder.onnx'}: warning KV407" in outcome.err
     assert f"token for {LORA}" in outcome.err
     assert snapshot(lora) == before
     assert read_directory(cache / twin.name) == read_directory(twin)
-    assert plain.exists() is not bool(in_place)
+    assert plain.exists()
 
 
 def test_the_document_names_what_was_left_out(cache: Path, run) -> None:

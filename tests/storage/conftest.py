@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from onnxkvrename.storage.record import Record, build_record, rename_directory, write_record
+from onnxkvrename.storage.record import Record, build_record, write_record
 from onnxkvrename.storage.temp_file import ReadyFile, TempFile, build_key, build_temp_name
 
 StopRun = Callable[..., Record]
@@ -44,22 +44,15 @@ def find_kept() -> FindKept:
 def stop_run() -> StopRun:
     """Leave what a run leaves that was killed after some of its changes."""
 
-    def stop(
-        targets: Sequence[Path],
-        done: int = 1,
-        moves: Mapping[Path, Path] | None = None,
-        made: Sequence[Path] = (),
-    ) -> Record:
+    def stop(targets: Sequence[Path], done: int = 1, made: Sequence[Path] = ()) -> Record:
         key = build_key()
         files = [
             make_ready_file(target, key, replace=os.path.lexists(target)) for target in targets
         ]
-        record = build_record(key, files, moves or {}, made)
+        record = build_record(key, files, made)
         write_record(record)
         for file in files[:done]:
             file.move_into_place(keeps_name=True)
-        for move in record.moves[: max(0, done - len(files))]:
-            rename_directory(move.source, move.target)
         return record
 
     return stop

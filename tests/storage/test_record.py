@@ -35,9 +35,7 @@ def make_files(root: Path, *names: str) -> list[Path]:
 
 def read_all(record: Record) -> list[Record]:
     """Return what is read in each directory of a record."""
-    return [
-        read_record(build_record_path(place, record.key)) for place in record.list_directories()
-    ]
+    return [read_record(build_record_path(place, record.key)) for place in record.directories]
 
 
 @pytest.fixture
@@ -68,21 +66,6 @@ def test_a_record_is_read_as_it_was_written(
     assert set(read_all(record)) == {record}
     states = [target.state for target in record.list_targets()]
     assert states == ["new"] * done + ["old"] * (len(names) - done)
-
-
-@pytest.mark.parametrize("is_renamed", [False, True])
-def test_a_record_goes_with_a_directory_that_is_renamed(
-    is_renamed: bool, tmp_path: Path, stop_run: StopRun
-) -> None:
-    targets = make_files(tmp_path, "top", "set/a", "made_set/made")
-    moves = {tmp_path / "set": tmp_path / "moved"}
-    record = stop_run(targets, 3 + is_renamed, moves, [tmp_path / "made_set"])
-    assert (set(read_all(record)), len(record.directories)) == ({record}, 3)
-    where = "moved" if is_renamed else "set"
-    assert [target.path for target in record.list_targets()] == [
-        *(tmp_path / name for name in ("moved", "top", f"{where}/a", "made_set/made"))
-    ]
-    assert record.find_states() == ({"new"} if is_renamed else {"new", "old"})
 
 
 def test_a_tree_may_be_moved_with_its_record(tmp_path: Path, two: Record) -> None:
@@ -153,12 +136,7 @@ DAMAGES = {
     "no list": put("files", value=7),
     "made above": put("made", value=[".."]),
     "made elsewhere": put("made", value=["other"]),
-    "moved without a record": put("moves", value=[[0, "other", "x", 1]]),
-    "moved up": put("moves", value=[[0, "sub", "../x", 1]]),
-    "moved to nowhere": put("moves", value=[[0, "sub", "", 1]]),
-    "moved infinitely": put("moves", value=[[0, "sub", "x", 1e999]]),
-    "moved from no directory": put("moves", value=[[9, "sub", "x", 1]]),
-    **{f"without {key}": drop(key) for key in ("directories", "files", "moves", "made")},
+    **{f"without {key}": drop(key) for key in ("directories", "files", "made")},
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -42,11 +42,10 @@ def write_old(paths: Sequence[Path]) -> None:
 def run(
     paths: Sequence[Path],
     *,
-    moves: Mapping[Path, Path] | None = None,
     made: Sequence[Path] = (),
     before: Callable[[], object] = lambda: None,
 ) -> None:
-    """Put ``new NAME`` at each path, and rename directories."""
+    """Put ``new NAME`` at each path."""
     overwritten = {path: path.lstat() for path in paths if os.path.lexists(path)}
     with Transaction({path.parent for path in paths}, overwritten, made) as change:
         files = []
@@ -55,7 +54,7 @@ def run(
                 temp_file.write(f"new {path.name}".encode())
                 files.append(temp_file.finish(replace=path in overwritten))
         before()
-        change.place(files, moves or {})
+        change.place(files)
 
 
 def read_state(root: Path) -> State:
@@ -118,14 +117,12 @@ def full() -> OSError:
 # All or none.
 
 
-@pytest.mark.parametrize("is_renamed", [False, True])
-def test_all_take_their_places(is_renamed: bool, three: list[Path]) -> None:
+def test_all_take_their_places(three: list[Path]) -> None:
     there = three[0].parent
-    target = there.with_name("moved") if is_renamed else there
-    run(three, moves={there: target} if is_renamed else {})
-    assert read_state(target) == NEW
-    assert os.listdir(there.parent) == [target.name]
-    assert {path.stat().st_nlink for path in target.iterdir()} == {1}
+    run(three)
+    assert read_state(there) == NEW
+    assert os.listdir(there.parent) == [there.name]
+    assert {path.stat().st_nlink for path in there.iterdir()} == {1}
 
 
 CALLS = ("open", "link", "replace", "rename", "unlink", "lstat", "write", "fsync", "scandir")
@@ -137,9 +134,7 @@ CALLS = ("open", "link", "replace", "rename", "unlink", "lstat", "write", "fsync
     [(full(), False), (KeyboardInterrupt(), False), (KeyboardInterrupt(), True)],
     ids=["refused", "interrupted before", "interrupted after"],
 )
-@pytest.mark.parametrize("is_renamed", [False, True])
 def test_an_error_or_interrupt_at_any_call_leaves_all_or_none(
-    is_renamed: bool,
     error: BaseException,
     late: bool,
     name: str,
@@ -147,23 +142,15 @@ def test_an_error_or_interrupt_at_any_call_leaves_all_or_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From the moment on at which all files are ready."""
-    here, there = three[0].parent, three[0].parent.with_name("moved")
+    here = three[0].parent
     for nth in count(1):
         inodes = [path.stat().st_ino for path in (three[0], three[2])]
         fault = Fault(name, nth, error, late=late)
         with monkeypatch.context() as patch:
             try:
-                run(
-                    three,
-                    moves={here: there} if is_renamed else {},
-                    before=partial(fault.arm, patch),
-                )
+                run(three, before=partial(fault.arm, patch))
             except (KvRenameError, KeyboardInterrupt):
                 assert fault.is_met
-        if there.exists():
-            assert not here.exists()
-            assert is_renamed
-            os.rename(there, here)
         found = read_state(here)
         if isinstance(error, OSError) and name in ("unlink", "scandir", "lstat"):
             # What the system refuses to find or to remove stays.
@@ -177,16 +164,7 @@ def test_an_error_or_interrupt_at_any_call_leaves_all_or_none(
         shutil.rmtree(here)
         here.mkdir()
         write_old(three)
-    assert nth > 1 or (name, is_renamed) == ("rename", False)
-
-
-def test_of_several_directories_all_get_their_names_or_none(tmp_path: Path) -> None:
-    moves = {tmp_path / name: tmp_path / f"new {name}" for name in "abc"}
-    for directory in (*moves, moves[tmp_path / "c"]):
-        directory.mkdir()
-    with pytest.raises(WriteError, match=r"new c: .*File exists"):
-        run([], moves=moves)
-    assert sorted(os.listdir(tmp_path)) == ["a", "b", "c", "new c"]
+    assert nth > 1 or name == "rename"
 
 
 @pytest.mark.parametrize("number", [1, 3])
