@@ -34,9 +34,6 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV114": ("warning", "buffer that is read but never written: it passes through unchanged"),
     "KV115": ("error", "onnx's checker rejects the model"),
     "KV116": ("error", "a KV buffer without the token, or another value with it"),
-    "KV117": ("error", "an expression does not match all KV buffers, or matches other values"),
-    "KV118": ("error", "retention loop fails, or its results differ from the reference"),
-    "KV119": ("warning", "retention loop could not be run"),
     "KV120": (
         "warning",
         "a cache that grows: its output does not fit into its input (an error where it must)",

@@ -35,8 +35,6 @@ MAX_RANK = 256
 """Dimensions of a value: they multiply with the values that have them."""
 MAX_INT64 = (1 << 63) - 1
 """Elements, bytes and numbers: ONNX's own integers hold no more."""
-MAX_FEED_BYTES = 1 << 30
-"""Bytes that one step of a run is fed: they are held twice, beside the model."""
 STEPS_PER_NODE = 16
 """Steps of a walk for each node of a graph; what takes more is not known."""
 MAX_SEARCHED_NODES = 1 << 14

@@ -1,4 +1,4 @@
-"""Rename, verify, run and strip the real exports of other exporters, and show it as a table.
+"""Rename, verify and strip the real exports of other exporters, and show it as a table.
 
 ``python tests/exporters_table.py`` runs everything and writes the table of ``docs/exporters.md``.
 The exports are not in the repository: see `real_exports`.
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from real_exports import EXPORTS
 
@@ -22,7 +22,7 @@ from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
 OTHERS = EXPORTS.with_name("exports-other")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "exporters.md"
 MARKS = ("<!-- table -->\n", "<!-- /table -->\n")
-HEADINGS = ("export", "options", "profile", "names", "verify", "strip", "onnxruntime")
+HEADINGS = ("export", "options", "profile", "names", "verify", "strip")
 TOKEN = "KV"
 NO_CACHE = "no cache found"
 FOLDERS = (
@@ -37,8 +37,6 @@ FOLDERS = (
     *("new/ort-gpt2", "new/ort-phi2", "new/tf2onnx-decoder", "new/tf2onnx-lstmcell"),
     *("new/rwkv4", "new/sherpa-zipformer2", "new/silero-vad", "new/no-cache"),
 )
-SIZES = {"new/hf5-llama/model.onnx": {"s53": 16}, "new/silero-vad/model.onnx": {"sequence": 64}}
-"""Sizes for a run that no name suggests: a mask as long as the longest context, enough samples."""
 
 
 class Row(NamedTuple):
@@ -51,7 +49,6 @@ class Row(NamedTuple):
         names: How many names changed.
         verify: The verdict on the result.
         strip: Whether the token comes out again without a trace.
-        run: Whether the result gives the same values in onnxruntime, or why not.
     """
 
     export: str
@@ -60,16 +57,14 @@ class Row(NamedTuple):
     names: str
     verify: str
     strip: str
-    run: str
 
 
-def check_folder(name: str, work: Path, *, with_run: bool) -> Iterator[Row]:
+def check_folder(name: str, work: Path) -> Iterator[Row]:
     """Yield a row for each model of a folder.
 
     Args:
         name: The folder below the exports.
         work: A directory for results.
-        with_run: Whether to run models in onnxruntime.
     """
     source, renamed, back = OTHERS / name, work / "renamed", work / "back"
     report = rename_all([source], TOKEN, directory=renamed)
@@ -78,15 +73,15 @@ def check_folder(name: str, work: Path, *, with_run: bool) -> Iterator[Row]:
         report = rename_all([source], TOKEN, directory=renamed, sidecars="off")
     if all(model.failed or not model.pairs for model in report.models):
         for model in report.models:
-            yield check_pairs_of_dataflow(model.path, work, with_run=with_run)
+            yield check_pairs_of_dataflow(model.path, work)
         return
     if all(model.status in ("renamed", "unchanged") for model in report.models):
         rename_all([renamed], strip=True, directory=back, sidecars="off" if refusals else "auto")
     for model in report.models:
-        yield check_model(model, report, refusals, source, back, with_run=with_run)
+        yield check_model(model, report, refusals, source, back)
 
 
-def check_pairs_of_dataflow(model: str, work: Path, *, with_run: bool) -> Row:
+def check_pairs_of_dataflow(model: str, work: Path) -> Row:
     """Return the row of a model whose names no profile matches: the graph tells the pairs."""
     path = Path(model)
     renamed, back = work / "renamed" / path.name, work / "back" / path.name
@@ -94,10 +89,10 @@ def check_pairs_of_dataflow(model: str, work: Path, *, with_run: bool) -> Row:
         rules = infer_rules([trace_model(path)], [TOKEN]).rules
     except RulesError:
         assert not renamed.exists()
-        return Row(path.relative_to(OTHERS).as_posix(), "", "", NO_CACHE, "", "", "")
+        return Row(path.relative_to(OTHERS).as_posix(), "", "", NO_CACHE, "", "")
     report = rename(path, TOKEN, output=renamed, rules=rules)
     rename(renamed, strip=True, output=back, rules=rules)
-    verified = verify_run(renamed, path, with_run=with_run, rules=rules)
+    verified = verify(renamed, rules=rules)
     options = f"`--prefix {TOKEN} --pairs dataflow`"
     return build_row(path, (options, "", str(len(report.name_map))), back, verified)
 
@@ -108,28 +103,18 @@ def check_model(
     refusals: dict[str, list[Finding]],
     source: Path,
     back: Path,
-    *,
-    with_run: bool,
 ) -> Row:
     """Return the row of one model of a report."""
     path = Path(model.path)
     profile = report.profile.name if report.profile is not None else ""
     if not model.pairs:
-        return Row(path.relative_to(OTHERS).as_posix(), "", "", NO_CACHE, "", "", "")
+        return Row(path.relative_to(OTHERS).as_posix(), "", "", NO_CACHE, "", "")
     options, names = f"`--prefix {TOKEN}`", str(len(model.name_map))
     if path.as_posix() in refusals:
         options = f"`--prefix {TOKEN} --sidecars off`"
         names += "".join(f" ({error.code})" for error in refusals[model.path][:1])
-    verified = verify_run(Path(model.output), path, with_run=with_run)
+    verified = verify(Path(model.output))
     return build_row(path, (options, profile, names), back / path.relative_to(source), verified)
-
-
-def verify_run(renamed: Path, source: Path, *, with_run: bool, **rules: Any) -> VerifiedModel:
-    """Verify a renamed model, and perhaps that it gives the results of its source."""
-    if not with_run:
-        return verify(renamed, **rules)
-    sizes = SIZES.get(source.relative_to(OTHERS).as_posix(), {})
-    return verify(renamed, run=True, reference=source, dims=sizes, **rules)
 
 
 def build_row(
@@ -143,26 +128,7 @@ def build_row(
         *cells,
         "holds" if not errors else " ".join(errors),
         "same bytes" if is_same else "differs",
-        describe_run(verified.run is not None, verified.report.findings),
     )
-
-
-def describe_run(has_run: bool, findings: Sequence[Finding]) -> str:
-    """Return what a run of the source and of the result came to."""
-    faults = [finding for finding in findings if finding.code in ("KV118", "KV119")]
-    if not faults:
-        return "equal" if has_run else ""
-    if faults[0].code == "KV118":
-        return f"differs: {faults[0].message}"
-    reason = faults[0].message.partition(": ")[2]
-    for known, text in (
-        ("PagedAttention", "needs CUDA"),
-        ("SIGSEGV", "crashes onnxruntime, before as after"),
-        ("RotaryEmbedding", "onnxruntime refuses it, before as after"),
-    ):
-        if known in reason:
-            return text
-    return reason
 
 
 def list_errors(model: ModelReport) -> list[Finding]:
@@ -190,18 +156,18 @@ def replace_table(page: str, table: str) -> str:
     return f"{before}{MARKS[0]}{table}{MARKS[1]}{rest.split(MARKS[1])[1]}"
 
 
-def list_rows(*, with_run: bool, folders: Sequence[str] = FOLDERS) -> list[Row]:
+def list_rows(folders: Sequence[str] = FOLDERS) -> list[Row]:
     """Return the rows of all models in some folders."""
     rows = list[Row]()
     for name in folders:
         with tempfile.TemporaryDirectory() as work:
-            rows += check_folder(name, Path(work), with_run=with_run)
+            rows += check_folder(name, Path(work))
     return rows
 
 
 if __name__ == "__main__":
     if not OTHERS.is_dir():
         sys.exit(f"no exports at {OTHERS}")
-    table = render_table(list_rows(with_run=True))
+    table = render_table(list_rows())
     PAGE.write_text(replace_table(PAGE.read_text("utf-8"), table), "utf-8")
     print(table, end="")

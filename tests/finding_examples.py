@@ -234,27 +234,6 @@ show(
 )
 
 
-# An expression that matches keys only.
-show(
-    "KV117",
-    "verify fixtures/plain/decoder.onnx --select 'past_key.*'",
-    fix=("verify fixtures/plain/decoder.onnx --select 'past_.*'",),
-)
-
-
-@show_decoder("KV118", "verify model.onnx --run --reference fixtures/plain/decoder.onnx")
-def change_kv118(model: ModelProto) -> None:
-    """A weight has another value than in the reference."""
-    model.graph.initializer[1].float_data[0] = 0.25  # key_scale
-
-
-@show_decoder("KV119", "verify model.onnx --run")
-def change_kv119(model: ModelProto) -> None:
-    """Onnxruntime does not have an operator of the model."""
-    model.graph.node[-1].op_type, model.graph.node[-1].domain = "Mystery", "local"
-    model.opset_import.add(domain="local", version=1)
-
-
 @show("KV120", "check-consumer model.onnx --target vllm-qaic")
 def make_kv120() -> None:
     """A cache that grows, as Optimum exports it, at a consumer that retains buffers in place."""

@@ -133,7 +133,7 @@ def test_no_result_takes_the_place_of_the_rules_that_are_read(
 
 
 def test_verify_and_inspect_a_model(decoder: Path) -> None:
-    verified = onnxkvrename.verify(decoder, select="past_.*")
+    verified = onnxkvrename.verify(decoder)
     assert (verified.report.status, len(verified.flows)) == ("unchanged", 4)
     summary = onnxkvrename.inspect(decoder)
     assert (summary.layers, summary.name_count) == ((0, 1), 8)
@@ -200,7 +200,7 @@ CALLS = {
     "rename_model": {"model": onnx.ModelProto(), "token": "X"},
     "stamp": {"models": ABSENT},
     "suggest_rules": {"models": ABSENT},
-    "verify": {"model": ABSENT, "run": True, "renamed_from": ABSENT},
+    "verify": {"model": ABSENT, "renamed_from": ABSENT},
     "write_manifest": {"paths": ABSENT, "output": ABSENT},
 }
 """Right arguments for each function of the library."""
@@ -382,10 +382,6 @@ def test_the_path_of_a_directory_is_no_output(tmp_path: Path) -> None:
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, serve={"both": "-tp 2"}), "has the key 'both'"),
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, vllm="9"), "vllm must be one of 0.23, "),
         (
-            lambda: onnxkvrename.verify(PLAIN, reference=PLAIN),
-            "reference requires run=True",
-        ),
-        (
             lambda: onnxkvrename.verify(PLAIN, compare_data=True),
             "compare_data requires renamed_from",
         ),
@@ -413,10 +409,9 @@ def test_a_value_that_makes_no_sense_is_named(call, message: str) -> None:
     [
         ({"token": "a b"}, "may contain only ASCII letters and digits"),
         ({"token": ""}, "is empty"),
-        ({"select": "("}, "select='.'.*not a regular expression"),
     ],
 )
-def test_a_token_or_an_expression_that_cannot_be_used_is_an_error(how, message: str) -> None:
+def test_a_token_that_cannot_be_used_is_an_error(how, message: str) -> None:
     with pytest.raises(RulesError, match=message):
         onnxkvrename.verify(PLAIN, **how)
 

@@ -441,7 +441,7 @@ def test_without_the_extra_one_line_says_what_to_install(
         f'raise ModuleNotFoundError("{said}", name={library!r})', "utf-8"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert served(*model) == (2, f"serve.py: {said}: pip install '.[run]'\n")
+    assert served(*model) == (2, f"serve.py: {said}: pip install . onnxruntime\n")
 
 
 @pytest.mark.parametrize("other", thin(["prefill", "decode", "both"], 1))

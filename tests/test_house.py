@@ -107,7 +107,6 @@ def test_only_storage_opens_and_changes_files() -> None:
     assert outside == {
         "cli.main": {"os.write"},  # stderr, where the modules that print cannot be loaded
         "cli.output": {"os.open"},  # os.devnull, for streams that broke or are closed
-        "verification.running.isolated_run": {"os.fdopen"},  # its own standard output
     }
 
 
@@ -148,7 +147,6 @@ MAY_SWALLOW_ERRORS = {
     "storage.recover": 3,  # clean-up; what cannot be listed is not removed
     "storage.temp_file": 5,  # /proc and O_TMPFILE, else a named file; clean-up, as far as possible
     "storage.transaction": 1,  # the shorter of two ways to name a path
-    "verification.running.isolated_run": 1,  # limits that a system does not have
 }
 """How many such calls a module may have, each with its reason beside it."""
 

@@ -337,4 +337,4 @@ def test_without_nixl_one_line_says_what_to_install(
         [sys.executable, "-W", "error", EXAMPLE / "serve.py"], capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert done.stderr == f"serve.py: {said}: pip install '.[run]' and {INSTALL}\n"
+    assert done.stderr == f"serve.py: {said}: pip install . onnxruntime and {INSTALL}\n"

@@ -314,7 +314,6 @@ def build_command(column: str, example: Example, tmp_path: Path) -> list[object]
         "rename --target": [model, "--target", "vllm-qaic", *target],
         "verify": ["verify", model],
         "verify --renamed-from": ["verify", model, "--renamed-from", example.source or model],
-        "verify --run": ["verify", model, "--run"],
         "check-consumer": ["check-consumer", model],
         "compare": ["compare", model, example.decode or model, *example.compare_options],
     }
@@ -346,8 +345,6 @@ def test_a_command_finds_exactly_the_dangers_that_the_page_says(
 ) -> None:
     if cell == "-":
         pytest.skip("the command is not about this")
-    if column == "verify --run":
-        pytest.importorskip("onnxruntime")
     outcome = run(*build_command(column, DANGERS[danger](tmp_path, run), tmp_path))
     said = set(re.findall(r"(?:error|warning) (KV[0-9]{3})", outcome.err + outcome.out))
     codes = set(re.findall("KV[0-9]{3}", " ".join(c for d, _, c in CELLS if d == danger)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from exporters_table import OTHERS, SIZES, TOKEN, Row, read_table
+from exporters_table import OTHERS, TOKEN, Row, read_table
 from hints import find_commands, split_words
 from tiers import thin
 
@@ -32,7 +32,7 @@ def list_cases(rows: list[Row], default: int) -> list[object]:
     ],
 )
 def test_an_export_is_renamed_checked_and_restored_with_the_printed_commands(
-    row: Row, tmp_path: Path, run: Run, request: pytest.FixtureRequest
+    row: Row, tmp_path: Path, run: Run
 ) -> None:
     source, renamed, back = OTHERS / row.export, tmp_path / "new.onnx", tmp_path / "back.onnx"
     before = source.read_bytes()
@@ -49,12 +49,7 @@ def test_an_export_is_renamed_checked_and_restored_with_the_printed_commands(
     assert (outcome.code, source.read_bytes()) == (0, before)
     names = row.names.partition(" ")[0]
     assert f"{names} names changed" in outcome.err
-    compare = ["--run", "--reference", source] if request.config.getoption("--full") else []
-    for symbol, size in SIZES.get(row.export, {}).items() if compare else ():
-        compare += ["--dim", f"{symbol}={size}"]
-    verified = run("verify", renamed, *dataflow, *compare)
-    assert verified.code == 0
-    assert row.run != "equal" or not compare or "bit for bit equal to" in verified.out
+    assert run("verify", renamed, *dataflow).code == 0
     stripped = run(renamed, "--strip", "-o", back, *sidecars)
     if stripped.code:
         (command,) = find_commands(stripped.err)

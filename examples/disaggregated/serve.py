@@ -3,7 +3,7 @@
     python serve.py                     run all parts; exit code 0 if each ends as predicted
     python serve.py PREFILL [DECODE]    one hand-off; exit code 0 if the tokens are right
 
-Requires onnxkvrename with its extra [run]. serving.py has the steps.
+Requires onnxkvrename and onnxruntime. serving.py has the steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> int:
     """Run all parts, or do one hand-off; return the exit code."""
     parser = build_parser("Hand KV buffers over from prefill to decode through shared memory.")
     parser.add_argument("--full-transfer", action="store_true", help="move all of each buffer")
-    return run_example(parser, _load, install="pip install '.[run]'")
+    return run_example(parser, _load, install="pip install . onnxruntime")
 
 
 def _load() -> tuple[Tell, Serve]:

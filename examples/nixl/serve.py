@@ -4,7 +4,7 @@
     python serve.py PREFILL [DECODE]    one hand-off; exit code 0 if the tokens and the manifest's
                                         figures are right
 
-Requires onnxkvrename with its extra [run], and NIXL. transfer.py has the steps.
+Requires onnxkvrename, onnxruntime and NIXL. transfer.py has the steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 from command import Serve, Tell, build_parser, parse_count, run_example
 from kvlayout import LAYOUTS
 
-INSTALL = "pip install '.[run]' and pip install --no-deps nixl nixl-cu12"
+INSTALL = "pip install . onnxruntime and pip install --no-deps nixl nixl-cu12"
 
 
 def main() -> int:

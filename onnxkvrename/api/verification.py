@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from onnxkvrename.api.arguments import (
     ModelLike,
@@ -13,10 +13,8 @@ from onnxkvrename.api.arguments import (
     read_arguments,
     speak_python,
 )
-from onnxkvrename.errors import RulesError
 from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.run import check_token_change
-from onnxkvrename.rules.patterns import Pattern, compile_pattern
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import MemoryFile
@@ -35,10 +33,6 @@ def verify(
     model: ModelLike,
     *,
     token: str | None = None,
-    select: str | None = None,
-    run: bool = False,
-    reference: PathLike | None = None,
-    dims: Mapping[str, int] | None = None,
     renamed_from: PathLike | None = None,
     compare_data: bool = False,
     strict: bool = False,
@@ -49,10 +43,6 @@ def verify(
     Args:
         model: The model's path, its bytes or a ``ModelProto``.
         token: Also prove that every KV name carries this token, and no other name does.
-        select: Also prove that this regular expression matches all KV names, and no others.
-        run: Also run the retention loop in onnxruntime.
-        reference: With ``run``: a model that must give the same results.
-        dims: With ``run``: sizes of symbolic dimensions.
         renamed_from: Also prove that this model is that one, except for the names of KV buffers.
         compare_data: With ``renamed_from``: compare the contents of external data as well.
         strict: Treat every warning as an error.
@@ -62,9 +52,8 @@ def verify(
         The report, and for each buffer how its output is computed from its input.
 
     Raises:
-        RulesError: The rules, the token or the expression cannot be used.
-        ValueError: ``reference`` or ``dims`` without ``run``; ``compare_data``
-            without ``renamed_from``; either for a model in memory.
+        RulesError: The rules or the token cannot be used.
+        ValueError: ``compare_data`` without ``renamed_from``, or for a model in memory.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
 
@@ -78,12 +67,10 @@ def verify(
     request = build_request(
         VerifyRequest,
         arguments,
-        select=None if select is None else _compile_select(select),
         checks=(check_cache_state,),
     )
-    for name in ("run", "compare_data"):
-        if arguments[name] and isinstance(source, MemoryFile):
-            raise ValueError(f"{name} requires the path of a model: it reads external data, too")
+    if compare_data and isinstance(source, MemoryFile):
+        raise ValueError("compare_data requires the path of a model: it reads external data, too")
     if token is not None:
         check_token_change(TokenChange(token))
     found = find_rules(arguments["profile"], arguments["rules"], [source])
@@ -91,13 +78,6 @@ def verify(
     if verified.report.error is not None:
         raise verified.report.error
     return verified
-
-
-def _compile_select(pattern: str) -> Pattern:
-    try:
-        return compile_pattern(pattern)
-    except ValueError as error:
-        raise RulesError(f"select={pattern!r}: the expression {error}") from None
 
 
 @speak_python

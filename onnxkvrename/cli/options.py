@@ -25,7 +25,6 @@ from onnxkvrename.options import (
 from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
-from onnxkvrename.rules.patterns import NamePattern, compile_pattern
 from onnxkvrename.storage.read import is_directory, read_status
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
@@ -222,8 +221,6 @@ def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
         return click.STRING
     if int in kinds:
         return CountType(1, option.most)
-    if NamePattern in kinds:
-        return PatternType()
     if Path not in kinds:
         return click.STRING
     if option.writes == "directory":
@@ -319,22 +316,6 @@ class CountType(click.IntRange):
         except ValueError:
             self.fail(f"{value!r} is not a whole number of at least 1", param, ctx)
         return super().convert(value, param, ctx)
-
-
-class PatternType(click.ParamType[NamePattern]):
-    """A regular expression for whole names."""
-
-    name = "regex"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> NamePattern:
-        """Return the expression; a usage error for one that Python cannot compile."""
-        try:
-            return compile_pattern(value)
-        except ValueError as error:
-            option = "" if param is None else f"{param.opts[0]} "
-            raise click.UsageError(f"{option}{value!r} {error}") from None
 
 
 class OutputDirectory(NonEmptyPath):

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import click
-
 from onnxkvrename.api.arguments import find_rules
-from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, show_progress
 from onnxkvrename.errors import KvRenameError
@@ -57,8 +54,6 @@ def _verify_models(request: VerifyRequest) -> tuple[tuple[VerifiedModel, ...], P
     request = request._replace(checks=(check_cache_state,))
     paths = [job.model for job in find_jobs(request.models)]
     sources = _find_sources(paths, request)
-    if request.reference is not None:
-        check_one_model("--reference is for one model", [str(path) for path in paths])
     rules = find_rules(request.profile, request.rules, paths, request.pairs, request.token)
     print_choice(rules.choice, request.output_format, request.quiet)
     verify = partial(_verify_with_source, rules=rules, request=request)
@@ -70,7 +65,6 @@ def _verify_models(request: VerifyRequest) -> tuple[tuple[VerifiedModel, ...], P
         count = progress.track_models("verifying", len(paths)) if progress is not None else None
         items = [*sources.items()]
         models = tuple(map_ordered(verify, items, executor, count, is_read_only=True))
-    _check_dims(models, request)
     return verify_window_sets(models, rules, request), rules.profile_choice
 
 
@@ -104,13 +98,3 @@ def _find_sources(paths: Sequence[Path], request: VerifyRequest) -> dict[Path, P
             raise KvRenameError(f"no source of {path}", path=str(found), hint=hint)
         sources[path] = found
     return sources
-
-
-def _check_dims(models: tuple[VerifiedModel, ...], request: VerifyRequest) -> None:
-    """Raise :class:`click.UsageError` for a size that no run had a use for."""
-    symbols = {symbol for model in models if model.run is not None for symbol in model.run.dims}
-    unknown = [symbol for symbol in request.dims if symbol not in symbols]
-    if symbols and unknown:
-        raise click.UsageError(
-            f"--dim {unknown[0]}: no model has that dimension, but {', '.join(sorted(symbols))}"
-        )

@@ -31,7 +31,7 @@ _UNKNOWN_UPDATES = (
     (
         "unknown",
         "the graph does not show that",
-        "verify with `--run` runs the model and compares both",
+        "examples/run_retention.py runs the model and compares the sizes",
     ),
     (
         "untraced",

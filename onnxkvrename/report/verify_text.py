@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
 from typing import Literal
 
@@ -31,12 +31,11 @@ from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import Report
 from onnxkvrename.verification.dataflow import BufferFlow
 from onnxkvrename.verification.renamed_from import RenameProof
-from onnxkvrename.verification.running.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel
 
 _FLOW_CODES = ("KV110", "KV113", "KV114", "KV120")
 """Findings about how a buffer is updated."""
-_FlowState = Literal["retained", "meant", "resized", "settled", "unsized", "not retained"]
+_FlowState = Literal["retained", "meant", "resized", "unsized", "not retained"]
 """What becomes of a buffer: `meant` is what the rules say, where it is not updated in place."""
 _PLURAL_LABELS = {"append": "grow", "delta": "with new positions only", "once": "written once"}
 """For updates that the rules can expect, words after a number of buffers."""
@@ -140,11 +139,6 @@ def _describe_proofs(verified: VerifiedModel) -> Iterator[str]:
     yield _describe_retention(verified)
     if verified.rename_proof is not None:
         yield _describe_rename_proof(verified.rename_proof)
-    if verified.run is not None:
-        run = _format_run(verified.run)
-        if verified.reference is not None:
-            run += f", bit for bit equal to {verified.reference!s}"
-        yield run
 
 
 def _describe_retention(verified: VerifiedModel) -> str:
@@ -152,13 +146,12 @@ def _describe_retention(verified: VerifiedModel) -> str:
     if not report.pairs:
         return describe_no_pairs(report)
     faults = {finding.name for finding in report.findings if finding.code in _FLOW_CODES}
-    sized = () if verified.run is None else verified.run.sized_outputs
     groups: dict[_FlowState, list[BufferFlow]] = {}
     for flow in verified.flows:
-        state = _judge_flow(flow, faults | verified.filled, sized)
+        state = _judge_flow(flow, faults | verified.filled)
         groups.setdefault(state, []).append(flow)
-    retained, resized, settled, unsized = (
-        len(groups.get(state, ())) for state in ("retained", "resized", "settled", "unsized")
+    retained, resized, unsized = (
+        len(groups.get(state, ())) for state in ("retained", "resized", "unsized")
     )
     meant, lone = groups.get("meant", []), sum(pair.may_be_alone for pair in report.pairs)
     verdict = f"{retained} of {format_count(len(report.pairs), 'buffer')} retained by dataflow"
@@ -169,8 +162,6 @@ def _describe_retention(verified: VerifiedModel) -> str:
     if resized:
         updates = ", ".join(dict.fromkeys(flow.update.label for flow in groups["resized"]))
         verdict += f", {resized} cannot go back into their inputs ({updates})"
-    if settled:
-        verdict += f", {settled} kept {'its' if settled == 1 else 'their'} size in the run"
     if unsized:
         verdict += f", {unsized} not shown to keep {'its' if unsized == 1 else 'their'} size"
     verdict += f", {format_layers(sorted({p.layer for p in report.pairs if p.has_layer}))}"
@@ -185,13 +176,12 @@ def _describe_retention(verified: VerifiedModel) -> str:
     return verdict
 
 
-def _judge_flow(flow: BufferFlow, faults: Set[str], sized: Container[str]) -> _FlowState:
+def _judge_flow(flow: BufferFlow, faults: Set[str]) -> _FlowState:
     """Return what the verdict on a model counts a buffer as.
 
     Args:
         flow: How its output is made from its input.
         faults: The outputs that something is wrong with, or that another model fills.
-        sized: The outputs that kept their size in a run.
     """
     name, is_updated = flow.pair.sides[-1].old_name, flow.verdict == "updated"
     is_expected = flow.update.is_resized or (flow.update.kind == "once" and not is_updated)
@@ -201,9 +191,7 @@ def _judge_flow(flow: BufferFlow, faults: Set[str], sized: Container[str]) -> _F
         return "not retained"
     if flow.update.is_resized:
         return "resized"
-    if flow.update.kind != "unknown":
-        return "retained"
-    return "settled" if name in sized else "unsized"
+    return "retained" if flow.update.kind != "unknown" else "unsized"
 
 
 def _describe_expected(total: int, retained: int, meant: Sequence[BufferFlow], lone: int) -> str:
@@ -246,12 +234,6 @@ def _describe_rename_proof(proof: RenameProof) -> str:
     if unread:
         text += f", {format_count(unread, 'file')} of external data not read (--compare-data)"
     return text
-
-
-def _format_run(run: RetentionRun) -> str:
-    dims = ", ".join(f"{dim}={size}" for dim, size in run.dims.items())
-    steps = format_count(len(run.step_results), "step")
-    return f"ran {steps} in onnxruntime" + (f" with {dims}" if dims else "")
 
 
 def format_buffer_flows(verified: VerifiedModel) -> Iterator[str]:

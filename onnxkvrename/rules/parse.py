@@ -18,7 +18,6 @@ from onnxkvrename.rules.profile import (
     ROLES,
     SIDES,
     UPDATES,
-    BranchRule,
     KeepRule,
     KindRule,
     KvRule,
@@ -28,7 +27,7 @@ from onnxkvrename.rules.profile import (
 )
 
 _TOP_KEYS = (
-    *("description", "retained", "update", "kv", "keep", "suffixes", "sidecar", "dims", "branch"),
+    *("description", "retained", "update", "kv", "keep", "suffixes", "sidecar", "dims"),
     "functions",
 )
 _PATTERN_KEYS = ("input", "output", "input_name", "output_name", "kinds", "runner")
@@ -87,7 +86,6 @@ def _parse_rules(document: ObjectReader, name: str) -> Rules:
         retained_pattern=_read_pattern(document, "retained") if has_retained else None,
         normal_suffixes=_read_texts(document, "suffixes"),
         dims=_parse_dims(_read_table(document, "dims")),
-        branches=tuple(map(_parse_branch, _read_tables(document, "branch"))),
         sidecar_rules=tuple(map(_parse_sidecar_rule, _read_tables(document, "sidecar"))),
         renames_in_functions=in_functions,
     )
@@ -118,11 +116,6 @@ def _parse_keep_rule(table: ObjectReader) -> KeepRule:
 def _parse_sidecar_rule(table: ObjectReader) -> SidecarRule:
     _check_keys(table, ("file", "reader"))
     return SidecarRule(_read_pattern(table, "file"), table.read_string("reader", "its reader"))
-
-
-def _parse_branch(table: ObjectReader) -> BranchRule:
-    _check_keys(table, ("input", "first"))
-    return BranchRule(table.read_string("input"), table.read_boolean("first"))
 
 
 def _parse_kv_rule(table: ObjectReader, update: str) -> KvRule:

@@ -23,7 +23,6 @@ REASON_OTHER_RANK = "input and output differ in rank"
 """The reason for keeping what has the names of an encoder's cache, but is never fed back."""
 REASON_POSITION = "position"
 """The reason for keeping what counts the positions of a cache that are written."""
-_NO_DIMS: Mapping[str, str] = {}
 _NO_NAMES: Mapping[str, str] = {}
 
 
@@ -190,7 +189,6 @@ class RenamePlan(NamedTuple):
         updates_by_kind: How buffers of each kind are meant to be updated, empty where the rules
             do not say.
         feeds: Outputs that fill KV inputs of another model, and are renamed like those.
-        dims: What symbols of sizes mean, as the rules say it.
         is_built_in: True if the rules are a profile of the program, not the user's own.
         runners: Programs that look for the names that the buffers have now, and for no others.
     """
@@ -206,7 +204,6 @@ class RenamePlan(NamedTuple):
     output_name_map: Mapping[str, str]
     updates_by_kind: Mapping[str, str]
     feeds: tuple[KvFeed, ...] = ()
-    dims: Mapping[str, str] = _NO_DIMS
     is_built_in: bool = False
     runners: tuple[str, ...] = ()
     function_name_map: Mapping[str, str] = _NO_NAMES
@@ -275,7 +272,6 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         ),
         updates_by_kind=rules.updates_by_kind,
         feeds=feeds,
-        dims=dict(rules.dims),
         is_built_in=rules.is_built_in,
         runners=tuple(dict.fromkeys(m.rule.runner for m in matches.values() if m.rule.runner)),
     )

@@ -164,16 +164,6 @@ class SidecarRule(NamedTuple):
     reader: str
 
 
-class BranchRule(NamedTuple):
-    """An input that chooses a branch: one for the first step, which has no cache yet, or not.
-
-    The input is a truth value; `first` is its value in the first step, later it is the opposite.
-    """
-
-    input_name: str
-    first: bool
-
-
 class ProfileChoice(NamedTuple):
     """Which profile a command uses, and why.
 
@@ -208,7 +198,6 @@ class Rules(NamedTuple):
         normal_suffixes: For suffixes that consumers do not match with an input, those that they
             do.
         dims: The meaning of symbols of sizes: a word of `DIM_WORDS`, or a sum of symbols.
-        branches: Inputs that choose a branch of the graph by the step.
         renames_in_functions: Whether local functions have the names of buffers inside, which get
             the token as well.
         sidecar_rules: Files that repeat the names, in addition to those of known formats.
@@ -223,7 +212,6 @@ class Rules(NamedTuple):
     retained_pattern: Pattern | None
     normal_suffixes: Mapping[str, str]
     dims: Mapping[str, str]
-    branches: tuple[BranchRule, ...]
     sidecar_rules: tuple[SidecarRule, ...]
     renames_in_functions: bool = False
     is_built_in: bool = False

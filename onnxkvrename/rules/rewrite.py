@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from onnxkvrename.errors import RulesError
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.rules.kinds import get_family
 from onnxkvrename.rules.profile import NameMatch, Rules, fill_template
 
 _EXAMPLE_TOKEN = "VLLM"
@@ -55,11 +54,3 @@ def normalize_suffix(rules: Rules, match: NameMatch) -> str:
     """Return the suffix of an output, changed to one that consumers match with an input."""
     suffix = match.groups.get("suffix", "")
     return rules.normal_suffixes.get(suffix, suffix)
-
-
-def describe_part(kind: str, buffer: str, role: str) -> str:
-    """Describe a buffer in words that all profiles share.
-
-    The kind is the one that decides what vLLM calls it; the role is empty if its profile says none.
-    """
-    return f"{get_family(kind)} {role or buffer.removeprefix('past_')}"

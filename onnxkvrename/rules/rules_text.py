@@ -14,7 +14,6 @@ from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.profile import UPDATES
 
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
-_NO_BRANCHES: Mapping[str, bool] = MappingProxyType({})
 _NUMBER = re.compile("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])")
 
 
@@ -50,13 +49,11 @@ def write_rules(
     states: Sequence[StateNames],
     title: str,
     kept_names: Mapping[str, str] = _NO_NAMES,
-    branches: Mapping[str, bool] = _NO_BRANCHES,
 ) -> str:
     """Return rules that list the names of pairs, in TOML.
 
     The names are without a token. The title, for the first line, says which models they are from.
-    Names in `kept_names` are left alone, each with the reason; `branches` are inputs that choose a
-    branch, each with its value in the first step.
+    Names in `kept_names` are left alone, each with the reason.
 
     Raises:
         RulesError: A name cannot be written in TOML.
@@ -81,8 +78,6 @@ def write_rules(
             f"reason = {_quote(reason)}",
             f"pattern = {_quote('|'.join(names))}",
         ]
-    for name, first in branches.items():
-        lines += ["", "[[branch]]", f"input = {_quote(name)}", f"first = {str(first).lower()}"]
     return "\n".join(lines) + "\n"
 
 

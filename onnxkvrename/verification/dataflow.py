@@ -181,7 +181,7 @@ def check_buffer_flows(
                 flow.pair.output.old_name,
                 f"cannot be proved to have the size of {flow.pair.input.old_name}: its operators "
                 "do not keep the size, or the declared shapes differ",
-                "verify with `--run` compares the sizes",
+                "examples/run_retention.py runs the model and compares the sizes",
             )
         if flow.update.is_resized and meant != flow.update.kind:
             yield build_update_finding(

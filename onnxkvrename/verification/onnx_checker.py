@@ -88,7 +88,7 @@ def _build_unknown_operators_finding(operators: Counter[str]) -> Finding:
         "",
         f"has {nodes:,} {'node' if nodes == 1 else 'nodes'} with operators that onnx does not "
         f"define ({names}): not checked, everything else was",
-        "a run that succeeds (`--run`) shows that onnxruntime has them",
+        "a run that succeeds (examples/run_retention.py) shows that onnxruntime has them",
     )
 
 

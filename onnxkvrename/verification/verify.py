@@ -11,7 +11,6 @@ from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import (
     Finding,
-    build_finding,
     build_names_finding,
     format_list,
     promote_to_errors,
@@ -22,9 +21,7 @@ from onnxkvrename.layout.layout import check_stamp
 from onnxkvrename.limits import MAX_LISTED
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.model.signature import Signature
 from onnxkvrename.options import (
-    DIM,
     VERBOSE,
     Format,
     GroupWindows,
@@ -46,14 +43,11 @@ from onnxkvrename.rules.feeds import (
     is_filled,
 )
 from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.rules.kv_model import KvModel, read_kv_model, scan_model
+from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.load import format_rules_option
-from onnxkvrename.rules.patterns import Pattern
-from onnxkvrename.rules.pick import pick_rules
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
-from onnxkvrename.rules.profile import SIDES, Rules
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelCheck, ModelReport, RenameJob, report_model
-from onnxkvrename.rules.rewrite import describe_part
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.storage.read import ModelSource
 from onnxkvrename.verification import trace_needs
@@ -61,15 +55,7 @@ from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, t
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
 from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
-from onnxkvrename.verification.running.isolated_run import check_retention
-from onnxkvrename.verification.running.retention_loop import (
-    RetentionRun,
-    RunnableModel,
-    RunnablePair,
-)
 from onnxkvrename.verification.strip_weights import read_model_without_weights
-
-_DATA_CODES = ("KV501", "KV502", "KV503")
 
 
 class VerifyRequest(NamedTuple):
@@ -84,35 +70,6 @@ class VerifyRequest(NamedTuple):
         str | None,
         Option("--prefix", "Also: this token is on every pair, and nowhere else.", "TOKEN"),
     ] = None
-    select: Annotated[
-        Pattern | None,
-        Option(
-            "--select",
-            "Also: this expression matches the names of all KV buffers, and no others.",
-            "REGEX",
-        ),
-    ] = None
-    run: Annotated[
-        bool, Option("--run", "Also: run the retention loop in onnxruntime (extra [run]).")
-    ] = False
-    reference: Annotated[
-        Path | None,
-        Option(
-            "--reference",
-            "With --run: this model must give the very same results, as the one before a rename "
-            "does.",
-            "FILE",
-            needs=("run",),
-        ),
-    ] = None
-    dims: Annotated[
-        Mapping[str, int],
-        DIM._replace(
-            help="With --run: the size of a symbolic dimension, e.g. ctx_len=32; others are those "
-            "of a specializations.json with the model, or guessed.",
-            needs=("run",),
-        ),
-    ] = MappingProxyType({})
     renamed_from: Annotated[
         Path | None,
         Option(
@@ -154,8 +111,6 @@ class VerifiedModel(NamedTuple):
     Attributes:
         report: The KV buffers and the findings, as for a rename.
         flows: How each output is computed from its input.
-        run: The retention loop, if it was run.
-        reference: The model that gave the same results, if there was one.
         rename_proof: The comparison with the model before its names were changed.
         model: What the checks of all models together need; ``None`` once they are done, and
             for a model that could not be read.
@@ -164,8 +119,6 @@ class VerifiedModel(NamedTuple):
 
     report: ModelReport
     flows: tuple[BufferFlow, ...] = ()
-    run: RetentionRun | None = None
-    reference: Path | None = None
     rename_proof: RenameProof | None = None
     model: KvModel | None = None
     filled: frozenset[str] = frozenset()
@@ -178,43 +131,16 @@ def verify_model(path: ModelSource, rules: Rules, request: VerifyRequest) -> Ver
 
     Raises:
         RulesError: A template of the rules makes names that could not be undone.
-        KvRenameError: onnxruntime is missing, or the reference or the source cannot be read.
+        KvRenameError: The source cannot be read.
     """
     try:
         with open_model(path) as opened:
             verified = _verify_open_model(opened, rules, request)
-            model_size = opened.file.size
     except ModelError as error:
         return VerifiedModel(ModelReport(str(path), str(path), "failed", error=error))
     if request.renamed_from is not None:
         verified = _compare_with_source(verified, path, request.renamed_from, rules, request)
-    if not request.run or verified.model is None:
-        return verified
-    run, findings = _run_retention(verified.model, model_size, rules, request)
-    proved = verified.report.findings
-    is_right = run is not None and not findings
-    if run is not None:
-        settled = _list_settled(verified.flows, run) if is_right else ()
-        proved = tuple(
-            finding
-            for finding in proved
-            if finding.code != "KV123" and (finding.code != "KV113" or finding.name not in settled)
-        )
-    return verified._replace(
-        run=run,
-        reference=request.reference if is_right else None,
-        report=verified.report._replace(findings=(*proved, *findings)),
-    )
-
-
-def _list_settled(flows: Iterable[BufferFlow], run: RetentionRun) -> Sequence[str]:
-    """Return the outputs of which only the size was not proved, and which kept it in the run."""
-    names = [
-        flow.pair.sides[-1].old_name
-        for flow in flows
-        if flow.verdict == "updated" and flow.update.kind == "unknown"
-    ]
-    return [name for name in names if name in run.sized_outputs]
+    return verified
 
 
 def _compare_with_source(
@@ -292,13 +218,12 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     flows, proofs = prove_retention(
         opened.source, model.pairs, model.plan.updates_by_kind, rules.name
     )
-    select, job = request.select, build_job(path)
+    job = build_job(path)
     checks = (_check_sidecars, *request.checks) if beside is not None else ()
     findings = (
         *model.findings,
         *proofs,
         *_check_token(model, rules, request.token),
-        *(_check_selection(model.signature, model.plan, select) if select is not None else ()),
         *check_stamp(model),
         *(found for check in checks for found in check(job, rules, model.plan)),
     )
@@ -398,113 +323,3 @@ def _suggest_token(path: str, rules: Rules, expected: str, tokens: Set[str]) -> 
         words += " --replace"
     command = f"`onnxkvrename {words}{format_rules_option(rules)}`"
     return command if known == expected else f"{consumer} selects names with {known}: {command}"
-
-
-def _check_selection(signature: Signature, plan: RenamePlan, select: Pattern) -> Iterator[Finding]:
-    """Yield KV117: the expression must match all KV names and no others."""
-    names = dict.fromkeys(value.name for value in (*signature.inputs, *signature.outputs))
-    matched = {name for name in names if select.matches(name)}
-    fed_names = {feed.side.old_name for feed in plan.feeds}
-    for wrong, messages in (
-        (
-            plan.old_names - matched,
-            (
-                "is a KV buffer, but the expression does not match it",
-                "are KV buffers, but the expression does not match them",
-            ),
-        ),
-        (
-            matched - plan.old_names - fed_names,
-            (
-                "is not a KV buffer, but the expression matches it",
-                "are not KV buffers, but the expression matches them",
-            ),
-        ),
-    ):
-        if wrong:
-            yield build_names_finding(
-                "KV117",
-                [name for name in names if name in wrong],
-                messages,
-                "an expression must match whole names, as in .*vllmKvCache.*",
-                shown=MAX_LISTED,
-            )
-
-
-def _run_retention(
-    model: KvModel, model_size: int, rules: Rules, request: VerifyRequest
-) -> tuple[RetentionRun | None, tuple[Finding, ...]]:
-    """Run the retention loop; return KV119 if it could not be run."""
-    expected, is_converted = None, False
-    if request.reference is not None:
-        own_rules = _choose_reference_rules(request.reference, rules, model)
-        is_converted = own_rules.name != rules.name
-        with open_model(request.reference) as opened:
-            source, signature = opened.source, opened.signature
-            scanned = scan_model(
-                source, signature, request.reference, own_rules, data_beside=opened.file
-            )
-            expected = scanned.model, opened.file.size, own_rules
-        ends = [{v.name for v in (*s.inputs, *s.outputs)} for s in (signature, model.signature)]
-        if not model.pairs and ends[0] != ends[1]:
-            message = (
-                "the reference has different names, and no KV buffer is known: they are not run"
-            )
-            hint = "`--pairs dataflow` finds buffers in the graph, whatever their names are"
-            return None, (build_finding("KV118", "", message, hint),)
-    try:
-        reference = None
-        if expected is not None:
-            reference = build_runnable_model(*expected, by_role=is_converted)
-        runnable = build_runnable_model(model, model_size, rules, by_role=is_converted)
-        return check_retention(runnable, reference, dims=request.dims)
-    except ModelError as error:
-        where = f" ({error.path})" if error.path not in (None, model.path) else ""
-        hint = error.hint or "what can be proved without running is proved above"
-        message = f"the retention loop could not be run{where}: {error.message}"
-        return None, (build_finding("KV119", "", message, hint),)
-
-
-def _choose_reference_rules(reference: Path, rules: Rules, model: KvModel) -> Rules:
-    """Return the rules of a reference, whose names another profile may know: a conversion."""
-    signature = read_kv_model(reference, rules, check_data=False).signature
-    names = {value.name for value in (*signature.inputs, *signature.outputs)}
-    if not model.pairs or any(rules.match(side, n) for n in names for side in SIDES):
-        return rules
-    return pick_rules([reference], None, None)
-
-
-def build_runnable_model(
-    model: KvModel, model_size: int, rules: Rules | None = None, *, by_role: bool = False
-) -> RunnableModel:
-    """Return what a run needs of a model.
-
-    The rules say what symbols mean, and which inputs choose a branch. With `by_role`, buffers are
-    identified by what is in them, as in another profile.
-
-    Raises:
-        ModelError: Not all of its external data can be used: onnxruntime must not open it.
-    """
-    unusable = [finding for finding in model.findings if finding.code in _DATA_CODES]
-    if unusable:
-        message = f"its external data cannot be used ({unusable[0].code})"
-        raise ModelError(message, path=model.path)
-    pairs = [
-        RunnablePair(
-            (pair.scope, _identify_part(pair, by_role=by_role), str(pair.layer)),
-            pair.input.old_name if pair.input is not None else None,
-            pair.output.old_name if pair.output is not None else None,
-            model.plan.updates_by_kind.get(pair.kind, ""),
-        )
-        for pair in model.pairs
-    ]
-    data_size = sum(file.size for file in model.data_files)
-    branches = {} if rules is None else {rule.input_name: rule.first for rule in rules.branches}
-    meanings = model.plan.dims
-    return RunnableModel(Path(model.path), pairs, model_size + data_size, meanings, branches)
-
-
-def _identify_part(pair: KvPair, *, by_role: bool) -> str:
-    if not by_role:
-        return pair.buffer
-    return describe_part(pair.cache or pair.kind, pair.buffer, pair.role)

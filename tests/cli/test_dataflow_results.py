@@ -64,11 +64,10 @@ def test_new_positions_of_another_cache_are_an_error(rename, run: Run, tmp_path:
     assert (outcome.code, "error KV110: nv is computed from no buffer" in outcome.err) == (1, True)
 
 
-def test_a_cache_that_grew_in_a_run_did_not_keep_its_size(rename, run: Run) -> None:
-    pytest.importorskip("onnxruntime")
+def test_a_cache_that_may_grow_is_not_shown_to_keep_its_size(rename, run: Run) -> None:
     rename(STACKED)
-    outcome = run("verify", "new.onnx", *DATAFLOW, "--run", "--reference", "m.onnx")
-    assert (outcome.code, "bit for bit equal to m.onnx" in outcome.out) == (0, True)
+    outcome = run("verify", "new.onnx", *DATAFLOW)
+    assert outcome.code == 0
     assert "1 not shown to keep its size" in outcome.out
 
 
@@ -78,17 +77,6 @@ def test_no_layer_is_made_up(rename, run: Run) -> None:
     assert "mem of no layer" in run("inspect", "new.onnx", *DATAFLOW).out
     rename(STACKED.replace("mem", "mem0"))
     assert "layer 0" in run("verify", "new.onnx", *DATAFLOW).out
-
-
-def test_a_renamed_model_is_not_called_damaged_where_no_rule_knows_its_buffers(
-    rename, run: Run
-) -> None:
-    pytest.importorskip("onnxruntime")
-    rename(NEW_POSITIONS)
-    outcome = run("verify", "new.onnx", "--run", "--reference", "m.onnx")
-    assert (outcome.code, "do not use this model" in outcome.err) == (1, False)
-    assert "KV118: the reference has different names, and no KV buffer is known" in outcome.err
-    assert outcome.err.count("`--pairs dataflow`") == 2  # KV001 names it as well
 
 
 def test_the_token_that_strip_removes_is_found(rename, run: Run) -> None:

@@ -34,10 +34,9 @@ def test_a_size_that_is_none_is_a_usage_error(text: str, message: str) -> None:
     assert message in raised.value.message
 
 
-@pytest.mark.parametrize("command", ["verify", "manifest", "check-consumer"])
+@pytest.mark.parametrize("command", ["manifest", "check-consumer"])
 def test_two_signs_before_a_size_are_no_bug(command: str, decoder: Path, run) -> None:
-    run_option = ("--run",) if command == "verify" else ()
-    outcome = run(command, decoder, *run_option, "--dim", "ctx_len=--5")
+    outcome = run(command, decoder, "--dim", "ctx_len=--5")
     assert outcome.code == 2
     assert "pass SYMBOL=SIZE" in outcome.err
     assert "a bug in" not in outcome.err

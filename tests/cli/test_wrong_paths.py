@@ -26,7 +26,6 @@ READ_PATHS = [
     (*RENAME, "--rules", "{}"),
     ("verify", "{}"),
     ("verify", MODEL, "--renamed-from", "{}"),
-    ("verify", MODEL, "--run", "--reference", "{}"),
     ("inspect", "{}"),
     ("manifest", MODEL, "--specializations", "{}"),
     ("manifest", MODEL, "--custom-io", "{}"),

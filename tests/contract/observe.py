@@ -50,7 +50,6 @@ VOLATILE = ("version", "sha256", "leftovers")
 GOING = {
     "compare": ("notes", "reads", "same_graph", "tensor_parallelism"),
     "rename": ("unstamped",),
-    "verify": ("run",),
     "pairs": (),
 }
 """Fields of commands that stay, which go with a feature: no row depends on them."""

@@ -145,7 +145,7 @@ def test_no_mistake_is_repeated_as_it_is(text: str, output_format: str, here: Pa
         (*RENAME, f"--sidecar={document.name}", *model),
         (*RENAME, "-o", f"{name}/x/m.onnx", *model),
         (*RENAME, f"--{name}", *model),
-        ("verify", "--select", f"({name}", *model),
+        ("verify", f"--renamed-from={name}", *model),
         ("manifest", f"--dim={name}=x", *model),
         ("manifest", f"--specializations={document.name}", *model),
         ("compare", "--format", output_format, "--", document.name, document.name),

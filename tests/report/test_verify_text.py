@@ -21,7 +21,6 @@ from onnxkvrename.report.verify_text import (
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.verification.dataflow import BufferFlow
 from onnxkvrename.verification.provenance import NodeLocation
-from onnxkvrename.verification.running.retention_loop import RetentionRun
 from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest, verify_model
 
 PROFILE = ProfileChoice("qeff")
@@ -29,7 +28,6 @@ SCHEMA = load_schema("verify-1")
 VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 FAULT = Finding("KV110", "error", "past_key.0_RetainedState", "is wrong", "mend it")
 DOUBT = Finding("KV113", "warning", "past_key.0_RetainedState", "is in doubt", "look at it")
-RUN = RetentionRun({"batch_size": 1, "ctx_len": 32}, {}, (), (), ((), (), ()), (), (), ())
 HOSTILE = "a\n::error::b##[x]\x1b[2J\u202e\udcff"
 
 
@@ -95,18 +93,6 @@ def test_a_model_without_buffers_says_so(sound: VerifiedModel) -> None:
     assert summarize_verdict(with_report(sound, pairs=())) == "no KV buffer"
 
 
-def test_a_run_is_told_with_its_sizes_and_its_reference(sound: VerifiedModel) -> None:
-    ran = sound._replace(run=RUN)
-    assert summarize_verdict(ran).endswith(
-        "by Add; ran 3 steps in onnxruntime with batch_size=1, ctx_len=32"
-    )
-    assert summarize_verdict(ran._replace(run=RUN._replace(dims={}))).endswith(
-        "; ran 3 steps in onnxruntime"
-    )
-    like = ran._replace(reference=Path("plain.onnx"))
-    assert summarize_verdict(like).endswith("ctx_len=32, bit for bit equal to plain.onnx")
-
-
 @pytest.mark.parametrize(
     ("findings", "clause", "reasons", "style"),
     [
@@ -150,8 +136,7 @@ def with_hostile_names(verified: VerifiedModel) -> VerifiedModel:
     verified = with_report(
         with_path(verified, HOSTILE), DOUBT._replace(name=HOSTILE, message=HOSTILE)
     )
-    run = RUN._replace(dims={HOSTILE: 3})
-    return verified._replace(flows=flows, run=run, reference=Path(HOSTILE))
+    return verified._replace(flows=flows)
 
 
 def annotated(*models: VerifiedModel, quiet: bool = False) -> list[str]:
@@ -182,7 +167,7 @@ def test_hostile_text_gives_github_no_commands(sound: VerifiedModel) -> None:
 
 
 def test_json_has_a_verdict_for_each_pair(sound: VerifiedModel) -> None:
-    item = with_report(sound, DOUBT)._replace(run=RUN, reference=Path("plain.onnx"))
+    item = with_report(sound, DOUBT)
     document = json.loads(DOCUMENT.render(describe_verified([item], PROFILE), 0))
     VALIDATOR.validate(document)
     (model,) = document["models"]
@@ -201,11 +186,6 @@ def test_json_has_a_verdict_for_each_pair(sound: VerifiedModel) -> None:
     }
     assert {"name": "logits", "reason": "not retained"} in model["kept"]
     assert [found["code"] for found in model["findings"]] == ["KV113"]
-    assert model["run"] == {
-        "dims": {"batch_size": 1, "ctx_len": 32},
-        "steps": 3,
-        "same_as": "plain.onnx",
-    }
 
 
 def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> None:

@@ -32,9 +32,6 @@ reason = "vision"
 pattern = "pixels"
 [dims]
 past = "sequence"
-[[branch]]
-input = "first_step"
-first = true
 [[sidecar]]
 file = 'names\.json'
 """
@@ -110,10 +107,6 @@ KINDS = f"[kv.kinds.own]\n{ROLES}"
         ('"sequence"', "'long'", "dims.past: must be one of batch,"),
         ('"sequence"', "'sequence'\ntotal = 'past + new'", "dims.total: must be one of batch,"),
         ('"sequence"', "'sequence'\ntotal = 'past + '", "dims.total: must be one of batch,"),
-        ('input = "first_step"', "", "branch[0].input: is missing"),
-        ("first = true", "", "branch[0].first: is missing"),
-        ("first = true", "first = 0", "branch[0].first: must be"),
-        ("first = true", "first = true\nthen = 1", "branch[0].then: is not"),
         ("file = ", "files = ", "sidecar[0].files: is not"),
     ],
 )
@@ -198,7 +191,7 @@ def test_the_examples_of_the_page_are_rules() -> None:
     kind = match.kind
     assert (kind.roles["k"], kind.beside, kind.alone) == ("key", {"k_scale": "k"}, ("output",))
     assert rewrite_name(second, match, "") == "past.3.k_scale"
-    assert (second.dims["total"], second.branches[0].first) == ("past + new", False)
+    assert second.dims["total"] == "past + new"
     for word, update in (("self", "append"), ("cross", "once")):
         match = third.match("input", T5.replace("self", word))
         assert match is not None
@@ -212,7 +205,7 @@ def test_each_key_of_rules_is_explained_on_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text("utf-8")
     prose = re.sub(r"```.*?```", "", page.partition("## Your own rules")[2], flags=re.DOTALL)
     keys = (parse._TOP_KEYS, parse._PATTERN_KEYS, parse._KIND_KEYS, parse._NAME_KEYS)
-    other = ("reason", "pattern", "file", "reader", "first")
+    other = ("reason", "pattern", "file", "reader")
     words = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`]*`", prose))))
     assert {key for group in (*keys, other) for key in group} <= words
 

@@ -19,7 +19,6 @@ from onnxkvrename.model.file import STAMP_KEY
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.parse import parse_rules
-from onnxkvrename.rules.patterns import compile_pattern
 from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.verification.verify import (
     VerifiedModel,
@@ -249,80 +248,6 @@ def test_a_model_is_taken_to_mean_the_token_that_most_names_carry(tmp_path: Path
     assert "KV116 past_value.1_X" in found[1]
     assert "VLLM, but X" in found[1]
     assert len(found) == 2
-
-
-# Expressions.
-
-
-@pytest.mark.parametrize("select", [r"past_.*", r"past_(key|value)\.0(_RetainedState)?", r".*\..*"])
-def test_an_expression_for_all_buffers_and_no_others_is_no_finding(
-    select: str, tmp_path: Path
-) -> None:
-    path = saved(models.decoder(), tmp_path / "m.onnx")
-    assert codes(path, select=compile_pattern(select)) == []
-
-
-MISSED = "are KV buffers, but the expression does not match them"
-TAKEN = "are not KV buffers, but the expression matches them"
-
-
-@pytest.mark.parametrize(
-    ("select", "said"),
-    [
-        (r".*Retained.*", [f"2 names ({KEY}, {VALUE}) {MISSED}"]),
-        (r".*", [f"3 names (x, flag, logits) {TAKEN}"]),
-        (r".*past_key|past_value.*", [
-            f"2 names ({KEY}, {KEY_OUT}) {MISSED}"
-        ]),
-        (r"past_key.*|l.*", [
-            f"2 names ({VALUE}, {VALUE_OUT}) {MISSED}",
-            "logits is not a KV buffer, but the expression matches it",
-        ]),
-    ],
-)  # fmt: skip
-def test_what_an_expression_misses_and_wrongly_takes_is_found(
-    select: str, said: list[str], tmp_path: Path
-) -> None:
-    path = saved(models.decoder(), tmp_path / "m.onnx")
-    assert told(path, select=compile_pattern(select)) == [f"KV117 {text}" for text in said]
-
-
-# The retention loop.
-
-
-def unrunnable(model: ModelProto) -> None:
-    """An operator beside the buffers that onnxruntime does not know."""
-    model.graph.node.append(node("Mystery", ["x"], ["y"], domain="local"))
-
-
-def test_operators_that_only_onnxruntime_has_are_no_finding_after_a_run(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    model = models.decoder()
-    path = saved(model, tmp_path / "m.onnx")
-    model.graph.node.append(node("SimplifiedLayerNormalization", ["x", "x"], ["unused"]))
-    assert codes(saved(model, path)) == ["KV123"]
-    (item,) = verify(path, run=True)
-    assert (item.report.findings, item.run is None) == ((), False)
-    unknown(model)
-    (item,) = verify(saved(model, path), run=True)
-    assert {finding.code for finding in item.report.findings} == {"KV119", "KV123"}
-
-
-def test_a_reference_that_cannot_be_run_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    model = models.decoder()
-    unrunnable(model)
-    reference = saved(model, tmp_path / "reference.onnx")
-    path = saved(models.decoder(), tmp_path / "m.onnx")
-    (found,) = told(path, run=True, reference=reference)
-    assert "KV119" in found
-    assert f"({reference})" in found
-
-
-def test_a_reference_that_cannot_be_read_keeps_the_job_from_being_done(tmp_path: Path) -> None:
-    path = saved(models.decoder(), tmp_path / "m.onnx")
-    with pytest.raises(ModelError, match=r"none\.onnx: no such file"):
-        verify(path, run=True, reference=tmp_path / "none.onnx")
 
 
 # Several models.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
@@ -46,20 +45,6 @@ class Pair(NamedTuple):
     updated_by: NodeLocation | None
 
 
-class Run(NamedTuple):
-    """A retention loop in onnxruntime.
-
-    Attributes:
-        dims: The sizes that symbolic dimensions had.
-        steps: How many steps the loop made.
-        same_as: The reference, if it gave the same results.
-    """
-
-    dims: Mapping[str, int]
-    steps: int
-    same_as: Path | None
-
-
 class Model(NamedTuple):
     """What is proved about one model.
 
@@ -71,7 +56,6 @@ class Model(NamedTuple):
         findings: What is, or may be, wrong.
         renamed_from: The comparison with the model before its names were changed; `None` if it
             was not asked for.
-        run: The retention loop, if it was asked for and could be run.
         error: Why this model could not be read; `None` otherwise.
     """
 
@@ -81,7 +65,6 @@ class Model(NamedTuple):
     kept: tuple[UnchangedName, ...]
     findings: tuple[Finding, ...]
     renamed_from: RenameProof | None
-    run: Run | None
     error: KvRenameError | None
 
 
@@ -106,7 +89,7 @@ def describe_verified(models: Iterable[VerifiedModel], profile: ProfileChoice) -
 
 
 def _describe_model(verified: VerifiedModel) -> Model:
-    report, run = verified.report, verified.run
+    report = verified.report
     flows = {flow.pair: flow for flow in verified.flows}
     return fill_record(
         Model,
@@ -115,7 +98,6 @@ def _describe_model(verified: VerifiedModel) -> Model:
         pairs=tuple(_describe_pair(pair, flows.get(pair)) for pair in report.pairs),
         kept=report.unchanged_names,
         renamed_from=verified.rename_proof,
-        run=None if run is None else Run(run.dims, len(run.step_results), verified.reference),
     )
 
 

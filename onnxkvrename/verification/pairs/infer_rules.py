@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, RulesError
@@ -31,7 +30,6 @@ from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.lone_states import find_lone_states
-from onnxkvrename.verification.pairs.value_uses import find_first_branches
 
 
 class TracedModel(NamedTuple):
@@ -43,7 +41,6 @@ class TracedModel(NamedTuple):
         pairs: Each input that an output is a later state of, with that output.
         features: The inputs of pairs that are not caches, such as the features of a picture.
         lone_states: Outputs that look like later states of inputs, though nothing proves it.
-        branches: Inputs that choose a branch, each with its value in the first step.
         node_count: The number of nodes that were read for it.
     """
 
@@ -52,7 +49,6 @@ class TracedModel(NamedTuple):
     pairs: tuple[StatePair, ...]
     features: frozenset[str] = frozenset()
     lone_states: tuple[str, ...] = ()
-    branches: Mapping[str, bool] = MappingProxyType({})
     node_count: int = 0
 
 
@@ -97,7 +93,6 @@ def trace_source(
         pairs,
         find_features(graph, pairs),
         find_lone_states(graph, pairs, signature),
-        find_first_branches(graph, signature, {pair.input.name for pair in pairs}),
         node_count,
     )
 
@@ -130,14 +125,13 @@ def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> 
             hint=f"`{command}` shows what the model has",
         )
     ordered = list(states.values())
-    branches = {name: first for model in models for name, first in model.branches.items()}
-    text = write_rules(ordered, title, kept_names, branches)
+    text = write_rules(ordered, title, kept_names)
     try:
         rules = parse_rules(text, DATAFLOW_RULES)
         extra = _list_extra_names(chosen, rules)
         if extra:
             kept_names |= dict.fromkeys(extra, "not a state")
-            text = write_rules(ordered, title, kept_names, branches)
+            text = write_rules(ordered, title, kept_names)
             rules = parse_rules(text, DATAFLOW_RULES)
     except RulesError as error:
         raise _build_misfit_error(f"the rules would not be valid: {error.message}") from None

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.limits import STEPS_PER_NODE
-from onnxkvrename.model.signature import Signature
 from onnxkvrename.verification.graph_bodies import (
     Body,
     ModelGraph,
@@ -119,39 +118,6 @@ def find_branch_states(
                 for name, output in _match_places(with_cache, read, without_cache, made, weights):
                     matches[name].add(output)
     return _select_one_to_one(matches)
-
-
-def find_first_branches(
-    graph: ModelGraph, signature: Signature, states: Collection[str]
-) -> dict[str, bool]:
-    """Return the inputs that choose a branch of an If by whether there are states yet.
-
-    Args:
-        graph: The graph of a model.
-        signature: Its inputs and outputs.
-        states: Inputs that are states, which one branch reads and the other one does not.
-
-    Returns:
-        Each input with its value for the branch that reads no state: that of the first step.
-    """
-    try:
-        body = graph.main
-        uses = _ValueUses(body)
-    except UntraceableError:
-        return {}
-    flags = {value.name for value in signature.inputs if value.dtype == "BOOL"}
-    found: dict[str, bool] = {}
-    for operation in body.list_operations() if flags else ():
-        if operation.op_type != "If" or operation.domain:
-            continue
-        reads = {
-            name: any(each in states for each in branch.captured_names)
-            for name, branch in body.get_subgraphs(operation.number).items()
-        }
-        roots = uses.find_roots("".join(operation.inputs[:1]))
-        if len(roots) == 1 and roots[0] in flags and sorted(reads.values()) == [False, True]:
-            found.setdefault(roots[0], not reads["then_branch"])
-    return found
 
 
 def _list_made_values(

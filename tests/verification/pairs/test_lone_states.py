@@ -7,11 +7,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-from exporter_models import build_merged_decoder
 from models import saved
 from onnx import ModelProto
 
-from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
+from onnxkvrename.verification.pairs.infer_rules import trace_model
 
 STATE = "float[b,4,8]"
 
@@ -86,11 +85,3 @@ def test_an_input_that_is_only_returned_is_no_cache(tmp_path: Path) -> None:
             node.input.remove("other")
         pairs = trace_model(saved(model, tmp_path / "model.onnx")).pairs
         assert ("encoded" in {pair.input.name for pair in pairs}) is is_read
-
-
-def test_the_branch_without_a_cache_is_that_of_the_first_step(tmp_path: Path) -> None:
-    path = saved(build_merged_decoder(), tmp_path / "model.onnx")
-    traced = trace_model(path)
-    assert traced.branches == {"use_cache_branch": False}
-    (rule,) = infer_rules([traced]).rules.branches
-    assert (rule.input_name, rule.first) == ("use_cache_branch", False)

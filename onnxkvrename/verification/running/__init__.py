@@ -1,1 +1,0 @@
-"""The retention loop in onnxruntime, in a process of its own: the process, its limits, the loop."""
