@@ -81,7 +81,7 @@ SIDECAR_COMMANDS: dict[str, Command] = {
         *("--prefix", "VLLM", "-d", f"{file}.out", "--sidecar", str(file), str(model)),
     ],
 }
-MANIFEST_COMMANDS: dict[str, Command] = {
+LAYOUT_COMMANDS: dict[str, Command] = {
     "compare": lambda model, file: ["compare", str(file), str(model)],
     "check-consumer": lambda model, file: ["check-consumer", str(file)],
 }
@@ -105,7 +105,7 @@ KINDS = {
     "rules": Kind("rules.toml", hostile_texts.RULES, RULES_COMMANDS),
     "json": Kind("aic_batch_io.json", hostile_texts.JSON_SIDECARS, SIDECAR_COMMANDS),
     "yaml": Kind("custom_io.yaml", hostile_texts.YAML_SIDECARS, SIDECAR_COMMANDS),
-    "manifest": Kind("manifest.json", hostile_texts.MANIFESTS, MANIFEST_COMMANDS),
+    "layout": Kind("layout.json", hostile_texts.LAYOUT_FILES, LAYOUT_COMMANDS),
     "specializations": Kind(
         "specializations.json", hostile_texts.SPECIALIZATIONS, SPECIALIZATIONS_COMMANDS
     ),

@@ -51,7 +51,7 @@ def _list_sections(name: str | None) -> Iterator[str]:
     if name is None:
         yield from _render_records(shared, "")
         return
-    title = name.removesuffix("-1")
+    title = name.rpartition("-")[0]
     yield f"[JSON Schema](schemas/{name}.json)"
     yield _render_fields(SCHEMAS[name], title)
     records = SCHEMAS[name]["$defs"]

@@ -103,7 +103,7 @@ def inspect_page(models: ModelLike | Iterable[PathLike], *, rules: RulesLike = N
     arguments = read_arguments(inspect_page, locals())
     sources = arguments["models"]
     found = find_rules(arguments["profile"], arguments["rules"], sources)
-    summaries = inspect_models(list_models(sources), found, trace_buffer_updates)
+    summaries = inspect_models(list_models(sources), found, trace_buffer_updates).summaries
     for summary in summaries:
         if summary.error is not None:
             raise summary.error

@@ -138,10 +138,10 @@ class CompareArguments(NamedTuple):
 def command(arguments: CompareArguments) -> int:
     """Predict for every prompt length whether decode reads the KV buffers that prefill wrote.
 
-    PREFILL and DECODE are each a model, a directory with the windows of one, or a
-    manifest. Buffers are paired by layer and part, and also in the consumer's way, by
-    position and byte offset. A value for one side alone begins with prefill: or decode:, as in
-    --dim decode:ctx_len=4096.
+    PREFILL and DECODE are each a model, a directory with the windows of one, or a layout file,
+    which `inspect MODEL --format json` prints. Buffers are paired by layer and part, and also in
+    the consumer's way, by position and byte offset. A value for one side alone begins with
+    prefill: or decode:, as in --dim decode:ctx_len=4096.
     """
     consumer = load_consumer(arguments.target)
     sides = (arguments.prefill, arguments.decode)

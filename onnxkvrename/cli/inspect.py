@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
@@ -12,8 +13,9 @@ from onnxkvrename.cli.files import check_page, collect_inputs
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import decide_exit_code
-from onnxkvrename.layout.inspect import ModelSummary, fold_windows, inspect_models
+from onnxkvrename.layout.inspect import Inspection, ModelSummary, fold_windows, inspect_models
 from onnxkvrename.options import (
+    DIM,
     PAGE,
     Example,
     Format,
@@ -25,7 +27,7 @@ from onnxkvrename.options import (
     RulesFile,
     Verbose,
 )
-from onnxkvrename.report.documents.inspect_json import describe_summaries
+from onnxkvrename.report.documents.inspect_json import describe_inspection
 from onnxkvrename.report.formats import Answer, FileResult, Line
 from onnxkvrename.report.inspection.summary_text import render_model_summary
 from onnxkvrename.rules.find_models import find_jobs
@@ -39,6 +41,7 @@ class InspectArguments(NamedTuple):
     """What a user asks for with ``inspect``."""
 
     models: Models = ()
+    sizes: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     html: Annotated[Path | None, PAGE] = None
     force: ReplacedByPage = False
     profile: Profile = None
@@ -56,6 +59,10 @@ class InspectArguments(NamedTuple):
     "130 interrupted.",
     Example("onnxkvrename inspect model.onnx", "Show buffers and what is wrong."),
     Example("onnxkvrename inspect exports/ --html page.html", "Show all models, also as a page."),
+    Example(
+        "onnxkvrename inspect model.onnx --format json > layout.json",
+        "Write the layout, which compare accepts in place of the model.",
+    ),
 )
 def command(arguments: InspectArguments) -> int:
     """Show what is in a model: its KV buffers by layer, their kinds, token, weights, findings.
@@ -69,16 +76,17 @@ def command(arguments: InspectArguments) -> int:
         arguments.profile, arguments.rules, arguments.models, arguments.pairs, arguments.token
     )
     print_choice(rules.choice, arguments.output_format)
-    summaries = inspect_models((job.model for job in jobs), rules, trace_buffer_updates)
-    written = _write_page(summaries, arguments)
-    answer = _build_answer(summaries, rules.profile_choice, written)
+    inspection = inspect_models(
+        (job.model for job in jobs), rules, trace_buffer_updates, arguments.sizes
+    )
+    written = _write_page(inspection.summaries, arguments)
+    answer = _build_answer(inspection, rules.profile_choice, written)
     answer = answer._replace(is_verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
 
 
-def _build_answer(
-    summaries: Sequence[ModelSummary], profile: ProfileChoice, written: Sequence[str]
-) -> Answer:
+def _build_answer(inspection: Inspection, profile: ProfileChoice, written: Sequence[str]) -> Answer:
+    summaries = inspection.summaries
     code = decide_exit_code(
         failed=any(summary.failed for summary in summaries),
         not_done=any(summary.error is not None for summary in summaries),
@@ -86,7 +94,7 @@ def _build_answer(
     return Answer(
         "inspect",
         code,
-        build_content=partial(describe_summaries, summaries, profile),
+        build_content=partial(describe_inspection, inspection, profile),
         render_text=partial(_render_text, summaries, written),
         files=tuple(
             FileResult(summary.path, summary.findings, summary.error) for summary in summaries

@@ -16,8 +16,8 @@ from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, report_names
 from onnxkvrename.handoff import name_checks
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import ConsumerView, SelectedValue, build_view
-from onnxkvrename.layout.layout import KvBuffer, Layout, Shape, Updates, build_layout
-from onnxkvrename.layout.updates import BufferUpdate, build_update_finding
+from onnxkvrename.layout.layout import KvBuffer, Layout, Shape, build_layout
+from onnxkvrename.layout.updates import BufferUpdate, Updates, build_update_finding
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import REASON_POSITION
 

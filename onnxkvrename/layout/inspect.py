@@ -5,24 +5,39 @@ from __future__ import annotations
 import posixpath
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import Finding
 from onnxkvrename.layout.layout import (
+    ByteTotals,
+    Sizes,
+    add_byte_totals,
+    apply_sizes,
     build_buffers,
     build_layout,
     check_stamp,
+    compute_byte_totals,
     fold_alike,
+    list_symbols,
 )
-from onnxkvrename.layout.manifest import ByteTotals, add_byte_totals, compute_byte_totals
+from onnxkvrename.layout.load import (
+    LoadedLayout,
+    add_shared_findings,
+    build_loaded_layout,
+    check_size_symbols,
+    group_layout_models,
+)
 from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
     UNTRACED_UPDATE,
     BufferUpdate,
     ShownUpdate,
+    Updates,
     UpdateTracer,
     find_mix_ups,
 )
@@ -33,10 +48,9 @@ from onnxkvrename.model.statistics import ModelStats, collect_model_stats
 from onnxkvrename.records import fill_record
 from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
-from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange, UnchangedName, is_layer_named
+from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName, is_layer_named
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, PartPath
-from onnxkvrename.rules.windows import check_parts
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.storage.read import ModelSource
 
@@ -138,7 +152,8 @@ class ModelSummary(NamedTuple):
         findings: The problems of the model.
         error: What kept it from being read.
         stamp: The layout digest in its metadata, if it carries one.
-        totals: The bytes of all buffers; ``None`` where a buffer is there twice.
+        sizes: The sizes of symbols that were given.
+        totals: The bytes of all buffers at these sizes; ``None`` where a buffer is there twice.
         part: What its path says about a set of windows; ``None`` outside of sets.
         feeds: The outputs that fill KV buffers of another model, which a rename changes as well.
         windows: For windows folded into one summary, each of them; then `path` is the directory
@@ -157,6 +172,7 @@ class ModelSummary(NamedTuple):
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
     stamp: StampStatus | None = None
+    sizes: Sizes = MappingProxyType({})
     totals: ByteTotals | None = None
     part: PartPath | None = None
     feeds: tuple[str, ...] = ()
@@ -178,32 +194,71 @@ class ModelSummary(NamedTuple):
         return self.error is not None or any(f.severity == "error" for f in self.findings)
 
 
+_TracedModel = tuple[KvModel, Updates]
+"""A model with its findings, and how its buffers are updated."""
+
+
+class Inspection(NamedTuple):
+    """What is in some models.
+
+    Attributes:
+        summaries: A summary of each model.
+        layouts: The layout of each model with KV buffers, or of the windows of one together;
+            none where a buffer is there twice.
+    """
+
+    summaries: tuple[ModelSummary, ...]
+    layouts: tuple[LoadedLayout, ...]
+
+
 def inspect_models(
-    paths: Iterable[ModelSource], rules: Rules, trace_updates: UpdateTracer | None = None
-) -> tuple[ModelSummary, ...]:
+    paths: Iterable[ModelSource],
+    rules: Rules,
+    trace_updates: UpdateTracer | None = None,
+    sizes: Sizes = MappingProxyType({}),
+) -> Inspection:
     """Summarize models; windows of one model that carry different tokens have KV303.
 
     Without `trace_updates`, how buffers are updated stays unknown.
 
     Raises:
+        KvRenameError: A size is of no symbol of the models.
         RulesError: A template of the rules makes names that could not be undone.
     """
     summaries: list[ModelSummary] = []
-    windows: dict[int, KvModel] = {}
-    for path in paths:
-        summary, model = _read_summary(path, rules, trace_updates)
-        if model is not None and model.part is not None:
-            windows[len(summaries)] = model
+    read: dict[int, KvModel] = {}
+    updates: dict[str, Updates] = {}
+    for index, path in enumerate(paths):
+        summary, traced = _read_summary(path, rules, trace_updates, sizes)
         summaries.append(summary)
-    if len(windows) > 1:
-        indexes, parts = list(windows), list(windows.values())
-        found = check_parts(parts, rules, TokenChange(None), check_current_tokens=True)
-        for number, finding in found:
-            if finding.code == "KV303":  # whether windows are missing does not matter here
-                summary = summaries[indexes[number]]
-                findings = (*summary.findings, finding)
-                summaries[indexes[number]] = summary._replace(findings=findings)
-    return tuple(summaries)
+        if traced is not None:
+            read[index], updates[summary.path] = traced
+    models = add_shared_findings(list(read.values()), rules)
+    for index, model in zip(read, models, strict=True):
+        # Whether windows are missing does not matter here.
+        shared = (finding for finding in model.findings if finding.code == "KV303")
+        findings = (*summaries[index].findings, *shared)
+        summaries[index] = summaries[index]._replace(findings=findings)
+    layouts = tuple(_build_layouts(models, updates, sizes))
+    symbols = list_symbols(each.shape for summary in summaries for each in summary.buffers)
+    check_size_symbols(sizes, symbols)
+    return Inspection(tuple(summaries), layouts)
+
+
+def _build_layouts(
+    models: Sequence[KvModel], updates: Mapping[str, Updates], sizes: Sizes
+) -> Iterator[LoadedLayout]:
+    """Yield the layouts of some models; the only one has a report also on models without buffers.
+
+    There is none where a buffer is there twice, of which there is a finding.
+    """
+    sets = group_layout_models(models)
+    for selected in sets:
+        with suppress(ModelError):
+            loaded = build_loaded_layout(selected if sets[1:] else models, selected, updates)
+            symbols = loaded.layout.symbols
+            known = {symbol: size for symbol, size in sizes.items() if symbol in symbols}
+            yield loaded._replace(layout=apply_sizes(loaded.layout, known))
 
 
 def inspect_model(
@@ -216,16 +271,16 @@ def inspect_model(
     Raises:
         RulesError: A template of the rules makes names that could not be undone.
     """
-    return _read_summary(path, rules, trace_updates)[0]
+    return _read_summary(path, rules, trace_updates, MappingProxyType({}))[0]
 
 
 def _read_summary(
-    path: ModelSource, rules: Rules, trace_updates: UpdateTracer | None
-) -> tuple[ModelSummary, KvModel | None]:
+    path: ModelSource, rules: Rules, trace_updates: UpdateTracer | None, sizes: Sizes
+) -> tuple[ModelSummary, _TracedModel | None]:
     """Return the summary of a model, and the model if it can be read."""
     try:
         with open_model(path) as opened:
-            return summarize_model(opened, rules, trace_updates)
+            return summarize_model(opened, rules, trace_updates, sizes)
     except RulesError:
         raise
     except KvRenameError as error:
@@ -233,12 +288,15 @@ def _read_summary(
 
 
 def summarize_model(
-    opened: OpenModel, rules: Rules, trace_updates: UpdateTracer | None = None
-) -> tuple[ModelSummary, KvModel]:
+    opened: OpenModel,
+    rules: Rules,
+    trace_updates: UpdateTracer | None = None,
+    sizes: Sizes = MappingProxyType({}),
+) -> tuple[ModelSummary, _TracedModel]:
     """Summarize an open model, checked as it is: the token that most names carry is right.
 
     Without `trace_updates`, how buffers are updated stays unknown. The model is returned, too, for
-    the checks across windows.
+    its layout and for what several models show together.
 
     Raises:
         ModelError: The bytes are not a readable model.
@@ -254,8 +312,8 @@ def summarize_model(
     if trace_updates is not None and model.pairs:
         updates = trace_updates(opened.source, model.pairs)
     mix_ups = find_mix_ups(model.pairs, updates)
-    findings = (*model.findings, *mix_ups, *stamp_findings, *stale)
-    sizes = {file.location: file.size for file in model.data_files}
+    findings = (*model.findings, *mix_ups, *stale)
+    file_sizes = {file.location: file.size for file in model.data_files}
     summary = ModelSummary(
         path=model.path,
         feeds=tuple(feed.side.old_name for feed in model.plan.feeds),
@@ -263,7 +321,7 @@ def summarize_model(
         export=model.export or read_export_info(opened.source),
         weight=collect_model_stats(opened.source),
         files=tuple(
-            ExternalFile(location, sizes.get(location))
+            ExternalFile(location, file_sizes.get(location))
             for location in model.data_locations
             if location
         ),
@@ -271,17 +329,18 @@ def summarize_model(
         token_counts=tuple(model.plan.token_counts.most_common()),
         name_count=len(model.plan.old_names),
         kept=model.plan.unchanged_names,
-        findings=findings,
+        findings=(*findings, *stamp_findings),
         stamp=None if model.stamp is None else StampStatus(model.stamp, holds),
-        totals=_compute_totals(model),
+        sizes=sizes,
+        totals=_compute_totals(model, sizes),
         part=model.part,
     )
-    return summary, model
+    return summary, (model._replace(findings=findings), updates)
 
 
-def _compute_totals(model: KvModel) -> ByteTotals | None:
+def _compute_totals(model: KvModel, sizes: Sizes) -> ByteTotals | None:
     try:
-        return compute_byte_totals(build_layout([model]))
+        return compute_byte_totals(apply_sizes(build_layout([model]), sizes))
     except ModelError:  # a buffer twice, of which there is a finding
         return None
 
@@ -399,6 +458,7 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
         kept=tuple(kept.values()),
         findings=tuple(chain.from_iterable(window.findings for window in ordered)),
         stamp=first.stamp,
+        sizes=first.sizes,
         totals=add_byte_totals([window.totals for window in ordered]),
         part=first.part,
         windows=tuple(ordered),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -21,10 +21,9 @@ from onnxkvrename.layout.kinds import (
     infer_buffer_kind,
     is_window_symbol,
 )
-from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, BufferUpdate, ShownUpdate
+from onnxkvrename.layout.updates import UNKNOWN_UPDATE, UNTRACED_UPDATE, ShownUpdate, Updates
 from onnxkvrename.limits import MAX_INT64
 from onnxkvrename.model.proto_reader import get_dtype_bits
-from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.rules.kinds import BufferKind, KindTraits, get_kind_traits
 from onnxkvrename.rules.kv_model import KvModel
@@ -240,13 +239,37 @@ class Layout(NamedTuple):
         return None if shape is None else compute_tensor_bytes(self.resolve_shape(shape), dtype)
 
 
-Updates = Mapping[str, BufferUpdate]
-"""How the buffers of a model are updated, by the names of their retained outputs."""
-UpdateTracer = Callable[[ByteSource, Sequence[KvPair]], Updates]
-"""Takes a model and its buffers.
+class TokenBytes(NamedTuple):
+    """Bytes that a token adds to all buffers that grow; `None` where a size is not known.
 
-:func:`onnxkvrename.verification.trace_buffer_updates` is one; it is handed in.
-"""
+    Attributes:
+        context: Of buffers that grow with the context.
+        window: Of buffers with a window.
+        encoder: Of buffers that an encoder fills.
+    """
+
+    context: int | None
+    window: int | None
+    encoder: int | None
+
+
+class ByteTotals(NamedTuple):
+    """Bytes of all buffers together; `None` where a size or a dtype is not known.
+
+    Attributes:
+        bytes_per_token: What a token adds to all buffers that grow: with the context, up to a
+            window, with the encoder's input.
+        state_bytes: Bytes of all states of one sequence.
+        sequence_bytes: Bytes of all buffers of one sequence, at its full length.
+        batch_bytes: Bytes of all buffers of all sequences.
+    """
+
+    bytes_per_token: TokenBytes
+    state_bytes: int | None
+    sequence_bytes: int | None
+    batch_bytes: int | None
+
+
 _UNTRACED: Updates = MappingProxyType({})
 
 
@@ -416,6 +439,49 @@ def _build_duplicate_error(first: KvBuffer, second: KvBuffer) -> ModelError:
         path=second.model,
         hint="pass one model, or the windows of one",
     )
+
+
+def compute_byte_totals(layout: Layout) -> ByteTotals:
+    """Return the bytes of all buffers together."""
+    growing: dict[str, list[int | None]] = {"context": [], "window": [], "encoder": []}
+    for buffer in layout.buffers:
+        if buffer.sequence_axis is not None:
+            growing[classify_growth(buffer)].append(layout.compute_token_bytes(buffer))
+    states = [layout.compute_state_bytes(buffer) for buffer in layout.buffers if buffer.is_state]
+    return ByteTotals(
+        TokenBytes(**{name: _sum_if_known(sizes) for name, sizes in growing.items()}),
+        _sum_if_known(states),
+        _sum_if_known(map(layout.compute_sequence_bytes, layout.buffers)),
+        _sum_if_known(map(layout.compute_batch_bytes, layout.buffers)),
+    )
+
+
+def add_byte_totals(totals: Sequence[ByteTotals | None]) -> ByteTotals | None:
+    """Return the bytes of the windows of one model together; `None` if one is not known."""
+    known = [each for each in totals if each is not None]
+    if not known or len(known) < len(totals):
+        return None
+    per_token, *others = zip(*known, strict=True)
+    return ByteTotals(
+        TokenBytes(*map(_sum_if_known, zip(*per_token, strict=True))), *map(_sum_if_known, others)
+    )
+
+
+def classify_growth(buffer: KvBuffer) -> str:
+    """Return what makes a buffer longer: ``context``, ``window``, ``encoder``, or empty."""
+    if buffer.sequence_axis is None:
+        return ""
+    growth = buffer.traits.grows_with
+    return "window" if growth == "context" and buffer.window is not None else growth
+
+
+def _sum_if_known(sizes: Iterable[int | None]) -> int | None:
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total
 
 
 def format_size_option(symbol: str, prefix: str = "") -> str:

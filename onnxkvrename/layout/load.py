@@ -1,4 +1,4 @@
-"""Load the layout of a model, of the windows of one, or of a manifest."""
+"""Load the layout of a model, of the windows of one, or of a file of `inspect`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from onnxkvrename.findings import (
     quote_path,
     suggest_similar,
 )
+from onnxkvrename.layout.json import parse_layout
 from onnxkvrename.layout.layout import (
     Layout,
-    UpdateTracer,
     apply_dtypes,
     apply_sizes,
     build_layout,
@@ -29,7 +29,7 @@ from onnxkvrename.layout.layout import (
     list_symbols,
 )
 from onnxkvrename.layout.manifest import parse_manifest
-from onnxkvrename.layout.updates import find_mix_ups
+from onnxkvrename.layout.updates import Updates, UpdateTracer, find_mix_ups
 from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.check_together import check_models_together
@@ -132,32 +132,32 @@ def load_layout(
     strict: bool = False,
     trace: UpdateTracer | None = None,
 ) -> LoadedLayout:
-    """Load the layout of one model, of the windows of one, or of a manifest; nothing is written.
+    """Load the layout of one model, of the windows of one, or of a file; nothing is written.
 
     Windows come in the order of their layers. A merged model replaces the windows that it
     was made from. A model without buffers, such as an encoder, has a report but no part in
     the layout.
 
-    A manifest is recognized by its content. Its findings are those of the models that it
-    was made from. ``compile_info`` may add sizes to it and replace dtypes.
+    A file that `inspect` wrote is recognized by its content. Its findings are those of the models
+    that it was made from. ``compile_info`` may add sizes to it and replace dtypes.
 
     Args:
-        paths: Models and directories with models, one model in memory, or one manifest.
+        paths: Models and directories with models, one model in memory, or one file of `inspect`.
         rules: The rules that recognize KV names and the parts of sets.
         compile_info: Sizes and dtypes of the compile.
         strict: Whether every warning is an error.
         trace: Tells how the buffers of a model are updated; without it that stays unknown. A
-            manifest says itself what was found.
+            file says itself what was found.
 
     Raises:
-        ModelError: A model cannot be read, or several are not parts of one; or a manifest or a
+        ModelError: A model cannot be read, or several are not parts of one; or a layout or a
             file of the compile cannot be used.
-        KvRenameError: A size is of no symbol or differs from the one in a manifest, or
+        KvRenameError: A size is of no symbol or differs from the one in a file, or
             specializations disagree on one.
         RulesError: A template of the rules makes names that could not be undone.
     """
     if len(paths) == 1 and isinstance(paths[0], Path) and _is_json_file(paths[0]):
-        return _load_manifest(paths[0], compile_info, strict=strict)
+        return _load_file(paths[0], compile_info, strict=strict)
     models, updates, identities = [], {}, {}
     for source in list_models(paths):
         with open_model(source) as opened:
@@ -170,29 +170,63 @@ def load_layout(
             if opened.data_beside is not None:
                 identities[model.path] = opened.data_beside.identity
             models.append(model)
-    set_findings = _check_together(models, rules, compile_info)
-    selected = _select_layout_models(models)
-    _refuse_other_profiles(models, set_findings, selected)
+    models = add_shared_findings(models, rules, group_windows=compile_info.group_windows)
+    sets = group_layout_models(models)
+    if len(sets) > 1:
+        raise _build_several_models_error(models)
+    selected = sets[0] if sets else ()
+    _refuse_other_profiles(models, selected)
+    loaded = build_loaded_layout(models, selected, updates, strict=strict)
+    stamps = {model.stamp for model in selected}
+    stamp = stamps.pop() if len(stamps) == 1 else None
+    data_paths = dict.fromkeys(path for model in models for path in model.data_paths)
+    return loaded._replace(
+        layout=apply_compile_info(loaded.layout, compile_info),
+        stamp=stamp,
+        data_paths=tuple(data_paths),
+        identities=identities,
+    )
+
+
+def build_loaded_layout(
+    models: Sequence[KvModel],
+    selected: Sequence[KvModel],
+    updates: Mapping[str, Updates],
+    *,
+    strict: bool = False,
+) -> LoadedLayout:
+    """Return the layout of some models that were read, with a report on each.
+
+    Args:
+        models: The models, with what is wrong with them.
+        selected: Those whose buffers make up the layout, one of `group_layout_models`.
+        updates: As for :func:`build_layout`.
+        strict: Whether every warning is an error.
+
+    Raises:
+        ModelError: Two models, or two pairs of one, are the same buffer.
+    """
     others = (model.path for model in models if model.pairs and model not in selected)
     layout = build_layout(selected, updates)._replace(other_stages=tuple(others))
     stamp_findings = _check_set_stamps(selected, layout)
     reports = []
-    for model, further in zip(models, set_findings, strict=True):
-        findings = (*model.findings, *further, *stamp_findings.get(model.path, ()))
+    for model in models:
+        findings = (*model.findings, *stamp_findings.get(model.path, ()))
         reports.append(replace_findings(report_model(model), findings, strict=strict))
-    stamps = {model.stamp for model in selected}
-    stamp = stamps.pop() if len(stamps) == 1 else None
-    layout = apply_compile_info(layout, compile_info)
-    data_paths = dict.fromkeys(path for model in models for path in model.data_paths)
-    return LoadedLayout(layout, tuple(reports), stamp, tuple(data_paths), identities)
+    return LoadedLayout(layout, tuple(reports))
 
 
-def _load_manifest(path: Path, compile_info: CompileInfo, *, strict: bool) -> LoadedLayout:
-    manifest = parse_manifest(read_text_file(path, MAX_TEXT_BYTES), str(path))
-    report = ModelReport(str(path), str(path), "unchanged")
-    report = replace_findings(report, manifest.findings, strict=strict)
-    layout = apply_compile_info(manifest.layout, compile_info)
-    return LoadedLayout(layout, (report,), manifest.stamp)
+def _load_file(path: Path, compile_info: CompileInfo, *, strict: bool) -> LoadedLayout:
+    text = read_text_file(path, MAX_TEXT_BYTES)
+    stamp = None
+    if '"onnxkvrename.manifest/' in text[:200]:
+        layout, findings, stamp = parse_manifest(text, str(path))
+    else:
+        layout, findings = parse_layout(text, str(path))
+    report = replace_findings(
+        ModelReport(str(path), str(path), "unchanged"), findings, strict=strict
+    )
+    return LoadedLayout(apply_compile_info(layout, compile_info), (report,), stamp)
 
 
 def replace_findings(
@@ -259,8 +293,8 @@ def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:
     for symbol, size in compile_info.sizes.items():
         if layout.sizes.get(symbol, size) != size:
             raise KvRenameError(
-                f"a manifest says {symbol}={layout.sizes[symbol]}, and --dim says {size}",
-                hint="leave it out, or write the manifest again",
+                f"the layout file says {symbol}={layout.sizes[symbol]}, and --dim says {size}",
+                hint="leave it out, or write the file again",
             )
     specialized = _read_specialized_sizes(layout, compile_info)
     sizes = {**specialized, **compile_info.sizes, **layout.sizes}
@@ -322,27 +356,31 @@ def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], prefix: str
         raise KvRenameError(f"--dim {prefix}{unknown[0]}: {fault}", hint=hint)
 
 
-def _check_together(
-    models: Sequence[KvModel], rules: Rules, compile_info: CompileInfo
-) -> list[list[Finding]]:
-    if not compile_info.group_windows:
-        models = [model.set_apart() for model in models]
-    models = [model._replace(is_apart=True) for model in models]
-    return check_models_together(models, rules, TokenChange(None), check_current_tokens=True)
+def add_shared_findings(
+    models: Sequence[KvModel], rules: Rules, *, group_windows: bool = True
+) -> list[KvModel]:
+    """Return the models with what only all of them together show among their findings.
+
+    Which other model fills a buffer does not matter here.
+    """
+    apart = [
+        model._replace(is_apart=True) if group_windows else model.set_apart() for model in models
+    ]
+    shared = check_models_together(apart, rules, TokenChange(None), check_current_tokens=True)
+    return [
+        model._replace(findings=(*model.findings, *found))
+        for model, found in zip(models, shared, strict=True)
+    ]
 
 
-def _refuse_other_profiles(
-    models: Sequence[KvModel],
-    set_findings: Sequence[Sequence[Finding]],
-    selected: Sequence[KvModel],
-) -> None:
+def _refuse_other_profiles(models: Sequence[KvModel], selected: Sequence[KvModel]) -> None:
     """Raise :class:`ModelError` for a model whose buffers only another profile knows.
 
     Without them the layout would be that of a part of the models, and nobody would notice.
     """
-    for model, findings in zip(models, set_findings, strict=True):
-        finding = next((each for each in findings if each.code == "KV001"), None)
-        if finding is not None and selected:
+    for model in models if selected else ():
+        finding = next((each for each in model.findings if each.code == "KV001"), None)
+        if finding is not None:
             message = f"is not the same model as {selected[0].path}: {finding.message}"
             raise ModelError(message, path=model.path, hint=finding.hint)
 
@@ -386,38 +424,48 @@ def _is_json_file(path: Path) -> bool:
         return file.read(0, 64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
 
 
-def _select_layout_models(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
-    """Return the models with buffers, or those of the last stage that has all their layers."""
+def group_layout_models(models: Sequence[KvModel]) -> list[tuple[KvModel, ...]]:
+    """Return the models of each layout: one model alone, or the windows of one.
+
+    All stages of one export have one layout, that of the last stage that has all their layers.
+    Models without buffers are in none.
+    """
     models = [model for model in models if model.pairs]
-    if any(model.part is None for model in models):
-        return _require_single_model(models)
     groups = sorted(group_parts(models), key=lambda group: _STAGE_PRECEDENCE.index(group.stage))
-    layers = [{pair.layer for pair in model.pairs} for model in models]
-    all_layers = set().union(*layers)
-    for group in groups if _is_single_export(groups) else ():
+    sets: list[tuple[int, ...]] = []
+    for group in groups:
         merged_alone = [(index,) for index in group.part_indexes]
-        for indexes in merged_alone if group.stage == MERGED else [group.part_indexes]:
-            if set().union(*(layers[index] for index in indexes)) == all_layers:
-                return tuple(models[index] for index in indexes)
-    return _require_single_model(models)
+        sets += merged_alone if group.stage == MERGED else [group.part_indexes]
+    alone = [(index,) for index, model in enumerate(models) if model.part is None]
+    found = [tuple(models[index] for index in indexes) for indexes in sets]
+    if not alone and _is_single_export(groups):
+        all_layers = _list_layers(models)
+        for each in found:
+            if _list_layers(each) == all_layers:
+                return [each]
+    in_order = sorted((*alone, *sets), key=min)
+    return [tuple(models[index] for index in indexes) for indexes in in_order]
 
 
-def _require_single_model(models: Sequence[KvModel]) -> tuple[KvModel, ...]:
-    """Return the only model, or raise :class:`ModelError` for several unrelated ones.
+def _list_layers(models: Iterable[KvModel]) -> set[int]:
+    return {pair.layer for model in models for pair in model.pairs}
+
+
+def _build_several_models_error(models: Sequence[KvModel]) -> ModelError:
+    """Return the error for several unrelated models.
 
     It is about the one with the most buffers that go in and out, which is the decoder of an
     encoder and a decoder, and of several decoders the one that runs every step.
     """
-    if len(models) > 1:
-        chosen = max(models, key=_count_retained)
-        other = next(model for model in models if model is not chosen)
-        raise ModelError(
-            f"is one of {len(models):,} models, as is {other.path}; a layout is that of one model",
-            path=chosen.path,
-            hint=f"pass one of them, such as {quote_path(chosen.path)}; windows of one model need "
-            "the names that they were exported with",
-        )
-    return tuple(models)
+    models = [model for model in models if model.pairs]
+    chosen = max(models, key=_count_retained)
+    other = next(model for model in models if model is not chosen)
+    return ModelError(
+        f"is one of {len(models):,} models, as is {other.path}; a layout is that of one model",
+        path=chosen.path,
+        hint=f"pass one of them, such as {quote_path(chosen.path)}; windows of one model need "
+        "the names that they were exported with",
+    )
 
 
 def _count_retained(model: KvModel) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
@@ -10,9 +10,11 @@ from onnxkvrename.documents import UnreadableTextError, parse_json
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding
 from onnxkvrename.layout.layout import (
+    ByteTotals,
     KvBuffer,
     Layout,
     Shape,
+    compute_byte_totals,
     compute_layout_digest,
 )
 from onnxkvrename.limits import shorten_text
@@ -43,37 +45,6 @@ class Manifest(NamedTuple):
     layout: Layout
     findings: tuple[Finding, ...]
     stamp: str | None
-
-
-class TokenBytes(NamedTuple):
-    """Bytes that a token adds to all buffers that grow; `None` where a size is not known.
-
-    Attributes:
-        context: Of buffers that grow with the context.
-        window: Of buffers with a window.
-        encoder: Of buffers that an encoder fills.
-    """
-
-    context: int | None
-    window: int | None
-    encoder: int | None
-
-
-class ByteTotals(NamedTuple):
-    """Bytes of all buffers together; `None` where a size or a dtype is not known.
-
-    Attributes:
-        bytes_per_token: What a token adds to all buffers that grow: with the context, up to a
-            window, with the encoder's input.
-        state_bytes: Bytes of all states of one sequence.
-        sequence_bytes: Bytes of all buffers of one sequence, at its full length.
-        batch_bytes: Bytes of all buffers of all sequences.
-    """
-
-    bytes_per_token: TokenBytes
-    state_bytes: int | None
-    sequence_bytes: int | None
-    batch_bytes: int | None
 
 
 class ManifestBuffer(NamedTuple):
@@ -152,49 +123,6 @@ class ManifestContent(NamedTuple):
     totals: ByteTotals
     findings: tuple[ModelFinding, ...]
     vllm: Mapping[str, Any] | None
-
-
-def compute_byte_totals(layout: Layout) -> ByteTotals:
-    """Return the bytes of all buffers together."""
-    growing: dict[str, list[int | None]] = {"context": [], "window": [], "encoder": []}
-    for buffer in layout.buffers:
-        if buffer.sequence_axis is not None:
-            growing[classify_growth(buffer)].append(layout.compute_token_bytes(buffer))
-    states = [layout.compute_state_bytes(buffer) for buffer in layout.buffers if buffer.is_state]
-    return ByteTotals(
-        TokenBytes(**{name: _sum_if_known(sizes) for name, sizes in growing.items()}),
-        _sum_if_known(states),
-        _sum_if_known(map(layout.compute_sequence_bytes, layout.buffers)),
-        _sum_if_known(map(layout.compute_batch_bytes, layout.buffers)),
-    )
-
-
-def add_byte_totals(totals: Sequence[ByteTotals | None]) -> ByteTotals | None:
-    """Return the bytes of the windows of one model together; `None` if one is not known."""
-    known = [each for each in totals if each is not None]
-    if not known or len(known) < len(totals):
-        return None
-    per_token, *others = zip(*known, strict=True)
-    return ByteTotals(
-        TokenBytes(*map(_sum_if_known, zip(*per_token, strict=True))), *map(_sum_if_known, others)
-    )
-
-
-def classify_growth(buffer: KvBuffer) -> str:
-    """Return what makes a buffer longer: ``context``, ``window``, ``encoder``, or empty."""
-    if buffer.sequence_axis is None:
-        return ""
-    growth = buffer.traits.grows_with
-    return "window" if growth == "context" and buffer.window is not None else growth
-
-
-def _sum_if_known(sizes: Iterable[int | None]) -> int | None:
-    total = 0
-    for size in sizes:
-        if size is None:
-            return None
-        total += size
-    return total
 
 
 def compute_kv_layout_sha256(layout: Layout) -> str | None:

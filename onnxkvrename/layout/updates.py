@@ -85,11 +85,10 @@ ShownUpdate = Annotated[BufferUpdate, Spread(("update", "update_axis"))]
 UNKNOWN_UPDATE = BufferUpdate()
 UNTRACED_UPDATE = BufferUpdate("untraced")
 
-UpdateTracer = Callable[[ByteSource, Sequence[KvPair]], Mapping[str, BufferUpdate]]
-"""Takes a model and its buffers; returns their updates by the names of retained outputs.
-
-`verification.trace_buffer_updates` is one; it is handed in.
-"""
+Updates = Mapping[str, BufferUpdate]
+"""How the buffers of a model are updated, by the names of their retained outputs."""
+UpdateTracer = Callable[[ByteSource, Sequence[KvPair]], Updates]
+"""Takes a model and its buffers; `verification.trace_buffer_updates` is one, which is handed in."""
 
 
 def choose_worst_update(updates: list[BufferUpdate]) -> BufferUpdate:

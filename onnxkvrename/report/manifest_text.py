@@ -13,12 +13,16 @@ from onnxkvrename.findings import (
     format_layers,
     format_list,
 )
-from onnxkvrename.layout.layout import KvBuffer, Layout, Shape, fold_alike, format_size_option
-from onnxkvrename.layout.manifest import (
+from onnxkvrename.layout.layout import (
+    KvBuffer,
+    Layout,
+    Shape,
     classify_growth,
     compute_byte_totals,
-    compute_kv_layout_sha256,
+    fold_alike,
+    format_size_option,
 )
+from onnxkvrename.layout.manifest import compute_kv_layout_sha256
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.report.formats import Line, Span, build_line
 from onnxkvrename.report.formats.text import BOLD

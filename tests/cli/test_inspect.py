@@ -25,7 +25,7 @@ from onnxkvrename.verification import trace_buffer_updates
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = load_schema("inspect-1")
+SCHEMA = load_schema("inspect-2")
 MODEL = "decoder.onnx"
 WRITTEN = "x.html: page written\n"
 
@@ -57,6 +57,61 @@ def test_what_is_in_a_model_is_told_on_stdout(here: Path, run) -> None:
     assert "  full attention  past_key, past_value of layers 0-1" in lines
     assert "  past_key     f   f" in lines
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_sizes_are_shown_beside_their_symbols(here: Path, run) -> None:
+    outcome = run("inspect", MODEL, "--dim", "ctx_len=64")
+    assert "FLOAT [batch_size, 2, ctx_len=64, 4]" in outcome.out
+    assert "128 bytes for each token\n" in outcome.out
+    assert "8 KiB (8,192 bytes) for a sequence\n" in outcome.out
+    document = json.loads(run("inspect", MODEL, "--dim", "ctx_len=64", "--format", "json").out)
+    validate(document, SCHEMA)
+    for totals in (document["models"][0]["totals"], document["layouts"][0]["totals"]):
+        assert totals["sequence_bytes"] == 8192
+    assert run("inspect", MODEL, "--dim", "ctx_len=64", "--html", "a.html").code == 0
+    page = Path("a.html").read_text("utf-8")
+    assert "ctx_len=64" in page
+    assert "8 KiB (8,192 bytes) for a sequence" in page
+
+
+def test_a_size_for_no_symbol_of_any_model_is_refused(here: Path, run) -> None:
+    hybrid = FIXTURES / "plain" / "hybrid.onnx"
+    assert run("inspect", MODEL, hybrid, "--dim", "sliding_window=16").code == 0
+    outcome = run("inspect", MODEL, hybrid, "--dim", "ctx_lem=16")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "--dim ctx_lem: buffers have no such dimension" in outcome.err
+    assert "did you mean ctx_len?" in outcome.err
+
+
+def test_a_layout_file_is_no_model_to_inspect(here: Path, run) -> None:
+    Path("layout.json").write_text(run("inspect", MODEL, "--format", "json").out, "utf-8")
+    outcome = run("inspect", "layout.json")
+    assert outcome.code == 2
+    assert "layout.json: is a layout file, not an ONNX model (compare" in outcome.err
+
+
+@pytest.mark.parametrize("path", ["decoder.onnx", "hybrid.onnx", "mla.onnx", "windows", "vlm_dual"])
+@pytest.mark.parametrize("kind", ["plain", "VLLM"])
+def test_compare_takes_the_file_in_place_of_the_model(
+    kind: str, path: str, here: Path, run
+) -> None:
+    model = FIXTURES / kind / path
+    layout = here / "layout.json"
+    layout.write_text(run("inspect", model, "--format", "json").out, "utf-8")
+    expected = run("compare", model, model, "--full-transfer")
+    for sides in ((layout, model), (model, layout), (layout, layout)):
+        found = run("compare", *sides, "--full-transfer")
+        assert found.code == expected.code
+        table = [outcome.out.splitlines()[1:] for outcome in (found, expected)]
+        assert table[0] == table[1]
+
+
+def test_compare_refuses_a_file_of_several_models(here: Path, run) -> None:
+    text = run("inspect", MODEL, FIXTURES / "plain" / "mla.onnx", "--format", "json").out
+    Path("layout.json").write_text(text, "utf-8")
+    outcome = run("compare", "layout.json", MODEL)
+    assert outcome.code == 2
+    assert "layout.json: has the layouts of 2 models; pass a file of one (" in outcome.err
 
 
 def test_of_several_models_each_is_told(here: Path, run) -> None:

@@ -1,4 +1,4 @@
-"""Sidecars and manifests that cost much to read for their size.
+"""Sidecars and layout files that cost much to read for their size.
 
 Each table holds functions from a size in bytes to the content of a file of about that size.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from hashlib import sha256
 from typing import Any
 
 from faults.hostile_inputs import KEY, VALUE, Build, series
@@ -105,16 +104,13 @@ YAML_SIDECARS: dict[str, Build] = {
 }
 
 
-def manifest(**more: Any) -> bytes:
-    """A manifest of one value, with other values; sealed, so that it is read."""
+def layout(**more: Any) -> bytes:
+    """A document of `inspect` with one layout, which has other values."""
     side = {"name": KEY, "dtype": "FLOAT", "shape": [1, 2, 8, 4]}
     content = {
-        "schema": "onnxkvrename.manifest/1",
-        **dict.fromkeys(("profile", "stamp", "kv_cache_dtype", "weights", "vllm")),
         "models": ["m.onnx"],
         "layers": [],
         "sizes": {},
-        "compiled_dtypes": False,
         "missing": [],
         "inputs": [side],
         "outputs": [{**side, "name": f"{KEY}_RetainedState"}],
@@ -125,15 +121,13 @@ def manifest(**more: Any) -> bytes:
             **dict.fromkeys(("state_bytes", "sequence_bytes", "batch_bytes")),
         },
         "findings": [],
-        "kv_layout_sha256": None,
         **more,
     }
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return json.dumps({**content, "sha256": sha256(text.encode()).hexdigest()}).encode()
+    return json.dumps({"schema": "onnxkvrename.inspect/2", "layouts": [content]}).encode()
 
 
 def buffer(index: int, model_path: str = "m.onnx", **more: Any) -> dict[str, Any]:
-    """A buffer of a manifest."""
+    """A buffer of a layout."""
     name = f"past_key.{index}"
     return {
         "layer": index,
@@ -158,41 +152,41 @@ def buffer(index: int, model_path: str = "m.onnx", **more: Any) -> dict[str, Any
     }
 
 
-def manifest_of_buffers(size: int) -> bytes:
-    """A manifest whose buffers, inputs, outputs and models grow together."""
+def layout_of_buffers(size: int) -> bytes:
+    """A layout whose buffers, inputs, outputs and models grow together."""
     numbers = range(size // 550)
     sides = [
         [{"name": f"past_key.{n}{end}", "dtype": "FLOAT", "shape": [1, 2]} for n in numbers]
         for end in ("", "_RetainedState")
     ]
-    rows = [[n, "key", "unknown", "FLOAT", [None, 2], f"past_key.{n}"] for n in numbers]
-    text = json.dumps(rows, separators=(",", ":"))
-    return manifest(
+    return layout(
         models=[f"{n}.onnx" for n in numbers],
         inputs=sides[0],
         outputs=sides[1],
         buffers=[buffer(n, f"{n}.onnx") for n in numbers],
-        kv_layout_sha256=sha256(text.encode()).hexdigest(),
     )
 
 
-MANIFESTS: dict[str, Build] = {
-    "buffers and models": manifest_of_buffers,
-    "empty lists": lambda size: manifest(x=[[]] * (size // 4)),
-    "empty objects": lambda size: manifest(x=[{}] * (size // 4)),
-    "numbers": lambda size: manifest(x=[0] * (size // 3)),
-    "texts": lambda size: manifest(x=[""] * (size // 4)),
-    "keys": lambda size: manifest(x={str(n): 0 for n in range(size // 12)}),
-    "sizes": lambda size: manifest(sizes={str(n): 1 for n in range(size // 12)}),
-    "models": lambda size: manifest(models=[str(n) for n in range(size // 9)]),
-    "dims": lambda size: manifest(inputs=[{"name": "a", "dtype": "", "shape": [1] * (size // 3)}]),
-    "findings": lambda size: manifest(
+LAYOUT_FILES: dict[str, Build] = {
+    "buffers and models": layout_of_buffers,
+    "empty lists": lambda size: layout(x=[[]] * (size // 4)),
+    "empty objects": lambda size: layout(x=[{}] * (size // 4)),
+    "numbers": lambda size: layout(x=[0] * (size // 3)),
+    "texts": lambda size: layout(x=[""] * (size // 4)),
+    "keys": lambda size: layout(x={str(n): 0 for n in range(size // 12)}),
+    "sizes": lambda size: layout(sizes={str(n): 1 for n in range(size // 12)}),
+    "models": lambda size: layout(models=[str(n) for n in range(size // 9)]),
+    "dims": lambda size: layout(inputs=[{"name": "a", "dtype": "", "shape": [1] * (size // 3)}]),
+    "findings": lambda size: layout(
         findings=[
             {"model": "", "code": "K", "severity": "error", "name": "", "message": "", "hint": ""}
         ]
         * (size // 80)
     ),
-    "kept": lambda size: manifest(kept=[{"name": "a", "reason": "b"}] * (size // 30)),
+    "kept": lambda size: layout(kept=[{"name": "a", "reason": "b"}] * (size // 30)),
+    "layouts": lambda size: json.dumps(
+        {"schema": "onnxkvrename.inspect/2", "layouts": [{}] * (size // 4)}
+    ).encode(),
     "depth": lambda size: b'{"schema":' + b"[" * size,
     "digits": lambda size: b'{"schema":' + b"9" * size + b"}",
     "digits of a float": lambda size: b'{"schema": 0.' + b"9" * size + b"}",

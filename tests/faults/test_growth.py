@@ -15,12 +15,12 @@ from unittest.mock import Mock
 import pytest
 from faults import hostile_inputs
 from faults.hostile_inputs import MODELS, Build, entry, tensor
-from faults.hostile_texts import JSON_SIDECARS, MANIFESTS, SPECIALIZATIONS
+from faults.hostile_texts import JSON_SIDECARS, LAYOUT_FILES, SPECIALIZATIONS
 from tiers import thin
 
 from onnxkvrename import KvRenameError, load_rules, rename_bytes
 from onnxkvrename.documents import UnreadableTextError
-from onnxkvrename.layout.manifest import parse_manifest
+from onnxkvrename.layout.json import parse_layout
 from onnxkvrename.model import occurrences, proto_reader, protobuf
 from onnxkvrename.model.file import write_stamp
 from onnxkvrename.model.proto_reader import read_signature
@@ -54,8 +54,8 @@ def read_sidecar(data: bytes) -> None:
     parse_json_tree(data.decode())
 
 
-def read_manifest(data: bytes) -> None:
-    parse_manifest(data.decode(), "manifest.json")
+def read_layout(data: bytes) -> None:
+    parse_layout(data.decode(), "layout.json")
 
 
 def read_specializations(data: bytes) -> None:
@@ -66,7 +66,7 @@ READERS: tuple[tuple[str, Callable[[bytes], None], dict[str, Build]], ...] = (
     ("model", read_model, MODELS),
     ("pairs", read_pairs, MODELS),
     ("json", read_sidecar, JSON_SIDECARS),
-    ("manifest", read_manifest, MANIFESTS),
+    ("layout", read_layout, LAYOUT_FILES),
     ("specializations", read_specializations, SPECIALIZATIONS),
 )
 CASES = [

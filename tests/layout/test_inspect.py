@@ -338,10 +338,10 @@ def test_a_merge_in_progress_has_its_layers_in_scopes(tmp_path: Path) -> None:
 def test_nothing_heavy_is_loaded(decoder: Path) -> None:
     script = (
         "import sys, pathlib; from onnxkvrename import load_rules;"
-        "from onnxkvrename.layout.inspect import inspect_model;"
-        "from onnxkvrename.report.documents.inspect_json import describe_summaries;"
-        "summary = inspect_model(pathlib.Path(sys.argv[1]), load_rules());"
-        "describe_summaries([summary], load_rules().profile_choice);"
+        "from onnxkvrename.layout.inspect import inspect_models;"
+        "from onnxkvrename.report.documents.inspect_json import describe_inspection;"
+        "found = inspect_models([pathlib.Path(sys.argv[1])], load_rules());"
+        "describe_inspection(found, load_rules().profile_choice);"
         "print(*sys.modules)"
     )
     process = subprocess.run(

@@ -425,7 +425,7 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
         (b"[]", "a text file"),
         (b"{\xff", "is not UTF-8 text"),
         (b"{", "is not JSON"),
-        (b"{}", "not a manifest"),
+        (b"{}", "not a layout"),
     ],
 )
 def test_what_is_neither_a_model_nor_a_manifest_is_refused(

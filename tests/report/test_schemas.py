@@ -25,7 +25,7 @@ DOCUMENTS: dict[str, list[tuple[object, ...]]] = {
         (PLAIN / "none.onnx", "--prefix", "VLLM"),
     ],
     "verify-1": [("verify", PLAIN / "vlm_dual"), ("verify", PLAIN / "none.onnx")],
-    "inspect-1": [("inspect", PLAIN), ("inspect", FIXTURES / "README.md")],
+    "inspect-2": [("inspect", PLAIN), ("inspect", FIXTURES / "README.md")],
     "check-consumer-1": [
         ("check-consumer", PLAIN),
         ("check-consumer", DECODER, "--target", "none"),
@@ -56,7 +56,7 @@ DOCUMENTS: dict[str, list[tuple[object, ...]]] = {
 def test_documents_fit_their_schema(name: str, command: tuple[object, ...], run: Any) -> None:
     outcome = run(*command, "--format", "json")
     document = json.loads(outcome.out)
-    assert document["schema"] == f"onnxkvrename.{name.removesuffix('-1')}/1"
+    assert document["schema"] == "onnxkvrename.{}/{}".format(*name.rsplit("-", 1))
     assert document["exit_code"] == outcome.code
     jsonschema.Draft202012Validator(SCHEMAS[name]).validate(document)
 

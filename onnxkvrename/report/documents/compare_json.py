@@ -20,8 +20,7 @@ from onnxkvrename.handoff.worker import (
     BufferOrder,
     HandoffSide,
 )
-from onnxkvrename.layout.layout import KvBuffer
-from onnxkvrename.layout.manifest import ByteTotals, compute_byte_totals
+from onnxkvrename.layout.layout import ByteTotals, KvBuffer, compute_byte_totals
 from onnxkvrename.layout.updates import UpdateKind
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.records import Document, fill_record

@@ -1,8 +1,7 @@
-"""What is in models as JSON."""
+"""What is in models as JSON, with their layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
@@ -10,10 +9,12 @@ from onnxkvrename.findings import Finding
 from onnxkvrename.layout.inspect import (
     ExternalFile,
     InspectedBuffer,
+    Inspection,
     ModelSummary,
     StampStatus,
 )
-from onnxkvrename.layout.manifest import ByteTotals
+from onnxkvrename.layout.json import SCHEMA, LayoutContent, describe_layout
+from onnxkvrename.layout.layout import ByteTotals
 from onnxkvrename.model.signature import ExportInfo
 from onnxkvrename.records import Document, fill_record
 from onnxkvrename.rules.plan import UnchangedName
@@ -63,7 +64,7 @@ class Model(NamedTuple):
         layers: The layers that have buffers.
         tokens: The tokens found, the most frequent first.
         names: How many names could carry a token: the inputs and outputs of all buffers.
-        totals: The bytes of all buffers; `None` if one is there twice.
+        totals: The bytes of all buffers at the sizes of --dim; `None` if one is there twice.
         stamp: The digest of a layout that onnxkvrename manifest --stamp wrote; `None` without one.
         buffers: The KV buffers.
         kept: Inputs and outputs of the model whose names stay, each with the reason.
@@ -94,18 +95,25 @@ class InspectContent(NamedTuple):
     Attributes:
         profile: The rules that identify KV names; `None` if the job could not be done.
         models: One entry for each model.
+        layouts: The layout of each model with KV buffers, or of the windows of one together.
+            compare accepts a file with one layout in place of the model.
     """
 
     profile: ProfileChoice | None
     models: tuple[Model, ...]
+    layouts: tuple[LayoutContent, ...]
 
 
-DOCUMENT = Document("onnxkvrename.inspect/1", "inspect", InspectContent(None, ()))
+DOCUMENT = Document(SCHEMA, "inspect", InspectContent(None, (), ()))
 
 
-def describe_summaries(summaries: Iterable[ModelSummary], profile: ProfileChoice) -> InspectContent:
+def describe_inspection(inspection: Inspection, profile: ProfileChoice) -> InspectContent:
     """Return what is in models, whose KV names a profile recognizes."""
-    return InspectContent(profile, tuple(map(_describe_model, summaries)))
+    return InspectContent(
+        profile,
+        tuple(map(_describe_model, inspection.summaries)),
+        tuple(describe_layout(each.layout, each.reports) for each in inspection.layouts),
+    )
 
 
 def _describe_model(summary: ModelSummary) -> Model:

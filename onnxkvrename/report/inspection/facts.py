@@ -11,8 +11,13 @@ from onnxkvrename.findings import (
     format_layers,
     format_list,
 )
-from onnxkvrename.layout.inspect import InspectedBuffer, ModelSummary, group_buffers
-from onnxkvrename.layout.layout import compute_tensor_bytes
+from onnxkvrename.layout.inspect import (
+    BufferGroup,
+    InspectedBuffer,
+    ModelSummary,
+    group_buffers,
+)
+from onnxkvrename.layout.layout import ByteTotals, Sizes, compute_tensor_bytes
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.report.inert import escape_text, shorten_text
 from onnxkvrename.rules.kinds import get_kind_traits
@@ -61,10 +66,15 @@ def format_buffer_bytes(item: InspectedBuffer) -> str:
     return " \N{MULTIPLICATION SIGN} ".join([format_count(count, "byte"), *symbols])
 
 
-def format_type(item: InspectedBuffer) -> str:
-    """Return the dtype and the shape of a buffer."""
-    shape = "of unknown rank" if item.shape is None else format_shape(item.shape)
-    return f"{item.dtype} {shape}"
+def format_type(buffer: InspectedBuffer | BufferGroup, sizes: Sizes) -> str:
+    """Return the dtype and the shape of a buffer, with each known size next to its symbol."""
+    if buffer.shape is None:
+        return f"{buffer.dtype} of unknown rank"
+    shape = tuple(
+        f"{dim}={sizes[dim]}" if isinstance(dim, str) and dim in sizes else dim
+        for dim in buffer.shape
+    )
+    return f"{buffer.dtype} {format_shape(shape)}"
 
 
 def describe_tokens(summary: ModelSummary) -> str:
@@ -102,6 +112,25 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
         yield Fact("outputs", (text,)) if is_output else Fact("kept", (f"{reason}: {text}",))
 
 
+def list_byte_facts(totals: ByteTotals | None) -> Iterator[Fact]:
+    """Yield the bytes of all buffers together, as far as they are known."""
+    if totals is None:
+        return
+    token = totals.bytes_per_token
+    lines = (
+        f"{format_bytes(size)} {what}"
+        for size, what in (
+            (token.context, "for each token"),
+            (token.window, "for each token in a window"),
+            (token.encoder, "for each token of the encoder"),
+            (totals.state_bytes, "for the states of a sequence"),
+            (totals.sequence_bytes, "for a sequence"),
+        )
+        if size
+    )
+    yield Fact("KV bytes", tuple(lines))
+
+
 def _list_buffer_facts(summary: ModelSummary) -> Iterator[Fact]:
     """Yield each group of alike buffers under its kind."""
     if not summary.buffers:
@@ -115,13 +144,12 @@ def _list_buffer_facts(summary: ModelSummary) -> Iterator[Fact]:
     groups = group_buffers(summary.buffers)
     for group in groups[:_MAX_GROUPS]:
         kind = get_kind_traits(group.kind).label + " (a guess)" * group.kind_guessed
-        shape = "of unknown rank" if group.shape is None else format_shape(group.shape)
         buffers = (
             f"{_format_names(group.buffers, _SOME)} of {format_layers(sorted(set(group.layers)))}"
         )
         update = f", {group.update.label}" if group.update.label else ""
         label = "" if kind == previous_kind else kind
-        yield Fact(label, (buffers, f"{group.dtype} {shape}{update}"))
+        yield Fact(label, (buffers, f"{format_type(group, summary.sizes)}{update}"))
         previous_kind = kind
     if len(groups) > _MAX_GROUPS:
         more = f"and {len(groups) - _MAX_GROUPS:,} more groups of buffers; --format json lists all"

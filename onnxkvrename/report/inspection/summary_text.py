@@ -10,6 +10,7 @@ from onnxkvrename.report.formats import Line, Span, build_line
 from onnxkvrename.report.formats.text import BOLD, DIM
 from onnxkvrename.report.inspection.facts import (
     format_title,
+    list_byte_facts,
     list_facts,
 )
 from onnxkvrename.report.inspection.map_text import render_kv_map
@@ -33,7 +34,7 @@ def render_model_summary(summary: ModelSummary, width: int | None) -> Iterator[L
     yield build_line(title, Span(f"  {format_bytes(summary.size, is_exact=False)}", DIM))
     facts = [
         (fact.label if number == 0 else "", line)
-        for fact in list_facts(summary)
+        for fact in (*list_facts(summary), *list_byte_facts(summary.totals))
         for number, line in enumerate(fact.lines)
     ]
     yield from render_facts(facts, width, indent=_INDENT)

@@ -14,12 +14,12 @@ from schemas import load_schema
 from tiers import full, thin
 
 from onnxkvrename import KvRenameError, load_rules
-from onnxkvrename.layout.inspect import ModelSummary, inspect_model
-from onnxkvrename.report.documents.inspect_json import DOCUMENT, describe_summaries
+from onnxkvrename.layout.inspect import Inspection, ModelSummary, inspect_model
+from onnxkvrename.report.documents.inspect_json import DOCUMENT, describe_inspection
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[4] / "shared" / "exports"
-SCHEMA = load_schema("inspect-1")
+SCHEMA = load_schema("inspect-2")
 VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 QEFF = load_rules()
 
@@ -37,7 +37,9 @@ def inspected(tmp_path: Path):
 
 def document(*summaries: ModelSummary, error: KvRenameError | None = None) -> dict[str, Any]:
     """The parsed JSON of these models, valid under the schema and plain ASCII."""
-    text = DOCUMENT.render(describe_summaries(summaries, QEFF.profile_choice), 0, error)
+    text = DOCUMENT.render(
+        describe_inspection(Inspection(summaries, ()), QEFF.profile_choice), 0, error
+    )
     assert text.isascii()
     parsed: dict[str, Any] = json.loads(text)
     VALIDATOR.validate(parsed)

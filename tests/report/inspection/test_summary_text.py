@@ -36,6 +36,8 @@ def test_a_summary_says_what_is_in_the_file(inspected) -> None:
         "  token           VLLM on all 8 names",
         "  outputs         logits",
         "  kept            vision: vision_embeds_RetainedState",
+        "  KV bytes        2 KiB (2,048 bytes) for each token",
+        "                  516 KiB (528,384 bytes) for the states of a sequence",
         "",
         "  layer             0   1",
         "  past_key          F   .",
@@ -115,7 +117,7 @@ def test_windows_of_a_set_are_told_once(tmp_path: Path, monkeypatch: pytest.Monk
         "  layer       0          10         20         30         40       49",
         "  layer       50         60         70         80         90 93",
     ]
-    assert len(lines) == 18
+    assert len(lines) == 19
 
 
 def test_the_bytes_of_a_buffer_are_a_product_with_its_symbols(inspected) -> None:
