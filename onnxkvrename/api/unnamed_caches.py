@@ -25,6 +25,7 @@ from onnxkvrename.verification.pairs.infer_rules import (
     infer_rules,
     trace_source,
 )
+from onnxkvrename.verification.pairs.lone_states import LoneState
 
 _LEFT_OUT = {
     *("models", "profile", "rules", "pairs", "jobs", "dask", "output_format", "quiet", "verbose"),
@@ -136,7 +137,7 @@ def _explain(
     fault: KvRenameError | None,
     buffers: Sequence[KvPair],
     hint: str,
-    lone_states: Sequence[str] = (),
+    lone_states: Sequence[LoneState] = (),
 ) -> Finding:
     """Return KV001 with what is known of a graph: its buffers, or why there are none."""
     if isinstance(fault, RulesError):
@@ -155,7 +156,9 @@ def _explain(
     )
     if lone_states:
         outputs = format_count(len(lone_states), "output")
-        message += f"; there may be more, which is not proved ({outputs}, first: {lone_states[0]})"
+        message += (
+            f"; there may be more, which is not proved ({outputs}, first: {lone_states[0].output})"
+        )
     return finding._replace(message=message, hint=hint)
 
 

@@ -49,11 +49,13 @@ def write_rules(
     states: Sequence[StateNames],
     title: str,
     kept_names: Mapping[str, str] = _NO_NAMES,
+    notes: Mapping[str, str] = _NO_NAMES,
 ) -> str:
     """Return rules that list the names of pairs, in TOML.
 
     The names are without a token. The title, for the first line, says which models they are from.
-    Names in `kept_names` are left alone, each with the reason.
+    Names in `kept_names` are left alone, each with the reason; `notes` say more of some of them, in
+    comments.
 
     Raises:
         RulesError: A name cannot be written in TOML.
@@ -71,12 +73,13 @@ def write_rules(
         *_write_kinds(placed),
     ]
     for reason in dict.fromkeys(kept_names.values()):
-        names = [re.escape(name) for name, why in kept_names.items() if why == reason]
+        names = [name for name, why in kept_names.items() if why == reason]
         lines += [
             "",
+            *(f"# {_clean_comment(notes[name])}" for name in names if name in notes),
             "[[keep]]",
             f"reason = {_quote(reason)}",
-            f"pattern = {_quote('|'.join(names))}",
+            f"pattern = {_quote('|'.join(map(re.escape, names)))}",
         ]
     return "\n".join(lines) + "\n"
 

@@ -116,7 +116,9 @@ def test_names_are_left_alone() -> None:
         [StateNames("past.0", "present.0", "", "attention", "append")],
         "m",
         kept_names={"past.1": "not a state"},
+        notes={"past.1": "not a state: it is\nnot read"},
     )
+    assert "\n# not a state: it is?not read\n[[keep]]\n" in text
     assert rename(text, {"past.0": "present.0"}) == {
         "past.0": "past.0_T",
         "present.0": "present.0_T",

@@ -140,7 +140,7 @@ def _match_output(
     source = candidates[number]
     if source.dtype != output.dtype or not _has_same_rank(source, output):
         return None
-    flow = decide_flow(_build_pair(source, output), origin, number, names)
+    flow = decide_flow(build_pair(source, output), origin, number, names)
     if flow.verdict not in PROVED_VERDICTS:
         return None
     taken = [path for paths in nearest for path in paths.values()]
@@ -181,8 +181,9 @@ def _has_same_rank(first: Value, second: Value) -> bool:
     return first.shape is None or second.shape is None or len(first.shape) == len(second.shape)
 
 
-def _build_pair(source: Value, output: Value) -> KvPair:
-    sides = [PairSide(value, "", value.name) for value in (source, output)]
+def build_pair(source: Value, output: Value | None = None) -> KvPair:
+    """Return an input, and an output that may be a later state of it, as a pair without rules."""
+    sides = [value and PairSide(value, "", value.name) for value in (source, output)]
     return KvPair("", "", "", 0, sides[0], sides[1])
 
 

@@ -29,7 +29,7 @@ from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
 from onnxkvrename.verification.pairs.hidden_states import StatePair
-from onnxkvrename.verification.pairs.lone_states import find_lone_states
+from onnxkvrename.verification.pairs.lone_states import LoneState, find_lone_states
 
 
 class TracedModel(NamedTuple):
@@ -48,7 +48,7 @@ class TracedModel(NamedTuple):
     signature: Signature
     pairs: tuple[StatePair, ...]
     features: frozenset[str] = frozenset()
-    lone_states: tuple[str, ...] = ()
+    lone_states: tuple[LoneState, ...] = ()
     node_count: int = 0
 
 
@@ -125,13 +125,19 @@ def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> 
             hint=f"`{command}` shows what the model has",
         )
     ordered = list(states.values())
-    text = write_rules(ordered, title, kept_names)
+    notes = {
+        state.output: f"{state.output} may be a later state of {state.input}, which is not proved: "
+        f"{state.reason}"
+        for model in models
+        for state in model.lone_states
+    }
+    text = write_rules(ordered, title, kept_names, notes)
     try:
         rules = parse_rules(text, DATAFLOW_RULES)
         extra = _list_extra_names(chosen, rules)
         if extra:
             kept_names |= dict.fromkeys(extra, "not a state")
-            text = write_rules(ordered, title, kept_names)
+            text = write_rules(ordered, title, kept_names, notes)
             rules = parse_rules(text, DATAFLOW_RULES)
     except RulesError as error:
         raise _build_misfit_error(f"the rules would not be valid: {error.message}") from None
@@ -166,7 +172,7 @@ def _choose_buffers(
     model: TracedModel, tokens: Collection[str], kept_names: dict[str, str]
 ) -> TracedModel:
     """Return a model with those of its pairs that are buffers, and note why others are none."""
-    kept_names |= dict.fromkeys(model.lone_states, REASON_UNKNOWN)
+    kept_names |= {state.output: REASON_UNKNOWN for state in model.lone_states}
     named = [_name_pair(pair) for pair in model.pairs]
     is_chosen = select_for_token(named, tokens)
     buffers = []

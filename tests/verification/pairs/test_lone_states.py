@@ -21,7 +21,7 @@ def build_model(state: str, result: str, type_: str = STATE, made: str = "") -> 
     The second `made` is of the input alone: nothing carries a state on.
     """
     text = f"""
-        <ir_version: 10, opset_import: ["": 18]>
+        <ir_version: 10, opset_import: ["": 18, "far": 1]>
         main (float[b,p,8] past_0, float[b,s,8] x, {type_} S) =>
              (float[b,s,8] logits, float[b,t,8] present_0, {type_} R)
         <float[8,8] w = {{0}}, int64[1] first = {{1}}, float[1] one = {{1}}> {{
@@ -66,6 +66,30 @@ def test_a_state_that_is_replaced_is_reported_by_its_names(
         (model,) = json.loads(outcome.out)["models"]
         codes = {(found["code"], found["name"]) for found in model["findings"]} - {("KV115", "")}
         assert codes == ({("KV111", result)} if is_found else set())
+
+
+@pytest.mark.parametrize(
+    ("type_", "made", "reason"),
+    [
+        (STATE, "", "no node carries its values on"),
+        (STATE, "R = far.Update(S, x)", "Update of far has no body in the model"),
+        (STATE, "mix = MatMul(S, w) R = Softmax(mix)", "it is reached only through operators"),
+        ("float[b,p,8]", "R = far.Update(S, x)", "Update of far has no body in the model"),
+    ],
+)
+def test_rules_say_in_a_comment_why_a_state_is_not_proved(
+    type_: str, made: str, reason: str, tmp_path: Path, run
+) -> None:
+    model = build_model("past_1", "present_1", type_, made)
+    if "p" in type_:  # it grows like the one that is proved
+        model.graph.output[2].type.tensor_type.shape.dim[1].dim_param = "t"
+    path = saved(model, tmp_path / "model.onnx")
+    lines = run("pairs", path, "--as", "rules").out.splitlines()
+    said = "# present_1 may be a later state of past_1, which is not proved: "
+    (comment,) = (line for line in lines if line.startswith(said))
+    assert reason in comment
+    assert lines[lines.index(comment) + 1] == "[[keep]]"
+    assert 'pattern = "present_1"' in lines
 
 
 def test_what_nothing_reads_is_no_state(tmp_path: Path) -> None:
