@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from pathlib import Path
+
+from conftest import Outcome, Run
 
 COMMAND = re.compile(r"`(onnxkvrename (?:[^`'\"]|'[^']*'|\"[^\"]*\")*)`")
 
@@ -24,3 +27,14 @@ def split_words(command: str) -> list[str]:
         return shlex.quote(os.fsdecode(data))
 
     return shlex.split(re.sub(r"\$'([^']*)'|'[^']*'|\"[^\"]*\"", decode, command))
+
+
+def run_commands(text: str, run: Run) -> Outcome:
+    """Run the commands of hints, each once, as a shell does, and return what came of the last."""
+    for command in dict.fromkeys(find_commands(text)):
+        words = split_words(command.removeprefix("onnxkvrename "))
+        redirected = words.index(">") if ">" in words else len(words)
+        outcome = run(*words[:redirected])
+        if redirected < len(words):
+            Path(words[redirected + 1]).write_text(outcome.out, "utf-8")
+    return outcome

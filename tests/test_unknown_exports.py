@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from exporters_table import OTHERS, TOKEN, Row, read_table
-from hints import find_commands, split_words
+from hints import find_commands, run_commands
 from tiers import thin
 
 ROWS = read_table()
@@ -27,33 +27,30 @@ def list_cases(rows: list[Row], default: int) -> list[object]:
 @pytest.mark.parametrize(
     "row",
     [
-        *list_cases([row for row in FOUND if not row.profile], 2),
+        *list_cases([row for row in FOUND if not row.profile], len(FOUND)),
         *list_cases([row for row in FOUND if row.profile], 2),
     ],
 )
 def test_an_export_is_renamed_checked_and_restored_with_the_printed_commands(
-    row: Row, tmp_path: Path, run: Run
+    row: Row, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where the rules are written
     source, renamed, back = OTHERS / row.export, tmp_path / "new.onnx", tmp_path / "back.onnx"
     before = source.read_bytes()
     sidecars = ["--sidecars", "off"] if "--sidecars off" in row.options else []
     outcome = run(source, "--prefix", TOKEN, "-o", renamed, *sidecars)
-    dataflow = []
+    rules = []
     if not row.profile:
         assert (outcome.code, renamed.exists(), "error KV001" in outcome.err) == (1, False, True)
-        (command,) = find_commands(outcome.err)
-        outcome = run(*split_words(command.removeprefix("onnxkvrename ")))
+        outcome = run_commands(outcome.err, run)
         unknown = run("verify", renamed)
-        assert (unknown.code, "`--pairs dataflow`" in unknown.err) == (1, True)
-        dataflow = ["--pairs", "dataflow"]
+        assert (unknown.code, "add `--rules FILE`" in unknown.err) == (1, True)
+        rules = ["--rules", "rules.toml"]
     assert (outcome.code, source.read_bytes()) == (0, before)
     names = row.names.partition(" ")[0]
     assert f"{names} names changed" in outcome.err
-    assert run("verify", renamed, *dataflow).code == 0
-    stripped = run(renamed, "--strip", "-o", back, *sidecars)
-    if stripped.code:
-        (command,) = find_commands(stripped.err)
-        stripped = run(*split_words(command.removeprefix("onnxkvrename ")))
+    assert run("verify", renamed, *rules).code == 0
+    stripped = run(renamed, "--strip", "-o", back, *sidecars, *rules)
     assert (stripped.code, back.read_bytes() == before) == (0, True)
 
 

@@ -23,6 +23,7 @@ from onnxkvrename.api.serving import (
     compare_served,
     read_served_pair,
 )
+from onnxkvrename.api.unnamed_caches import explain_unknown_summaries
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff
@@ -74,7 +75,8 @@ def inspect(model: ModelLike, *, rules: RulesLike = None) -> ModelSummary:
     summary = inspect_model(source, found, trace_buffer_updates)
     if summary.error is not None:
         raise summary.error
-    return summary
+    (explained,) = explain_unknown_summaries([summary], [source])
+    return explained
 
 
 @speak_python
@@ -103,11 +105,12 @@ def inspect_page(models: ModelLike | Iterable[PathLike], *, rules: RulesLike = N
     arguments = read_arguments(inspect_page, locals())
     sources = arguments["models"]
     found = find_rules(arguments["profile"], arguments["rules"], sources)
-    summaries = inspect_models(list_models(sources), found, trace_buffer_updates).summaries
+    listed = list_models(sources)
+    summaries = inspect_models(listed, found, trace_buffer_updates).summaries
     for summary in summaries:
         if summary.error is not None:
             raise summary.error
-    return render_inspect_page(fold_windows(summaries))
+    return render_inspect_page(fold_windows(explain_unknown_summaries(summaries, listed)))
 
 
 @speak_python

@@ -101,6 +101,8 @@ def _reword_code(text: str, function: Any) -> str | None:
     if text.startswith("-"):
         return _format_arguments(words, function)
     name, words = _FUNCTIONS.get(words[1], "rename"), words[1 + (words[1] in _FUNCTIONS) :]
+    if words[-2:] == ["--as", "rules"]:
+        name, words = "suggest_rules", words[:-2]
     count = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
     models, options = words[:count], words[count:]
     if not name or not models:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
+from onnxkvrename.api.unnamed_caches import explain_unknown_summaries
 from onnxkvrename.cli.files import check_page, collect_inputs
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
@@ -76,10 +77,11 @@ def command(arguments: InspectArguments) -> int:
         arguments.profile, arguments.rules, arguments.models, arguments.pairs, arguments.token
     )
     print_choice(rules.choice, arguments.output_format)
-    inspection = inspect_models(
-        (job.model for job in jobs), rules, trace_buffer_updates, arguments.sizes
-    )
-    written = _write_page(inspection.summaries, arguments)
+    models = [job.model for job in jobs]
+    inspection = inspect_models(models, rules, trace_buffer_updates, arguments.sizes)
+    summaries = explain_unknown_summaries(inspection.summaries, models)
+    inspection = inspection._replace(summaries=summaries)
+    written = _write_page(summaries, arguments)
     answer = _build_answer(inspection, rules.profile_choice, written)
     answer = answer._replace(is_verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)

@@ -72,7 +72,7 @@ def command(arguments: PairsArguments) -> int:
     if form is not None:
         check_one_model("--as is for one model", [str(path) for path in paths])
     results = [_trace(path) for path in paths]
-    answer = _build_answer(results, arguments.models)
+    answer = _build_answer(results)
     if form is not None and isinstance(results[0], TracedModel):
         answer = answer._replace(render_text=partial(_render_form, results[0], form))
     return print_answer(answer, arguments.output_format)
@@ -86,13 +86,13 @@ def _trace(path: Path) -> TracedModel | ModelError:
         return error
 
 
-def _build_answer(results: Sequence[TracedModel | ModelError], paths: Sequence[Path]) -> Answer:
+def _build_answer(results: Sequence[TracedModel | ModelError]) -> Answer:
     code = decide_exit_code(not_done=any(isinstance(each, ModelError) for each in results))
     return Answer(
         "pairs",
         code,
         build_content=partial(describe_pairs, results),
-        render_text=partial(_render_tables, results, paths),
+        render_text=partial(_render_tables, results),
         files=tuple(
             FileResult(each.path or "", error=each)
             if isinstance(each, ModelError)
@@ -103,7 +103,7 @@ def _build_answer(results: Sequence[TracedModel | ModelError], paths: Sequence[P
 
 
 def _render_tables(
-    results: Sequence[TracedModel | ModelError], paths: Sequence[Path], width: int | None
+    results: Sequence[TracedModel | ModelError], width: int | None
 ) -> Iterator[Line]:
     for result in results:
         if isinstance(result, ModelError):
@@ -116,10 +116,9 @@ def _render_tables(
         yield Line(f"{path}: {count} {'pair' if count == 1 else 'pairs'}")
         rows = [_HEADINGS, *(_build_row(pair) for pair in result.pairs)]
         yield from render_table(rows, width, indent="  ")
-    models = [each for each in results if isinstance(each, TracedModel)]
-    command = suggest_rename(models, paths) if len(models) == len(results) else ""
-    if command:
-        yield Line(f"`{command}` renames them")
+    commands = suggest_rename(each for each in results if isinstance(each, TracedModel))
+    if commands:
+        yield Line(f"to rename: {commands}")
 
 
 def _build_row(pair: StatePair) -> tuple[str, ...]:

@@ -73,11 +73,11 @@ def build_no_buffers_finding(
     message = f"no KV buffer here: the outputs are {format_list(names)}"
     if not names:
         message = "no KV buffer: the model has no outputs"
-    pairs = "pairs" if path is None else f"`onnxkvrename pairs {quote_path(str(path))}`"
+    pairs = "pairs" if path is None else f"`onnxkvrename pairs {quote_path(str(path))} --as rules`"
     hint = (
         "export the model with its cache as inputs and outputs; if it is an encoder, pass its "
-        f"decoder; {pairs} shows caches under names that no profile matches, and `--pairs "
-        "dataflow` makes this command find them"
+        "decoder; if no profile knows its names, add `--rules FILE` with your own rules, which "
+        f"{pairs} writes for the caches in a graph"
     )
     return build_finding("KV001", "", message, hint)
 

@@ -116,7 +116,7 @@ def _check_both_sides(
     elif pair.output is not None and pair.input is None:
         hint = "export the model again"
         if not fed_layers:  # no state has an input by this name, so perhaps by another
-            hint = "`--pairs dataflow` finds inputs in the graph, under any name"
+            hint = "add `--rules FILE` with rules that name it, as pairs writes them"
         elif pair.layer not in fed_layers:
             hint = WINDOW_SIZE_HINT
         yield build_finding(
@@ -238,6 +238,16 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
         )
     sides = [side for pair in plan.pairs for side in pair.sides]
     sides += [feed.side for feed in plan.feeds]
+    twice = f"_{token}_{token}"
+    doubled = [s.old_name for s in sides if twice in s.new_name and twice not in s.old_name]
+    if token and doubled:  # rules that list names know those of the model that they are made from
+        unknown = f"{token}, which these rules do not know as a token"
+        yield build_names_finding(
+            "KV202",
+            doubled,
+            (f"already carries {unknown}", f"already carry {unknown}"),
+            "use the rules of the rename that added it, or choose another token",
+        )
     conflicting = [side for side in sides if not plan.token_change.can_replace(side.token)]
     if conflicting:
         tokens = sorted({side.token for side in conflicting})
@@ -293,7 +303,7 @@ def _check_unknown_states(plan: RenamePlan) -> Iterator[Finding]:
                 "KV111",
                 unchanged.name,
                 "looks like a retained state, but no rule matches it, so it is not renamed",
-                "if it is a KV buffer, add it to a rules file (--rules FILE, as pairs writes it)",
+                "if it is a KV buffer, add it to a rules file (`--rules FILE`, as pairs writes it)",
             )
         elif unchanged.reason == REASON_TOO_LONG:
             yield build_finding(

@@ -8,7 +8,6 @@ import onnx
 import onnx.parser
 import pytest
 from conftest import Run
-from hints import find_commands, split_words
 from models import saved
 
 DATAFLOW = ("--pairs", "dataflow")
@@ -77,12 +76,3 @@ def test_no_layer_is_made_up(rename, run: Run) -> None:
     assert "mem of no layer" in run("inspect", "new.onnx", *DATAFLOW).out
     rename(STACKED.replace("mem", "mem0"))
     assert "layer 0" in run("verify", "new.onnx", *DATAFLOW).out
-
-
-def test_the_token_that_strip_removes_is_found(rename, run: Run) -> None:
-    before = rename(NEW_POSITIONS)
-    outcome = run("new.onnx", "--strip", "-o", "back.onnx")
-    (command,) = find_commands(outcome.err)
-    assert (outcome.code, "--prefix KV" in command) == (1, True)
-    assert run(*split_words(command.removeprefix("onnxkvrename "))).code == 0
-    assert Path("back.onnx").read_bytes() == before

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import onnx
 import pytest
-from conftest import FIXTURES, Run
-from hints import find_commands, split_words
+from conftest import COMMAND, FIXTURES, Run
+from hints import find_commands, run_commands, split_words
 from models import saved
 
 import onnxkvrename
 from onnxkvrename.api import unnamed_caches
+from onnxkvrename.findings import quote_path
 
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports-other"
 
@@ -145,19 +148,71 @@ def test_caches_that_no_profile_knows_come_with_the_command_that_renames_them(
     outcome = run(*typed)
     assert (outcome.code, unnamed.read_bytes()) == (1, before)
     assert (
-        "KV001: no profile matches these names, but the graph has 2 caches (first: a -> a_next)"
-        in (outcome.err)
+        "KV001: no built-in profile knows these names, but the graph has 2 caches "
+        "(first: a -> a_next)\n" in outcome.err
     )
-    (command,) = find_commands(outcome.err)
+    commands = find_commands(outcome.err)
+    assert commands[0] == "onnxkvrename pairs 'my model.onnx' --as rules > rules.toml"
     (finding,) = json.loads(run(*typed, "--format", "json").out)["models"][0]["findings"]
-    assert (finding["code"], f"`{command}`" in finding["hint"]) == ("KV001", True)
-    mended = run(*split_words(command.removeprefix("onnxkvrename ")))
+    assert (finding["code"], find_commands(finding["hint"])) == ("KV001", commands)
+    mended = run_commands(outcome.err, run)
     assert (mended.code, "4 names changed" in mended.err) == (0, True)
 
 
-def test_pairs_ends_with_the_command_that_renames_them(unnamed: Path, run: Run) -> None:
-    (command,) = find_commands(run("pairs", unnamed).out)
-    assert run(*split_words(command.removeprefix("onnxkvrename "))).code == 0
+def test_a_shell_runs_both_commands(
+    unnamed: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = unnamed.read_bytes()
+    commands = find_commands(run(unnamed, "--prefix", "KV", "-o", "$new.onnx").err)
+    monkeypatch.setenv("PATH", f"{COMMAND.parent}{os.pathsep}{os.environ['PATH']}")
+    shell = subprocess.run(["sh", "-c", " && ".join(commands)], capture_output=True, text=True)
+    assert (shell.returncode, unnamed.read_bytes()) == (0, before)
+    assert "a -> a_KV\n" in shell.stdout
+    assert run("verify", "$new.onnx", "--rules", "rules.toml").code == 0
+    assert run("$new.onnx", "--strip", "--rules", "rules.toml", "-o", "back.onnx").code == 0
+    assert Path("back.onnx").read_bytes() == before
+
+
+def test_both_commands_again_add_no_second_token(unnamed: Path, run: Run) -> None:
+    hint = run(unnamed, "--prefix", "KV").err
+    assert run_commands(hint, run).code == 0
+    renamed = unnamed.read_bytes()
+    again = run_commands(hint, run)
+    assert (again.code, unnamed.read_bytes()) == (1, renamed)
+    assert "KV202: 4 names (first: a_KV) already carry KV, which these rules do not" in again.err
+
+
+def test_of_several_models_the_first_one_that_needs_rules_is_in_the_commands(
+    unnamed: Path, run: Run
+) -> None:
+    shutil.copyfile(unnamed, "a.onnx")
+    shutil.copyfile(FIXTURES / "plain" / "vlm_dual" / "encoder.onnx", "0.onnx")
+    typed = ("0.onnx", "a.onnx", unnamed, "--prefix", "KV", "-v")
+    first = run(*typed)
+    assert first.err.count("but the graph has 2 caches") == 2
+    assert "0.onnx: error KV001: no KV buffer here: the outputs are" in first.err
+    assert "; no cache found in the graph either\n" in first.err
+    assert set(find_commands(first.err)) == {
+        "onnxkvrename pairs a.onnx --as rules > rules.toml",
+        "onnxkvrename a.onnx --prefix KV --rules rules.toml",
+    }
+    assert run_commands(first.err, run).code == 0
+    second = run(*typed)
+    assert "(first: a_KV -> a_KV_next); names already carry KV" in second.err
+    assert "add `--rules FILE` with the rules of the rename" in second.err
+    assert find_commands(second.err)[1].startswith(f"onnxkvrename {quote_path(str(unnamed))} ")
+
+
+def test_inspect_says_what_the_graph_of_unknown_names_has(unnamed: Path, run: Run) -> None:
+    outcome = run("inspect", unnamed)
+    assert outcome.code == 0
+    assert "warning KV001: no built-in profile knows these names, but the graph" in outcome.err
+    inspected = run_commands(outcome.err, run)
+    assert (inspected.code, "a, b of no layer" in inspected.out) == (0, True)
+
+
+def test_pairs_ends_with_the_commands_that_rename_them(unnamed: Path, run: Run) -> None:
+    assert run_commands(run("pairs", unnamed).out, run).code == 0
     assert find_commands(run("pairs", unnamed).out) == []  # they carry a token
     assert find_commands(run("pairs", "m.onnx").out) == []  # a profile knows the names
 
@@ -165,7 +220,7 @@ def test_pairs_ends_with_the_command_that_renames_them(unnamed: Path, run: Run) 
 def test_without_a_token_no_command_claims_to_rename(unnamed: Path, run: Run) -> None:
     outcome = run(unnamed, "--strip")
     assert "the graph has 2 caches" in outcome.err
-    assert not any("--pairs" in command for command in find_commands(outcome.err))
+    assert find_commands(outcome.err) == []
 
 
 def test_outputs_that_only_look_like_states_are_counted(tmp_path: Path, run: Run) -> None:
@@ -180,7 +235,7 @@ def test_outputs_that_only_look_like_states_are_counted(tmp_path: Path, run: Run
     """
     saved(onnx.parser.parse_model(text), tmp_path / "shift.onnx")
     outcome = run("shift.onnx", "--prefix", "KV")
-    assert "there may be more, which is not proved (1 output, first: xx_0_r)" in (outcome.err)
+    assert ", and 1 more output may be states (first: xx_0_r)\n" in outcome.err
 
 
 def test_a_graph_without_a_cache_is_said_to_have_none(run: Run) -> None:
@@ -202,7 +257,9 @@ def test_a_graph_that_is_not_searched_is_not_said_to_have_no_cache(
 
 def test_the_library_says_it_too(unnamed: Path) -> None:
     (finding,) = onnxkvrename.rename(unnamed, "KV").findings
-    assert (finding.code, "--pairs dataflow" in finding.hint) == ("KV001", True)
+    assert (finding.code, "rules='rules.toml')`" in finding.hint) == ("KV001", True)
+    (finding,) = onnxkvrename.inspect(unnamed).findings
+    assert (finding.code, finding.severity) == ("KV001", "warning")
     with pytest.raises(onnxkvrename.CheckError, match=r"KV001: .* the graph has 2 caches") as error:
         onnxkvrename.rename_bytes(unnamed.read_bytes(), "KV")
     hint = "pass rules=onnxkvrename.suggest_rules(PATH)"

@@ -41,7 +41,8 @@ def test_each_pair_is_a_row(delta: str, run) -> None:
         "  input  output  update                           dtype  shape",
         "  k_in   k_out   new positions only along axis 1  FLOAT  [1, 8, 4]",
         "  h      h2      grows along axis 1               FLOAT  [1, 8, 4]",
-        "`onnxkvrename delta.onnx --prefix KV --pairs dataflow` renames them",
+        "to rename: `onnxkvrename pairs delta.onnx --as rules > rules.toml`, "
+        "then `onnxkvrename delta.onnx --prefix KV --rules rules.toml`",
     ]
 
 

@@ -51,6 +51,11 @@ class TracedModel(NamedTuple):
     lone_states: tuple[LoneState, ...] = ()
     node_count: int = 0
 
+    @property
+    def buffers(self) -> tuple[StatePair, ...]:
+        """The pairs that are caches."""
+        return tuple(pair for pair in self.pairs if pair.input.name not in self.features)
+
 
 class InferredRules(NamedTuple):
     """Rules that recognise the pairs of the dataflow and nothing else, and the same in TOML."""
@@ -144,6 +149,19 @@ def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> 
     for model in chosen:
         _check_exact(model, rules)
     return InferredRules(rules, text)
+
+
+def find_last_word(pairs: Sequence[StatePair]) -> str:
+    """Return the word with a capital letter that all names end with, as tokens do; or nothing."""
+    word = pairs[0].input.name.rpartition("_")[2] if pairs else ""
+    is_last = word != word.lower() and all(carries_token(pair, word) for pair in pairs)
+    return word if is_last else ""
+
+
+def carries_token(pair: StatePair, token: str) -> bool:
+    """Return whether both names of a pair have a token where a rename puts it."""
+    name, output = pair.input.name, pair.output.name
+    return name.endswith(f"_{token}") and (output.startswith(name) or output.endswith(f"_{token}"))
 
 
 def find_carried_tokens(models: Iterable[TracedModel], requested: str = "") -> tuple[str, ...]:

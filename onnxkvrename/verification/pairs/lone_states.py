@@ -90,7 +90,7 @@ def _get_types(source: Value, output: Value) -> _Types:
 
 
 def _explain(flow: BufferFlow) -> LoneState:
-    """Return a state with the reason why its flow is no proof."""
+    """Return a state with the reason why its flow does not prove it."""
     source, output = (side.old_name for side in flow.pair.sides)
     reason = flow.reason
     if flow.verdict in PROVED_VERDICTS:
