@@ -162,7 +162,7 @@ def test_compare_counts_what_each_rank_of_decode_posts(
         (tuple(range(1, 1 + layout.groups[0].count_read_blocks(ranks.LENGTH))),)
         for layout in (remote, local)
     )
-    for rank, predicted in enumerate(ranks.predict(first, second, sizes)):
+    for rank, predicted in enumerate(ranks.predict(first, second)):
         sources = ranks.list_sources(rank, local, remote)
         pairs = [
             pair

@@ -241,18 +241,6 @@ def turned(tmp_path: Path, run) -> Example:
     return Example(path, decode=save(model, tmp_path / "decode.onnx"))
 
 
-def other_precision(tmp_path: Path, run) -> Example:
-    """The compile beside the second model has another precision."""
-    paths = []
-    for precision in ("float16", "mxint8"):
-        directory = tmp_path / precision
-        (directory / "qpc-0").mkdir(parents=True)
-        paths.append(save(load_decoder(tmp_path, run), directory / "model.onnx"))
-        custom_io = directory / "qpc-0" / "custom_io.yaml"
-        run("custom-io", paths[-1], "--precision", precision, "-o", custom_io)
-    return Example(paths[0], decode=paths[1])
-
-
 def other_cache_dtype(tmp_path: Path, run) -> Example:
     path = save(load_decoder(tmp_path, run), tmp_path / "model.onnx")
     vllm = ("--serve", "--kv-cache-dtype fp8")
@@ -298,7 +286,6 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "workers that vLLM's NIXL connector does not connect (`--block-size`)": states_only,
     "axes in another order on the other side": turned,
     "a window on one side, the whole context on the other": other_window,
-    "the other side compiled with another precision": other_precision,
     "another cache dtype of vLLM on the other side": other_cache_dtype,
 }
 

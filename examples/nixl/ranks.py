@@ -202,7 +202,7 @@ def serve(first: tuple[int, int], second: tuple[int, int]) -> bool:
     with tempfile.TemporaryDirectory() as directory:
         sizes = str(write_specializations(SIZES, Path(directory)))
         layouts = [read_layout(describe(*side, sizes), "LBHNC", 64) for side in (first, second)]
-        predicted = predict(first, second, sizes)
+        predicted = predict(first, second)
     with (
         Worker("prefill", prefill, layouts[0]) as writer,
         Worker("decode", decode, layouts[1], layouts[0]) as reader,
@@ -226,9 +226,10 @@ def describe(ranks: int, block_size: int, sizes: str) -> dict[str, Any]:
     return _load([*words, "--serve", f"-tp {ranks} --block-size {block_size}"])
 
 
-def predict(first: tuple[int, int], second: tuple[int, int], sizes: str) -> list[Reads]:
+def predict(first: tuple[int, int], second: tuple[int, int]) -> list[Reads]:
     """Return what each rank of decode reads, as ``onnxkvrename compare`` predicts it."""
-    words = ["compare", str(MODEL), str(MODEL), "--vllm", "0.33", "--specializations", sizes]
+    size = f"ctx_len={SIZES['ctx_len']}"
+    words = ["compare", str(MODEL), str(MODEL), "--vllm", "0.33", "--dim", size]
     for side, (ranks, block_size) in (("prefill", first), ("decode", second)):
         words += ["--serve", f"{side}:-tp {ranks} --block-size {block_size}"]
     (reads,) = _load([*words, "--tokens", str(LENGTH), "--format", "json"])["reads"]

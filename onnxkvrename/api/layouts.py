@@ -34,7 +34,6 @@ from onnxkvrename.layout.load import (
     UNKNOWN_COMPILE,
     CompileInfo,
     LoadedLayout,
-    apply_found_compiles,
 )
 from onnxkvrename.layout.load import load_layout as load_layouts
 from onnxkvrename.rules.find_models import list_models
@@ -118,8 +117,6 @@ def load_layout(
     paths: ModelLike | Iterable[PathLike],
     *,
     sizes: Mapping[str, int] | None = None,
-    specializations: PathLike | None = None,
-    custom_io: PathLike | None = None,
     rules: RulesLike = None,
 ) -> LoadedLayout:
     """Return the KV buffers of a model, of the windows of one, or of a manifest.
@@ -128,8 +125,6 @@ def load_layout(
         paths: A model, a manifest, a directory with the windows of one model, or several
             such windows; for a model in memory its bytes or a ``ModelProto``.
         sizes: Sizes of symbolic dimensions, such as ``{"ctx_len": 4096}``.
-        specializations: A specializations.json with further sizes.
-        custom_io: A custom_io.yaml with the dtypes of a compile.
         rules: Rules, a profile's name or the path of a rules file.
 
     Returns:
@@ -237,8 +232,7 @@ def compare(
 
     Args:
         prefill: The buffers of the prefill worker, its model in memory, or the path of its
-            model or manifest. Beside a file, a compile's ``qpc-HASH`` directory is read for dtypes
-            and sizes.
+            model or manifest.
         decode: The same for the decode worker.
         target: The consumer's name.
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
@@ -321,7 +315,7 @@ def _compare(arguments: Mapping[str, Any]) -> tuple[ServedHandoff, Sides, Rules]
     models = [side for side in given if isinstance(side, (Path, MemoryFile))]
     found = find_rules(arguments["profile"], arguments["rules"], models)
     prefill, decode = (side if isinstance(side, Path) else None for side in given)
-    first, second = (_load_side(side, found) for side in given)
+    first, second = (_load(side, found) for side in given)
     served = compare_served(
         (prefill, decode),
         (first, second),
@@ -338,12 +332,6 @@ def _read_version(version: str) -> str:
     if version not in VLLM_RELEASES:
         raise ValueError(f"vllm must be one of {', '.join(VLLM_RELEASES)}, not {version!r}")
     return version
-
-
-def _load_side(side: LoadedLayout | Layout | ModelSource, rules: Rules) -> LoadedLayout:
-    """Return a side; for a path with what the compiles beside its models say."""
-    loaded = _load(side, rules)
-    return apply_found_compiles(loaded)[0] if isinstance(side, Path) else loaded
 
 
 def _load(layout: LoadedLayout | Layout | ModelSource, rules: Rules | None = None) -> LoadedLayout:

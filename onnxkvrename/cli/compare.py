@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -29,17 +28,13 @@ from onnxkvrename.layout.load import (
     CompileInfo,
     LoadedLayout,
     apply_compile_info,
-    apply_found_compiles,
     check_size_symbols,
 )
 from onnxkvrename.options import (
-    CUSTOM_IO,
     DIM,
     FULL_TRANSFER,
     PAGE,
     SERVE,
-    SIDES,
-    SPECIALIZATIONS,
     TARGET,
     Example,
     Format,
@@ -81,8 +76,6 @@ class CompareArguments(NamedTuple):
     decode: Annotated[Path, Option("", metavar="DECODE", is_required=True)]
     target: Annotated[str, TARGET] = DEFAULT_CONSUMER
     dims: Annotated[SideValues[str], DIM] = SideValues()
-    specializations: Annotated[SideValues[Path], SPECIALIZATIONS] = SideValues()
-    custom_io: Annotated[SideValues[Path], CUSTOM_IO] = SideValues()
     full_transfer: Annotated[bool, FULL_TRANSFER] = False
     serve: Annotated[
         SideValues[ServeLine],
@@ -152,7 +145,7 @@ def command(arguments: CompareArguments) -> int:
         if served is None:
             raise click.UsageError("--bandwidth requires --serve LINE or --block-size P:D")
         served = served.set_bandwidth(parse_bandwidth("--bandwidth", arguments.bandwidth))
-    prefill, decode, notes = _load_sides(arguments, rules)
+    prefill, decode = _load_sides(arguments, rules)
     handoff, reads = compare_served(
         sides,
         (prefill, decode),
@@ -161,7 +154,6 @@ def command(arguments: CompareArguments) -> int:
         served,
         full_transfer=arguments.full_transfer,
         tokens=arguments.tokens,
-        notes=notes,
     )
     content = cache(
         partial(
@@ -197,14 +189,8 @@ def _read_served_pair(arguments: CompareArguments) -> ServedPair | None:
     return ServedPair((prefill, decode), from_lines=False)
 
 
-def _load_sides(
-    arguments: CompareArguments, rules: Rules
-) -> tuple[LoadedLayout, LoadedLayout, list[str]]:
-    """Load both sides with their compiles; a size for no symbol of either side is an error.
-
-    Returns:
-        Prefill, decode, and notes on files that were found.
-    """
+def _load_sides(arguments: CompareArguments, rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:
+    """Load both sides with their sizes; one for no symbol of either side is an error."""
     info = CompileInfo(group_windows=arguments.group_windows)
     prefill, decode = (
         load_traced((path,), rules, info, strict=arguments.strict)
@@ -212,38 +198,24 @@ def _load_sides(
     )
     shared = parse_dim_sizes(arguments.dims.both)
     check_size_symbols(shared, sorted({*prefill.layout.symbols, *decode.layout.symbols}))
-    notes = []
-    sides = []
-    for side, loaded in zip(SIDES, (prefill, decode), strict=True):
-        loaded, note = _apply_compile(loaded, side, shared, arguments)
-        sides.append(loaded)
-        notes += [f"{side}: {note}"] if note else []
-    prefill, decode = sides
-    return prefill, decode, notes
+    prefill, decode = (
+        _apply_sizes(loaded, side, shared, parse_dim_sizes(texts, f"{side}:"))
+        for loaded, side, texts in (
+            (prefill, "prefill", arguments.dims.prefill),
+            (decode, "decode", arguments.dims.decode),
+        )
+    )
+    return prefill, decode
 
 
-def _apply_compile(
-    loaded: LoadedLayout, side: str, shared: Mapping[str, int], arguments: CompareArguments
-) -> tuple[LoadedLayout, str]:
-    """Apply what is known of a side's compile; files beside its models come last.
-
-    Returns:
-        The side, and a sentence on what was found beside its models.
-    """
-    prefix = f"{side}:"
-    own = parse_dim_sizes(getattr(arguments.dims, side), prefix)
+def _apply_sizes(
+    loaded: LoadedLayout, side: str, shared: Mapping[str, int], own: Mapping[str, int]
+) -> LoadedLayout:
+    """Return a side with the sizes of both sides, and its own ones."""
     symbols = loaded.layout.symbols
-    check_size_symbols(own, symbols, prefix)
+    check_size_symbols(own, symbols, f"{side}:")
     sizes = {symbol: size for symbol, size in {**shared, **own}.items() if symbol in symbols}
-    specializations, custom_io = (
-        next(iter((*getattr(values, side), *values.both)), None)
-        for values in (arguments.specializations, arguments.custom_io)
-    )
-    info = CompileInfo(sizes, specializations, custom_io)
-    loaded = loaded._replace(layout=apply_compile_info(loaded.layout, info))
-    return apply_found_compiles(
-        loaded, with_dtypes=custom_io is None, with_sizes=specializations is None
-    )
+    return loaded._replace(layout=apply_compile_info(loaded.layout, CompileInfo(sizes)))
 
 
 def _write_page(
@@ -260,7 +232,6 @@ def _write_page(
     """
     from onnxkvrename.report.pages.compare import render_compare_page  # jinja2, only for a page
 
-    compile_files = chain.from_iterable((*arguments.specializations, *arguments.custom_io))
     reports = (report for side in sides for report in side.reports)
     files = collect_inputs(
         (
@@ -271,7 +242,7 @@ def _write_page(
                 for data in s.data_paths
             ),
             *((side, "what is compared") for side in (arguments.prefill, arguments.decode)),
-            *((given, "a file that this run reads") for given in (*compile_files, arguments.rules)),
+            (arguments.rules, "a file that this run reads"),
         )
     )
     check_page(path, "compare", files, force=arguments.force)

@@ -182,7 +182,7 @@ def _report_startup(
             "KV610",
             f"the dtype {dtypes}, which {consumer} cannot move; {label} cannot start",
         )
-        hint = "compile with a precision that it can move, and pass its file: --custom-io FILE"
+        hint = "export the model with a cache of another dtype"
     else:
         shape = values[0].value.shape if values else None
         sizes = "no shape" if shape is None else f"the shape {format_shape(shape)}"

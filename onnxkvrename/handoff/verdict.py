@@ -85,7 +85,7 @@ REFUSALS: Mapping[MemoryKind, str] = MappingProxyType(
 )
 """Why a hand-off is refused, by the memory that it goes through."""
 _HINTS = {
-    "KV612": "compile both with the same precision, and pass its file: --custom-io FILE",
+    "KV612": "export both with the same precision",
     "KV613": "export both from the same model with the same settings",
     "KV614": "export and compile both with the same settings: enable_chunking, retain_full_kv, "
     "sliding_window",

@@ -40,7 +40,7 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, PREFIXED, WINDOW
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
-from onnxkvrename.sidecars.compiles import parse_specializations, read_compiles
+from onnxkvrename.sidecars.compiles import parse_specializations
 from onnxkvrename.sidecars.custom_io import parse_custom_io_dtypes
 from onnxkvrename.storage.read import (
     FileIdentity,
@@ -307,38 +307,6 @@ def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:
         return apply_dtypes(layout, dtypes)
     except ModelError as error:
         raise ModelError(error.message, path=path, hint=error.hint) from None
-
-
-def apply_found_compiles(
-    loaded: LoadedLayout, *, with_dtypes: bool = True, with_sizes: bool = True
-) -> tuple[LoadedLayout, str]:
-    """Return a layout with what compiles beside its models say, and the sentence that names them.
-
-    A layout of a manifest, or without compiles, stays as it is. Sizes are taken over for symbols
-    that have none.
-
-    Raises:
-        ModelError: A directory cannot be listed, or the sides of a buffer differ in a compile.
-    """
-    layout = loaded.layout
-    if not loaded.identities:
-        return loaded, ""
-    compiles = read_compiles(Path(model).parent for model in layout.models)
-    names = {name for buffer in layout.buffers for name in buffer.names}
-    dtypes = {name: dtype for name, dtype in compiles.dtypes.items() if name in names}
-    missing = set(layout.unresolved_symbols)
-    sizes = {symbol: size for symbol, size in compiles.sizes.items() if symbol in missing}
-    used = []
-    if with_dtypes and dtypes:
-        layout = apply_dtypes(layout, dtypes)
-        used.append("dtypes")
-    if with_sizes and sizes:
-        layout = apply_sizes(layout, sizes)
-        used.append("sizes")
-    if not used:
-        return loaded, ""
-    directories = format_list([directory.name for directory in compiles.directories])
-    return loaded._replace(layout=layout), f"{' and '.join(used)} of {directories}"
 
 
 def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], prefix: str = "") -> None:

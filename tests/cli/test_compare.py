@@ -13,7 +13,6 @@ from hugging_face import save_decoder
 from schemas import load_schema, validate
 from tiers import thin
 
-import onnxkvrename
 from onnxkvrename import rename
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -118,82 +117,6 @@ def test_one_model_compiled_in_two_ways(run, named) -> None:
     assert "longer than 8" in outcome.out
 
 
-def write_compile(model: Path, name: str, precision: str, ctx_len: int = 32) -> Path:
-    """Write what QEfficient leaves of a compile beside a model."""
-    directory = model.parent / name
-    directory.mkdir()
-    names = [b.names for b in onnxkvrename.load_layout(model).layout.buffers]
-    entries = (f"- IOName: {name}\n  Precision: {precision}\n" for both in names for name in both)
-    (directory / "custom_io.yaml").write_text("".join(entries))
-    symbols = {"symbols": {"ctx_len": str(ctx_len), "seq_len": "1"}}
-    (directory / "specializations.json").write_text(json.dumps({"specializations": [symbols]}))
-    return directory / "custom_io.yaml"
-
-
-def test_a_compile_beside_a_model_tells_precision_and_sizes(run, named) -> None:
-    model = named("decoder.onnx")
-    write_compile(model, "qpc-0123abcd", "mxint8")
-    outcome = run("compare", model, model)
-    assert outcome.code == 0
-    assert outcome.out.splitlines()[0].endswith(
-        "prompts of up to 32 tokens, if both sides have the same weights; based on vllm-qaic's "
-        "rules, the precision of both compiles"
-    )
-    assert "MXINT8 [2, ctx_len=32, 4]" in outcome.out
-    assert "note: decode: dtypes and sizes of qpc-0123abcd" in outcome.out
-    found = onnxkvrename.compare(model, model)
-    assert found.prefill.layout.has_compiled_dtypes
-    outcome = run("compare", model, model, "--dim", "ctx_len=16")
-    assert "prompts of up to 16 tokens" in outcome.out
-
-
-def test_compiles_that_disagree_do_not_tell_the_precision(run, named) -> None:
-    model = named("decoder.onnx")
-    for name, precision in (("qpc-1", "mxint8"), ("qpc-2", "float16")):
-        write_compile(model, name, precision)
-    outcome = run("compare", model, model)
-    assert outcome.code == 0
-    assert "are compiled with the same precision" in outcome.out
-    assert "FLOAT [2, ctx_len=32, 4]" in outcome.out
-
-
-def test_parameters_of_a_copied_compile_are_enough(run, named) -> None:
-    model = named("decoder.onnx")
-    custom_io = write_compile(model, "qpc-1", "mxint8")
-    entries = re.findall("IOName: (.*)", custom_io.read_text())
-    custom_io.unlink()
-    content = json.dumps({"custom_io": dict.fromkeys(entries, "mxint8")})
-    (custom_io.parent / "hashed_compile_params.json").write_text(content)
-    assert "MXINT8 [2, ctx_len=32, 4]" in run("compare", model, model).out
-    (custom_io.parent / "hashed_compile_params.json").write_text("[")
-    assert "are compiled with the same" in run("compare", model, model).out
-
-
-def test_each_side_has_its_own_compile(run, named, tmp_path: Path) -> None:
-    model = named("decoder.onnx")
-    files = [write_compile(model, name, name) for name in ("mxint8", "float16")]
-    sides = ("--custom-io", f"prefill:{files[0]}", "--custom-io", f"decode:{files[1]}")
-    outcome = run("compare", model, model, *sides)
-    assert outcome.code == 1
-    assert "error KV612" in outcome.err
-    outcome = run("compare", model, model, *sides[:3], files[0])
-    assert (outcome.code, outcome.err) == (0, "")
-    outcome = run("compare", model, model, "--custom-io", files[0], "--custom-io", files[1])
-    assert outcome.code == 2
-    assert "--custom-io has two values: " in outcome.err
-    sizes = files[0].parent / "specializations.json"
-    outcome = run("compare", model, model, "--specializations", f"decode:{sizes}")
-    assert "prompts of up to 32 tokens" in outcome.out
-
-
-def test_a_manifest_of_a_compile_says_that_it_is_one(run, named, tmp_path: Path) -> None:
-    model, written = named("decoder.onnx"), tmp_path / "side.json"
-    custom_io = write_compile(model, "compiled", "float16")
-    assert run("manifest", model, "--custom-io", custom_io, "-o", written).code == 0
-    outcome = run("compare", written, written)
-    assert "based on vllm-qaic's rules, the precision of both compiles\n" in outcome.out
-
-
 def test_bytes_that_depend_on_a_window_of_unknown_size_are_not_shown(run, named, tmp_path) -> None:
     model, page = named("serving/window.onnx"), tmp_path / "page.html"
     outcome = run(
@@ -250,12 +173,13 @@ def test_a_compile_and_a_line_with_different_cache_dtypes_contradict_each_other(
     custom_io: str, dtype: str, contradicts: bool, run, named, tmp_path: Path
 ) -> None:
     model, file = named("decoder.onnx"), tmp_path / "custom_io.yaml"
-    compiled: tuple[object, ...] = ()
+    prefill = model
     if custom_io:
         assert run("custom-io", model, "--precision", custom_io, "-o", file).code == 0
-        compiled = ("--custom-io", f"prefill:{file}")
+        prefill = tmp_path / "prefill.json"
+        assert run("manifest", model, "--custom-io", file, "-o", prefill).code == 0
     line = ("--serve", f"vllm serve M --kv-cache-dtype {dtype}")
-    outcome = run("compare", model, model, *compiled, *line)
+    outcome = run("compare", prefill, model, *line)
     note = f"prefill: --kv-cache-dtype {dtype} in the line and FLOAT16 of the compile contradict"
     assert (note in " ".join(outcome.out.split())) == contradicts
     assert "KV618" not in outcome.err
