@@ -386,7 +386,6 @@ def test_target_profile_and_dry_run_are_as_for_a_file(tmp_path: Path) -> None:
         {"target": "vllm-qaic", "strict": True},
         {"token": "VLLM", "rules": "auto"},
         {"token": "VLLM", "dry_run": True},
-        {"to": "huggingface"},
         {"strip": True},
     ):
         source = saved(plain.read_bytes(), tmp_path / "model.onnx")
