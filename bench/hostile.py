@@ -62,14 +62,6 @@ MODEL_COMMANDS: dict[str, Command] = {
     "manifest --stamp": lambda model, file: ["manifest", "--stamp", str(file)],
     "check-consumer": lambda model, file: ["check-consumer", str(file)],
     "compare": lambda model, file: ["compare", str(file), str(model)],
-    "custom-io": lambda model, file: [
-        "custom-io",
-        "--precision",
-        "float16",
-        str(file),
-        "-o",
-        f"{file}.out",
-    ],
 }
 RULES_COMMANDS: dict[str, Command] = {
     "rename --rules": lambda model, file: [

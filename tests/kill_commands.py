@@ -32,13 +32,9 @@ It counts as killed like any other: running the same command again must finish t
 """
 
 
-WITHOUT_QUIET = ("custom-io", "inspect")
-"""Commands that have no option ``-q``."""
-
-
 def run_quietly(*args: object) -> int:
     """Run the command line in this process, with ``-q`` if it can, and return its exit code."""
-    quiet = () if args[0] in WITHOUT_QUIET else ("-q",)
+    quiet = () if args[0] == "inspect" else ("-q",)
     return main([*map(str, args), *quiet])
 
 

@@ -137,8 +137,6 @@ def test_files_that_repeat_the_names(machine: Machine, plain: Path) -> None:
     for path in paths:
         assert (seeded / path).read_text() == entries.replace("past_key.0", "past_key.0_VLLM")
         assert (plain / path).read_text() == entries
-    said = says(machine, "custom-io", SEEDED=seeded)
-    assert said.startswith(" - IOName: past_key.0_VLLM\n   Precision: mxint8\n\n")
 
 
 def test_by_path(

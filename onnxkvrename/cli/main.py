@@ -42,7 +42,6 @@ _COMMAND_GROUPS = {
     "Change models": {
         "rename": "Rename KV buffers (the default: the word can be left out).",
         "recover": "Finish or undo a run that was killed halfway.",
-        "custom-io": "Write custom_io.yaml with the precision of every KV buffer.",
     },
     "Check models": {
         "verify": "Check whether each KV buffer is retained.",

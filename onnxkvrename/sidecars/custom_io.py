@@ -7,12 +7,10 @@ https://github.com/quic/efficient-transformers/blob/main/QEfficient/base/modelin
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from onnxkvrename.documents import UnreadableTextError
-from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import suggest_similar
+from onnxkvrename.errors import ModelError
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.sidecars.tree import (
     MappingNode,
@@ -24,13 +22,8 @@ from onnxkvrename.sidecars.tree import (
     parse_yaml_tree,
 )
 
-PRECISIONS = ("float16", "mxint8", "float")
-"""Precisions that need no further parameters: QEfficient's two, and the SDK's."""
-
 CAPTION = "custom I/O"
 EXPECTED_FORM = "a list of entries with IOName and Precision, as QEfficient writes it"
-_PLAIN_SCALAR = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
-_YAML_KEYWORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 
 def find_custom_io_names(tree: Node) -> Iterator[ScalarNode]:
@@ -86,58 +79,3 @@ def _find_entries(tree: Node) -> Iterator[tuple[ScalarNode, MappingNode]]:
         if not name.value:
             raise UnreadableTextError("has an empty string as an IOName")
         yield name, entry
-
-
-def render_custom_io(
-    pairs: Iterable[tuple[str, str]],
-    precision: str,
-    other_precisions: Iterable[tuple[str, str]] = (),
-) -> str:
-    """Return the text of a new file, exactly as QEfficient writes it.
-
-    The pairs are the names of each buffer's input and output, in the order of the plan, all of one
-    precision; other values have their own.
-
-    Raises:
-        KvRenameError: A precision is not one of `PRECISIONS`.
-        ModelError: A name cannot be written in YAML.
-    """
-    precisions = [(name, precision) for pair in pairs for name in pair]
-    entries = (
-        f" - IOName: {_format_name(name)}\n   Precision: {check_precision(value)}\n\n"
-        for name, value in (*precisions, *other_precisions)
-    )
-    return "".join(entries)
-
-
-def check_precision(precision: str) -> str:
-    """Return the precision itself.
-
-    Raises:
-        KvRenameError: The compiler does not have this precision.
-    """
-    if precision in PRECISIONS:
-        return precision
-    if precision == "int8":
-        hint = "int8 needs a scale and an offset for each buffer; mxint8 keeps its own"
-    else:
-        similar = suggest_similar(precision, PRECISIONS)
-        hint = similar or f"there are: {', '.join(PRECISIONS)}"
-    raise KvRenameError(f"unknown precision {shorten_text(precision)}", hint=hint)
-
-
-def _format_name(name: str) -> str:
-    if _PLAIN_SCALAR.fullmatch(name) and name.lower() not in _YAML_KEYWORDS:
-        return name
-    if any("\ud800" <= char <= "\udfff" for char in name):
-        raise ModelError(
-            f"has a name that is not UTF-8, and YAML cannot hold any other: {shorten_text(name)}",
-            hint="rename that value first",
-        )
-    return f'"{"".join(map(_escape_char, name))}"'
-
-
-def _escape_char(char: str) -> str:
-    if char in '"\\':
-        return f"\\{char}"
-    return char if char.isprintable() else f"\\U{ord(char):08x}"

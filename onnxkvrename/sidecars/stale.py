@@ -175,7 +175,7 @@ def build_unknown_finding(path: str, model: Path) -> Finding:
 
 
 def _build_unreadable_finding(path: str, error: ModelError) -> Finding:
-    hint = error.hint or "`onnxkvrename custom-io --help` shows how to write a new one"
+    hint = error.hint or f"correct or remove {quote_path(path)}"
     return build_finding(
         STALE_CODE, path, f"cannot be checked for old names: {error.message}", hint
     )

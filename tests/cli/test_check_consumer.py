@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
+from custom_io_files import write_custom_io
 from exporter_models import STATIC_RULES, build_model, list_caches
 from hints import find_commands
 from models import info, node
@@ -178,8 +179,7 @@ def test_states_need_the_full_transfer(tmp_path: Path, run) -> None:
 
 
 def test_sizes_and_precisions_of_a_compile_count(tmp_path: Path, taken: Path, run) -> None:
-    custom = tmp_path / "custom_io.yaml"
-    assert run("custom-io", taken, "--precision", "mxint8", "-o", custom).code == 0
+    custom = write_custom_io(tmp_path / "custom_io.yaml", taken, "mxint8")
     found = document(run("check-consumer", taken, "--custom-io", custom, "--format", "json"))
     assert {slot["dtype"] for slot in found["slots"]} == {"MXINT8"}
     line = ("--serve", "vllm serve M --kv-cache-dtype mxint8")

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 import pytest
+from custom_io_files import write_custom_io
 from hugging_face import save_decoder
 from schemas import load_schema, validate
 from tiers import thin
@@ -175,7 +176,7 @@ def test_a_compile_and_a_line_with_different_cache_dtypes_contradict_each_other(
     model, file = named("decoder.onnx"), tmp_path / "custom_io.yaml"
     prefill = model
     if custom_io:
-        assert run("custom-io", model, "--precision", custom_io, "-o", file).code == 0
+        write_custom_io(file, model, custom_io)
         prefill = tmp_path / "prefill.json"
         assert run("manifest", model, "--custom-io", file, "-o", prefill).code == 0
     line = ("--serve", f"vllm serve M --kv-cache-dtype {dtype}")

@@ -99,8 +99,6 @@ def test_after_a_suggested_command_the_same_is_not_found_again(
         ("verify wrong.onnx --strict", "`--prefix vllmKvCache --replace`",
          "wrong.onnx --prefix vllmKvCache --replace --strict"),
         ("verify half", "`--prefix VLLM`", "half --prefix VLLM"),
-        ("custom-io half --precision float16", "such as half/",
-         "custom-io m.onnx --precision float16"),
         ("explain 402", "`onnxkvrename explain` lists all codes", "explain"),
     ],
 )  # fmt: skip

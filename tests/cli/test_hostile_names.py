@@ -99,7 +99,6 @@ COMMANDS = (
     ("inspect", "mX.on"),
     ("pairs", "dX"),
     ("pairs", "--as", "rules", "dX"),
-    ("custom-io", "dX", "--precision", "float16"),
     ("check-consumer", "mX.onnx", "names.onnx", "--target", "vllm-qaic"),
     ("check-consumer", "dims.onnx", "--target", "vllm-qaicX"),
     ("compare", "mX.onnx", "vX.onnx"),
@@ -109,7 +108,6 @@ COMMANDS = (
     ("manifest", "dims.onnx", "--format", "text"),
     ("manifest", "dims.onnx", "--dim", "ctx_lenXa=3"),
     ("manifest", "dims.onnx", "-o", "vX.onnx"),
-    ("custom-io", "dX"),
     ("recover", "dX"),
     ("explain", "KV1X"),
 )
@@ -169,7 +167,6 @@ def test_a_path_that_begins_with_a_dash_stays_a_path_in_every_command(
         "compare ./-oX.onnx b.onnx --target vllm-qaic --format json",
         "check-consumer ./-oX.onnx --target vllm-qaic",
         "verify ./-oX.onnx --prefix T",
-        "custom-io ./-d --precision float16",
         "b.onnx --prefix T -o ./-d",
         "./-ox.onnx --prefix T",
     ):

@@ -96,7 +96,7 @@ def test_options_that_say_different_things_are_not_given_together(
     assert decoder.read_bytes() == before
 
 
-@pytest.mark.parametrize("command", ["rename", "inspect", "verify", "manifest", "custom-io"])
+@pytest.mark.parametrize("command", ["rename", "inspect", "verify", "manifest"])
 def test_a_model_that_cannot_be_read_is_told_by_the_system_not_by_the_parser(
     command: str, decoder: Path, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_model_that_cannot_be_read_is_told_by_the_system_not_by_the_parser(
     monkeypatch.setattr(
         os, "access", lambda path, mode, **how: mode != os.R_OK and real(path, mode)
     )
-    options = {"rename": ["--prefix", "V", "-n"], "custom-io": ["--precision", "float16"]}
+    options = {"rename": ["--prefix", "V", "-n"]}
     outcome = run(command, decoder, *options.get(command, []))
     assert "is not readable" not in outcome.err
     assert outcome.code == 0

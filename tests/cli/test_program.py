@@ -118,7 +118,6 @@ COMPLETED = [
     ("onnxkvrename m", ["manifest", "m/", "model.onnx"]),  # both may be the first word
     ("onnxkvrename ''", ["rename", "m/", "model.onnx"]),
     ("onnxkvrename --profile a", ["auto"]),
-    ("onnxkvrename custom-io model.onnx --precision mx", ["mxint8"]),
     ("onnxkvrename --pre", ["--prefix"]),
     ("onnxkvrename model.onnx --targ", ["--target"]),
     ("onnxkvrename model.onnx --target vl", ["vllm-qaic"]),

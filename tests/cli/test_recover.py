@@ -16,6 +16,7 @@ import models
 import onnx
 import pytest
 import qefficient_exports
+from custom_io_files import write_custom_io
 from kill_commands import needs_fork, read_directory, run_and_kill
 from models import saved
 from schemas import load_schema, validate
@@ -72,7 +73,7 @@ def build_single(root: Path) -> tuple[object, ...]:
 def build_sidecar(root: Path) -> tuple[object, ...]:
     """A model and a text file that repeats its names."""
     model = saved(models.decoder(), root / "a.onnx")
-    assert main(["custom-io", str(model), "--precision", "float16"]) == 0
+    write_custom_io(root / "custom_io.yaml", model, "float16")
     return (model, *RENAME, "--sidecars", "require")
 
 
@@ -346,7 +347,7 @@ def test_a_model_that_is_named_like_ours_is_read_and_stays(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "command",
-    [["inspect", "--html"], ["manifest", "-o"], ["custom-io", "--precision=float16", "-o"]],
+    [["inspect", "--html"], ["manifest", "-o"]],
 )
 def test_other_commands_that_write_leave_what_they_read(command: list[str], tmp_path: Path) -> None:
     output = tmp_path / "out.html"

@@ -24,7 +24,7 @@ def test_variables_set_what_is_listed_and_nothing_that_writes_or_undoes() -> Non
                 assert option.envvar == f"ONNXKVRENAME_{option.flags.split()[0][2:].upper()}"
                 found.setdefault(field, set()).add(name)
     checks = {"verify", "check-consumer", "compare", "manifest"}
-    names = {"rename", "inspect", "custom-io", *checks}
+    names = {"rename", "inspect", *checks}
     assert found == {
         "token": {"rename"},
         "target": {"rename", "check-consumer", "compare"},
@@ -32,7 +32,7 @@ def test_variables_set_what_is_listed_and_nothing_that_writes_or_undoes() -> Non
         "profile": names,
         "rules": names,
         "jobs": {"rename", "verify"},
-        "output_format": {*COMMANDS} - {"custom-io", "profiles"},
+        "output_format": {*COMMANDS} - {"profiles"},
     }
 
 

@@ -29,7 +29,6 @@ MODEL, DATA = "decoder.onnx", "weights.data"
 COMMANDS: dict[str, Callable[[str], tuple[str, ...]]] = {
     "manifest": lambda output: ("manifest", MODEL, "-o", output),
     "stamp": lambda output: ("manifest", MODEL, "--stamp", "-o", output),
-    "custom-io": lambda output: ("custom-io", MODEL, "--precision", "mxint8", "-o", output),
     "html": lambda output: ("inspect", MODEL, "--html", output),
     "page": lambda output: ("compare", MODEL, MODEL, "--target", "qefficient", "--html", output),
 }
@@ -189,8 +188,6 @@ def prepare(directory: Path, *, replaces: bool) -> None:
             ("manifest", False, True),
             ("manifest", True, False),
             ("stamp", False, False),
-            ("custom-io", True, True),
-            ("custom-io", False, False),
             ("html", True, True),
             ("html", False, False),
         ],

@@ -32,7 +32,6 @@ READ_PATHS = [
     ("check-consumer", "{}"),
     ("compare", "{}", MODEL),
     ("compare", MODEL, "{}"),
-    ("custom-io", "{}", "--precision", "float16"),
     ("recover", "{}"),
     ("pairs", "{}"),
 ]
@@ -69,7 +68,6 @@ def test_a_file_is_not_read_by_the_path_of_a_directory(
         (*RENAME, "-o", "{}"),
         (*RENAME, "-d", "{}"),
         ("manifest", MODEL, "-o", "{}"),
-        ("custom-io", MODEL, "--precision", "float16", "-o", "{}"),
         ("inspect", MODEL, "--html", "{}"),
     ],
     ids=" ".join,
@@ -142,7 +140,6 @@ def test_the_directory_of_a_result_is_created_as_the_help_says(here: Path, run) 
 
 def test_only_a_directory_of_a_result_is_created(here: Path, run, snapshot) -> None:
     before = snapshot(here)
-    for command in (("manifest", MODEL), ("custom-io", MODEL, "--precision", "float16")):
-        outcome = run(*command, "-o", "new/file")
-        assert (outcome.code, "(create its directory first)" in outcome.err) == (2, True)
+    outcome = run("manifest", MODEL, "-o", "new/file")
+    assert (outcome.code, "(create its directory first)" in outcome.err) == (2, True)
     assert snapshot(here) == before

@@ -20,7 +20,6 @@ COMMANDS = {
     "compare": ("10", "compare {0} {0} --format json"),
     "manifest": ("manifest", "manifest {}"),
     "pairs": ("2", "pairs {} --format json"),
-    "custom-io": ("custom-io", "custom-io {} --precision float16 -o -"),
 }
 """Why, and what is run on each model or directory."""
 IN_DEFAULT_TIER = 12
@@ -78,5 +77,4 @@ def _cross(group: str, root: Path) -> Iterator[Row]:
                 why=why,
                 given=(given,),
                 is_slow=not is_real and (index + position) % IN_DEFAULT_TIER != 0,
-                keeps_stdout=command == "custom-io",
             )

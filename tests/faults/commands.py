@@ -161,12 +161,6 @@ COMMANDS = (
     Command("stripped of a stamp", "m.onnx --strip", stamped),
     Command("a manifest", "manifest m.onnx -o out.json", one),
     Command("over a manifest", "manifest m.onnx -o out.json --force", with_old_outputs),
-    Command("custom io", "custom-io m.onnx --precision float16", one),
-    Command(
-        "over a custom io",
-        "custom-io m.onnx --precision float16 -o out.yaml --force",
-        with_old_outputs,
-    ),
     Command("a page", "inspect m.onnx --html a.html", one),
     Command("over a page", "inspect m.onnx --html a.html --force", with_old_outputs),
 )

@@ -22,7 +22,6 @@ from faults.hostile_output import (
     find_active_text,
     save_hostile_model,
 )
-from ruamel.yaml import YAML
 from terminals import run_on_terminal
 from tiers import full, thin
 
@@ -109,17 +108,6 @@ def test_json_keeps_every_name_exactly(here: Path, run) -> None:
         names = [pair["input"]["old"] for pair in model["pairs"]]
         names += [item["name"] for item in model["kept"]]  # what has a line end is no KV buffer
         assert f"{text}/past_key.0{'_RetainedState' if LF in text else ''}" in names
-
-
-def test_yaml_keeps_every_name_exactly(here: Path, run) -> None:
-    texts = [text for text in HOSTILE_TEXTS if LF not in text]
-    for model, text in zip(save_models(texts), texts, strict=True):
-        outcome = run("custom-io", "--precision", "float16", "-o", "-", "--", model)
-        assert find_active_text(outcome.out + outcome.err) == []
-        entries = YAML(typ="safe", pure=True).load(outcome.out)
-        assert entries[0]["IOName"] == f"{text}/past_key.0"
-        outcome = run("custom-io", "--precision", "float16", "-o", f"{text[:9]}.yaml", "--", model)
-        assert find_active_text(outcome.out + outcome.err) == []
 
 
 @pytest.mark.parametrize(
@@ -243,7 +231,6 @@ def read_terminal(*args: object, **environment: str) -> tuple[int, str]:
                 ("manifest", "--format", "text"),
                 ("check-consumer", "-v"),
                 ("compare",),
-                ("custom-io", "--precision", "float16", "-o", "-"),
             )
         ),
     ],
@@ -252,7 +239,6 @@ def read_terminal(*args: object, **environment: str) -> tuple[int, str]:
 def test_a_terminal_gets_nothing_but_styles(args: tuple[str, ...], here: Path) -> None:
     texts = ("::error::\x1b[8m##[x]\u202e\n", f"{MARKUP}\x9b2J\r##vso[x]\u200b")
     models = save_models(texts)
-    models = models[:1] if args[0] == "custom-io" else models
     code, text = read_terminal(*args, "--", *models)
     assert code in (0, 1, 2)
     assert "a bug in" not in text

@@ -122,7 +122,6 @@ def test_the_commands_here_are_all_that_write() -> None:
     assert {name for name, tree in trees if calls(tree) & writing} == {
         "cli.rename",
         "cli.manifest",
-        "cli.custom_io",
         "cli.inspect",
         "cli.compare",  # writes its page as inspect does
     }

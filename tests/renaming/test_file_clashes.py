@@ -8,9 +8,8 @@ from pathlib import Path
 import models
 import onnx
 import pytest
+from custom_io_files import format_custom_io
 from models import saved
-
-from onnxkvrename.sidecars.custom_io import render_custom_io
 
 NAMES = [(f"past_{part}.0", f"past_{part}.0_RetainedState") for part in ("key", "value")]
 
@@ -86,7 +85,7 @@ def test_a_result_does_not_land_on_the_data_of_another(
 def test_a_model_and_its_sidecar_have_two_places(
     place: str, force: tuple[str, ...], here: Path, run, snapshot
 ) -> None:
-    Path("custom_io.yaml").write_text(render_custom_io(NAMES, "mxint8"))
+    Path("custom_io.yaml").write_text(format_custom_io(NAMES, "mxint8"))
     Path("out").mkdir()
     if place == "present":
         Path("out/custom_io.yaml").write_text("mine")
@@ -104,7 +103,7 @@ def test_nor_do_sidecars_and_data_share_one(
     Path("in").mkdir()
     Path("in/custom_io.yaml").write_text("data")
     saved(build_model("custom_io.yaml"), here / "in" / "m.onnx")
-    Path("custom_io.yaml").write_text(render_custom_io(NAMES, "mxint8"))
+    Path("custom_io.yaml").write_text(format_custom_io(NAMES, "mxint8"))
     before = snapshot(here)
     args = ("in/m.onnx", "--prefix", "VLLM", "--sidecar", "custom_io.yaml", "-d", "out")
     outcome = run(*args, *force)
@@ -117,7 +116,7 @@ def test_nor_do_sidecars_and_data_share_one(
 def test_a_sidecar_that_is_external_data_of_a_model_stays(
     force: tuple[str, ...], here: Path, run, snapshot
 ) -> None:
-    Path("custom_io.yaml").write_text(render_custom_io(NAMES, "mxint8"))
+    Path("custom_io.yaml").write_text(format_custom_io(NAMES, "mxint8"))
     saved(build_model("custom_io.yaml"), here / "m.onnx")
     before = snapshot(here)
     outcome = run("m.onnx", "--prefix", "VLLM", "--sidecars", "require", *force)

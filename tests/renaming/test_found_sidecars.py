@@ -8,12 +8,12 @@ from pathlib import Path
 
 import models
 import pytest
+from custom_io_files import format_custom_io
 from kill_commands import read_directory
 from models import saved
 
 from onnxkvrename import rename, rename_all
 from onnxkvrename.limits import MAX_TEXT_BYTES
-from onnxkvrename.sidecars.custom_io import render_custom_io
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
@@ -23,7 +23,7 @@ RENAME = (MODEL, "--prefix", "VLLM")
 
 def custom_io(token: str = "", layers: int = 2, stem: str = "past_") -> str:
     names = [f"{stem}{part}.{layer}{token}" for layer in range(layers) for part in ("key", "value")]
-    return render_custom_io([(name, f"{name}_RetainedState") for name in names], "mxint8")
+    return format_custom_io([(name, f"{name}_RetainedState") for name in names], "mxint8")
 
 
 PLAIN, VLLM = custom_io(), custom_io("_VLLM")

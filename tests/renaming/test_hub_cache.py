@@ -216,7 +216,6 @@ def test_a_whole_cache_goes_elsewhere_with_its_folders_but_into_no_other_cache(
     "command",
     [
         ("manifest", "--force", "-o"),
-        ("custom-io", "--precision", "float16", "--force", "-o"),
         ("inspect", "--html"),
     ],
     ids=" ".join,

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from conftest import Sample
+from custom_io_files import format_custom_io
 from kill_commands import count_until_false, needs_fork, read_directory, run_and_kill
 from tiers import full
 
 from onnxkvrename import rename
 from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.renaming import prepare_sidecars
-from onnxkvrename.sidecars.custom_io import render_custom_io
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -32,7 +32,7 @@ def custom_io(token: str = "", buffers: tuple[str, ...] = ("past_key", "past_val
         for layer in (0, 1)
         for buffer in buffers
     ]
-    return f"# by hand\n{render_custom_io(pairs, 'mxint8')}"
+    return f"# by hand\n{format_custom_io(pairs, 'mxint8')}"
 
 
 PLAIN, VLLM = custom_io(), custom_io("_VLLM")
@@ -150,7 +150,7 @@ def test_a_sidecar_elsewhere_follows_where_it_is(here: Path, tmp_path: Path, run
 def test_a_sidecar_of_windows_may_name_the_buffers_of_all(tmp_path: Path, run) -> None:
     shutil.copytree(FIXTURES / "plain" / "windows", tmp_path / "windows")
     names = [f"past_{part}.{layer}" for layer in range(3) for part in ("key", "value")]
-    text = render_custom_io([(name, f"{name}_RetainedState") for name in names], "float16")
+    text = format_custom_io([(name, f"{name}_RetainedState") for name in names], "float16")
     (tmp_path / SIDECAR).write_text(text)
     outcome = run(tmp_path / "windows", "--prefix", "VLLM", "--sidecar", tmp_path / SIDECAR)
     assert (outcome.code, "KV4" in outcome.err) == (0, False)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from custom_io_files import format_custom_io
 
 from onnxkvrename.renaming import prepare_sidecars
-from onnxkvrename.sidecars.custom_io import render_custom_io
 from onnxkvrename.sidecars.decisions import DECISIONS, Decision, Fact, decide
 
 MODEL, SIDECAR, CONFIG = "decoder.onnx", "custom_io.yaml", "genai_config.json"
@@ -22,7 +22,7 @@ NAMES = [f"past_{part}.{layer}" for layer in (0, 1) for part in ("key", "value")
 
 
 def custom_io(names: list[str], token: str = "") -> str:
-    return render_custom_io([(f"{n}{token}", f"{n}{token}_RetainedState") for n in names], "mxint8")
+    return format_custom_io([(f"{n}{token}", f"{n}{token}_RetainedState") for n in names], "mxint8")
 
 
 def config(*names: str, filename: str = MODEL) -> str:

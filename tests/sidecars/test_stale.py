@@ -8,16 +8,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from custom_io_files import format_custom_io
 from hints import find_commands
 
 from onnxkvrename import rename
 from onnxkvrename.rules.load import PROFILES_DIRECTORY
-from onnxkvrename.sidecars.custom_io import render_custom_io
 
 MODEL, SIDECAR = "decoder.onnx", "custom_io.yaml"
 NAMES = [f"past_{part}.{layer}" for layer in (0, 1) for part in ("key", "value")]
-PLAIN = render_custom_io([(name, f"{name}_RetainedState") for name in NAMES], "mxint8")
-VLLM = render_custom_io([(f"{n}_VLLM", f"{n}_VLLM_RetainedState") for n in NAMES], "mxint8")
+PLAIN = format_custom_io([(name, f"{name}_RetainedState") for name in NAMES], "mxint8")
+VLLM = format_custom_io([(f"{n}_VLLM", f"{n}_VLLM_RetainedState") for n in NAMES], "mxint8")
 
 
 @pytest.fixture
