@@ -59,7 +59,6 @@ MODEL_COMMANDS: dict[str, Command] = {
         *("--prefix", "VLLM", "--check", "--pairs", "dataflow", str(file)),
     ],
     "manifest": lambda model, file: ["manifest", str(file)],
-    "manifest --stamp": lambda model, file: ["manifest", "--stamp", str(file)],
     "check-consumer": lambda model, file: ["check-consumer", str(file)],
     "compare": lambda model, file: ["compare", str(file), str(model)],
 }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         inspect_page,
         load_layout,
     )
-    from onnxkvrename.api.manifests import stamp, write_manifest
+    from onnxkvrename.api.manifests import write_manifest
     from onnxkvrename.api.memory import rename_bytes, rename_model
     from onnxkvrename.api.verification import find_pairs, suggest_rules, verify
     from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
@@ -49,7 +49,7 @@ _MODULES = {
     "api.files": ("rename", "rename_all"),
     "api.graphs": ("rename_graph",),
     "api.memory": ("rename_bytes", "rename_model"),
-    "api.manifests": ("stamp", "write_manifest"),
+    "api.manifests": ("write_manifest",),
     "api.layouts": (
         *("check_consumer", "compare", "compare_page"),
         *("inspect", "inspect_page", "load_layout"),
@@ -101,7 +101,6 @@ __all__ = [
     "rename_bytes",
     "rename_graph",
     "rename_model",
-    "stamp",
     "suggest_rules",
     "verify",
     "write_manifest",

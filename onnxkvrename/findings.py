@@ -110,7 +110,6 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV618": ("error", "a buffer whose bytes are at different offsets on the two sides"),
     "KV619": ("error", "heads or states that tensor parallelism cannot divide evenly"),
     "KV620": ("error", "layers of a draft model on one side only"),
-    "KV621": ("error", "the layout stamp in a model does not match its graph"),
     "KV622": ("error", "a layer or a pair of workers that vLLM rejects"),
     "KV624": (
         "error",

@@ -690,20 +690,6 @@ def make_kv620() -> None:
     onnx.save(decode, "decode.onnx")
 
 
-@show_decoder(
-    "KV621",
-    "verify model.onnx",
-    fix=(
-        "manifest model.onnx --stamp -o model.json",
-        "verify model.onnx",
-    ),
-)
-def change_kv621(model: ModelProto) -> None:
-    """A stamp from another graph."""
-    stamp = {"onnxkvrename.kv_layout_sha256": "0" * 64}
-    onnx.helper.set_model_props(model, stamp)
-
-
 # Block sizes that vLLM does not accept together.
 show(
     "KV622",

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import models
 import onnx
 import onnx.parser
 import pytest
@@ -308,28 +307,6 @@ def test_a_manifest_is_that_of_the_command(
     onnxkvrename.write_manifest(onnx.load("m.onnx"), "memory.json")
     assert not onnxkvrename.compare("again.json", "memory.json").failed
     assert Path("m.onnx").read_bytes() == before
-
-
-def test_a_stamp_is_that_of_the_command(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("command", "library"):
-        shutil.copytree(FIXTURES / "VLLM" / "windows", name)
-    assert run("manifest", "command", "--stamp", "-q", "-o", "m.json").code == 0
-    assert [report.status for report in onnxkvrename.stamp("library")] == ["renamed"] * 3
-    assert read_directory(Path("library")) == read_directory(Path("command"))
-    assert [report.status for report in onnxkvrename.stamp("library")] == ["unchanged"] * 3
-    broken = models.decoder()
-    del broken.graph.output[-1]
-    onnx.save(broken, "broken.onnx")
-    before = Path("broken.onnx").read_bytes()
-    with pytest.raises(onnxkvrename.CheckError) as raised:
-        onnxkvrename.stamp("broken.onnx")
-    assert "KV102" in {finding.code for finding in raised.value.findings}
-    assert Path("broken.onnx").read_bytes() == before
-    with pytest.raises(KvRenameError, match="is a manifest"):
-        onnxkvrename.stamp("m.json")
 
 
 def test_an_export_is_seeded_as_by_the_command(run: Run, tmp_path: Path) -> None:

@@ -176,9 +176,9 @@ def with_function(*names: str) -> ModelProto:
     return decoder(node("F", [KEY], ["called"], domain="local"), functions=(function,))
 
 
-def with_stamp() -> ModelProto:
+def with_metadata() -> ModelProto:
     model = decoder()
-    onnx.helper.set_model_props(model, {"onnxkvrename.kv_layout_sha256": "0" * 64, "kept": "x"})
+    onnx.helper.set_model_props(model, {"kept": "x"})
     return model
 
 
@@ -188,7 +188,7 @@ MODELS = {
     "symbols": with_symbols(),
     "a function": with_function("b"),
     "a function with names of buffers": with_function(KEY, KEY_OUT),
-    "a stamp": with_stamp(),
+    "metadata": with_metadata(),
     "a captured value": decoder(branch(graph(node("Add", [KEY, KEY_OUT], ["z"])))),
     "a body in a body": decoder(branch(graph(branch(graph(node("Neg", [KEY], ["z"])), "w")))),
     "an inner value of that name": decoder(

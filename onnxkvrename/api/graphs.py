@@ -417,13 +417,6 @@ class _IrModel(_LiveModel):
                 new = {key: name_map.get(name, name) for key, name in old.items()}
                 yield _Change(partial(value.meta.__setitem__, _ANNOTATION_KEY), old, new)
 
-    def plan_changes(self, old: ModelProto, new: ModelProto) -> Iterator[_Change]:
-        yield from super().plan_changes(old, new)
-        if len(old.metadata_props) != len(new.metadata_props):  # without the stamp
-            props = self.model.metadata_props
-            kept = {entry.key: entry.value for entry in new.metadata_props}
-            yield _Change(partial(_set_entries, props), dict(props), kept)
-
     def build_shape(self, shape: Any, dims: list[Any]) -> Any:
         denotations = map(shape.get_denotation, range(len(dims)))
         return self.library.Shape(dims, denotations, frozen=shape.frozen)

@@ -13,9 +13,6 @@ from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.api.manifests import (
     check_manifest_outputs,
-    plan_stamp,
-    settle_stamps,
-    write_stamps,
 )
 from onnxkvrename.api.serving import BANDWIDTH, VLLM
 from onnxkvrename.cli.options import declare_command, parse_bandwidth
@@ -61,7 +58,6 @@ from onnxkvrename.report.manifest_text import (
 )
 from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.profile import ProfileChoice, Rules
-from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.storage.write_file import write_files
 from onnxkvrename.vllm.projection import (
     Projection,
@@ -126,22 +122,11 @@ class ManifestArguments(NamedTuple):
             writes="file or stdout",
         ),
     ] = None
-    stamp: Annotated[
-        bool,
-        Option(
-            "--stamp",
-            "Also write kv_layout_sha256 into the metadata of the models, in place; "
-            "onnxkvrename --strip removes it.",
-            excludes=("sizes", "specializations", "custom_io"),
-            why="a stamp describes the graph alone",
-        ),
-    ] = False
     force: Annotated[
         bool,
         Option(
             "--force",
-            "Overwrite an existing file; stamp read-only models, and through symbolic and hard "
-            "links.",
+            "Overwrite an existing file.",
         ),
     ] = False
     group_windows: GroupWindows = True
@@ -189,13 +174,8 @@ def command(arguments: ManifestArguments) -> int:
         arguments.profile, arguments.rules, arguments.models, arguments.pairs, arguments.token
     )
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
-    if arguments.stamp:
-        settle_stamps(arguments.models)
     compile_info = fill_record(CompileInfo, arguments)
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
-    if arguments.stamp:
-        loaded = plan_stamp(loaded, rules)
-    stamped = loaded if arguments.stamp and not loaded.failed else None
     request, notes = _build_request(arguments)
     if request is not None:
         if arguments.serve is not None:
@@ -212,12 +192,8 @@ def command(arguments: ManifestArguments) -> int:
         loaded,
         files,
         (arguments.specializations, arguments.custom_io, arguments.rules),
-        is_stamped=arguments.stamp,
         force=arguments.force,
     )
-    if stamped is not None:
-        reports = write_stamps(stamped, rules, force=arguments.force)
-        print_lines(map(_build_stamp_line, () if arguments.quiet else reports))
     write_files(files, force=arguments.force, inputs=inputs)
     return _print_answer(answer, loaded, arguments)
 
@@ -275,11 +251,6 @@ def _load_draft(arguments: ManifestArguments, rules: Rules) -> Layout | None:
     return apply_compile_info(layout, CompileInfo(known))
 
 
-def _build_stamp_line(report: ModelReport) -> Line:
-    state = "stamped" if report.status == "renamed" else "stamped already"
-    return Line(f"{report.path}: {state}", err=True)
-
-
 def _build_answer(result: _ManifestResult, arguments: ManifestArguments) -> Answer:
     code = decide_exit_code(failed=result.loaded.failed)
     return Answer(
@@ -316,9 +287,7 @@ def _print_answer(answer: Answer, loaded: LoadedLayout, arguments: ManifestArgum
 def _describe(result: _ManifestResult) -> ManifestContent:
     loaded, projection, profile = result
     vllm = None if projection is None else projection_to_json(projection)
-    return describe_layout(
-        loaded.layout, loaded.reports, stamp=loaded.stamp, vllm=vllm, profile=profile
-    )
+    return describe_layout(loaded.layout, loaded.reports, vllm=vllm, profile=profile)
 
 
 def _render_text(

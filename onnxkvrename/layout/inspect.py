@@ -20,7 +20,6 @@ from onnxkvrename.layout.layout import (
     apply_sizes,
     build_buffers,
     build_layout,
-    check_stamp,
     compute_byte_totals,
     fold_alike,
     list_symbols,
@@ -122,19 +121,6 @@ class BufferGroup(NamedTuple):
     update: BufferUpdate = UNTRACED_UPDATE
 
 
-class StampStatus(NamedTuple):
-    """The layout digest in a model's metadata.
-
-    Attributes:
-        kv_layout_sha256: The digest, hexadecimal, right or wrong.
-        holds: Whether the graph has that layout; ``None`` for a window, whose stamp
-            is that of its whole set.
-    """
-
-    kv_layout_sha256: str
-    holds: bool | None
-
-
 @show_briefly
 class ModelSummary(NamedTuple):
     """The contents of one model; for one that cannot be read only ``path`` and ``error``.
@@ -151,7 +137,6 @@ class ModelSummary(NamedTuple):
         kept: The names that a rename leaves alone, with the reasons.
         findings: The problems of the model.
         error: What kept it from being read.
-        stamp: The layout digest in its metadata, if it carries one.
         sizes: The sizes of symbols that were given.
         totals: The bytes of all buffers at these sizes; ``None`` where a buffer is there twice.
         part: What its path says about a set of windows; ``None`` outside of sets.
@@ -171,7 +156,6 @@ class ModelSummary(NamedTuple):
     kept: tuple[UnchangedName, ...] = ()
     findings: tuple[Finding, ...] = ()
     error: KvRenameError | None = None
-    stamp: StampStatus | None = None
     sizes: Sizes = MappingProxyType({})
     totals: ByteTotals | None = None
     part: PartPath | None = None
@@ -305,8 +289,6 @@ def summarize_model(
     path, beside = opened.file.path, opened.data_beside
     scanned = scan_model(opened.source, opened.signature, path, rules, data_beside=beside)
     model = scanned.model
-    stamp_findings = check_stamp(model)
-    holds = None if model.is_window else not stamp_findings
     stale = find_stale_sidecars(path, model.pairs, rules) if beside is not None else ()
     updates: Mapping[str, BufferUpdate] = {}
     if trace_updates is not None and model.pairs:
@@ -329,8 +311,7 @@ def summarize_model(
         token_counts=tuple(model.plan.token_counts.most_common()),
         name_count=len(model.plan.old_names),
         kept=model.plan.unchanged_names,
-        findings=(*findings, *stamp_findings),
-        stamp=None if model.stamp is None else StampStatus(model.stamp, holds),
+        findings=findings,
         sizes=sizes,
         totals=_compute_totals(model, sizes),
         part=model.part,
@@ -411,9 +392,9 @@ def _classify_pair(pair: KvPair, broken: frozenset[str]) -> NameStatus:
 def fold_windows(summaries: Iterable[ModelSummary]) -> tuple[ModelSummary, ...]:
     """Return the summaries with those of alike windows of a set as one, where the first was.
 
-    Windows are alike if the same exporter made them and they have the same stamp; no two of them
-    may have the same buffer. What is different from layer to layer is what the summary shows.
-    Models that cannot be read, and those outside of sets, stay as they are.
+    Windows are alike if the same exporter made them; no two of them may have the same buffer. What
+    is different from layer to layer is what the summary shows. Models that cannot be read, and
+    those outside of sets, stay as they are.
     """
     sets: dict[Hashable, list[ModelSummary]] = {}
     for number, summary in enumerate(summaries):
@@ -430,7 +411,7 @@ def _find_set(summary: ModelSummary) -> Hashable:
     part = summary.part
     if part is None or part.name.stage == MERGED or summary.error is not None:
         return None
-    return part.root, part.name.stage, part.name.model_name, summary.export, summary.stamp
+    return part.root, part.name.stage, part.name.model_name, summary.export
 
 
 def _can_fold(windows: Sequence[ModelSummary]) -> bool:
@@ -457,7 +438,6 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
         name_count=sum(window.name_count for window in ordered),
         kept=tuple(kept.values()),
         findings=tuple(chain.from_iterable(window.findings for window in ordered)),
-        stamp=first.stamp,
         sizes=first.sizes,
         totals=add_byte_totals([window.totals for window in ordered]),
         part=first.part,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, build_finding, format_list, quote_word
+from onnxkvrename.findings import format_list, quote_word
 from onnxkvrename.layout.kinds import (
     find_context_axis,
     find_pair_dtype,
@@ -40,10 +40,6 @@ _ONE_BYTE_DTYPES = ("BOOL", "INT8", "MXINT8", "UINT8")
 _UNSCALED_DTYPES = ("BOOL", "FLOAT16", "BFLOAT16", "MXINT8")
 """Of the dtypes of few bits those without a scale in the graph; MXINT8 keeps its own."""
 _MAX_SCALED_BITS = 16
-_STAMP_HINT = (
-    "the graph changed, or it was stamped with another set: put the stamped file back, or, if "
-    "that is meant, stamp it again with `manifest --stamp`"
-)
 TraitsT = TypeVar("TraitsT", bound=Hashable)
 
 
@@ -554,51 +550,6 @@ def compute_layout_digest(layout: Layout) -> str:
     if layout.kv_cache_dtype is not None:
         rows.append(layout.kv_cache_dtype)
     return sha256(json.dumps(rows, separators=(",", ":")).encode("ascii")).hexdigest()
-
-
-def find_stamp_mismatches(layout: Layout, stamps: Mapping[str, str | None]) -> dict[str, Finding]:
-    """Return KV621, by path, for every model whose stamp is not the digest of the layout.
-
-    The layout is that of the models together. The stamps are by path, too, ``None`` for a model
-    without one. If no model has a stamp, none is missing.
-    """
-    if set(stamps.values()) <= {None}:
-        return {}
-    digest = compute_layout_digest(layout)
-    return {
-        path: _build_stamp_finding(stamp, digest)
-        for path, stamp in stamps.items()
-        if stamp != digest
-    }
-
-
-def check_stamp(source: KvModel) -> tuple[Finding, ...]:
-    """Return KV621 for a model with a stamp that is not the digest of its own layout.
-
-    The stamp of a window is that of its set, which the window does not know.
-    """
-    if source.stamp is None or source.is_window:
-        return ()
-    try:
-        layout = build_layout([source])
-    except ModelError as error:
-        message = f"has a stamp, but no layout: it {error.message}"
-        return (build_finding("KV621", "", message, _STAMP_HINT),)
-    return tuple(find_stamp_mismatches(layout, {source.path: source.stamp}).values())
-
-
-def _build_stamp_finding(stamp: str | None, digest: str) -> Finding:
-    if stamp is None:
-        hint = "stamp all of them together, with `manifest --stamp`"
-        return build_finding(
-            "KV621", "", "has no stamp, but other windows of this model have one", hint
-        )
-    return build_finding(
-        "KV621",
-        "",
-        f"has the stamp {stamp[:12]}…, but the layout of its graph is {digest[:12]}…",
-        _STAMP_HINT,
-    )
 
 
 def _normalize_shape(layout: Layout, buffer: KvBuffer) -> list[Dim] | None:

@@ -24,7 +24,6 @@ from onnxkvrename.layout.layout import (
     apply_dtypes,
     apply_sizes,
     build_layout,
-    find_stamp_mismatches,
     format_size_option,
     list_symbols,
 )
@@ -80,7 +79,6 @@ class LoadedLayout(NamedTuple):
     Attributes:
         layout: The KV buffers as a consumer sees them.
         reports: The problems of each model, including models without buffers.
-        stamp: The layout digest that all models of the layout carry, if they do.
         data_paths: Where the external data of all models lie, usable or not.
         identities: The state of each model's file when it was read, by its path; empty for a
             manifest, and for a model in memory.
@@ -88,7 +86,6 @@ class LoadedLayout(NamedTuple):
 
     layout: Layout
     reports: tuple[ModelReport, ...]
-    stamp: str | None = None
     data_paths: tuple[Path, ...] = ()
     identities: Mapping[str, FileIdentity] = MappingProxyType({})
 
@@ -177,12 +174,9 @@ def load_layout(
     selected = sets[0] if sets else ()
     _refuse_other_profiles(models, selected)
     loaded = build_loaded_layout(models, selected, updates, strict=strict)
-    stamps = {model.stamp for model in selected}
-    stamp = stamps.pop() if len(stamps) == 1 else None
     data_paths = dict.fromkeys(path for model in models for path in model.data_paths)
     return loaded._replace(
         layout=apply_compile_info(loaded.layout, compile_info),
-        stamp=stamp,
         data_paths=tuple(data_paths),
         identities=identities,
     )
@@ -208,25 +202,24 @@ def build_loaded_layout(
     """
     others = (model.path for model in models if model.pairs and model not in selected)
     layout = build_layout(selected, updates)._replace(other_stages=tuple(others))
-    stamp_findings = _check_set_stamps(selected, layout)
-    reports = []
-    for model in models:
-        findings = (*model.findings, *stamp_findings.get(model.path, ()))
-        reports.append(replace_findings(report_model(model), findings, strict=strict))
-    return LoadedLayout(layout, tuple(reports))
+    return LoadedLayout(
+        layout,
+        tuple(
+            replace_findings(report_model(model), model.findings, strict=strict) for model in models
+        ),
+    )
 
 
 def _load_file(path: Path, compile_info: CompileInfo, *, strict: bool) -> LoadedLayout:
     text = read_text_file(path, MAX_TEXT_BYTES)
-    stamp = None
     if '"onnxkvrename.manifest/' in text[:200]:
-        layout, findings, stamp = parse_manifest(text, str(path))
+        layout, findings = parse_manifest(text, str(path))
     else:
         layout, findings = parse_layout(text, str(path))
     report = replace_findings(
         ModelReport(str(path), str(path), "unchanged"), findings, strict=strict
     )
-    return LoadedLayout(apply_compile_info(layout, compile_info), (report,), stamp)
+    return LoadedLayout(apply_compile_info(layout, compile_info), (report,))
 
 
 def replace_findings(
@@ -351,16 +344,6 @@ def _refuse_other_profiles(models: Sequence[KvModel], selected: Sequence[KvModel
         if finding is not None:
             message = f"is not the same model as {selected[0].path}: {finding.message}"
             raise ModelError(message, path=model.path, hint=finding.hint)
-
-
-def _check_set_stamps(
-    models: Sequence[KvModel], layout: Layout
-) -> Mapping[str, tuple[Finding, ...]]:
-    """Return KV621 by the models' paths; a window alone does not know the stamp of its set."""
-    if len(models) == 1 and models[0].is_window:
-        return {}
-    found = find_stamp_mismatches(layout, {model.path: model.stamp for model in models})
-    return {path: (finding,) for path, finding in found.items()}
 
 
 def _read_specialized_sizes(layout: Layout, compile_info: CompileInfo) -> Mapping[str, int]:

@@ -33,20 +33,6 @@ from onnxkvrename.rules.results import ModelReport
 _REWRITE_HINT = "write it again from its model, with the command manifest"
 
 
-class Manifest(NamedTuple):
-    """The content of a manifest.
-
-    Attributes:
-        layout: The layout of its models.
-        findings: The problems that its models had.
-        stamp: The digest in the metadata of its models, ``None`` for none.
-    """
-
-    layout: Layout
-    findings: tuple[Finding, ...]
-    stamp: str | None
-
-
 class ManifestBuffer(NamedTuple):
     """A KV buffer, and its sizes as far as they are known.
 
@@ -90,7 +76,6 @@ class ManifestContent(NamedTuple):
             each buffer in order, without blanks and in ASCII: name is the input's, the batch in a
             shape is `None`, a symbol whose size is known is that size. A --kv-cache-dtype comes
             last in the list, if one is given. `None` without buffers.
-        stamp: The digest in the metadata of the models, right or wrong.
         layers: The numbers of the layers with buffers.
         sizes: The sizes of the symbols in the shapes of buffers.
         compiled_dtypes: Whether the dtypes of all buffers are those of a compile, from its
@@ -110,7 +95,6 @@ class ManifestContent(NamedTuple):
     profile: ProfileChoice | None
     models: tuple[str, ...]
     kv_layout_sha256: str | None
-    stamp: str | None
     layers: tuple[int, ...]
     sizes: Mapping[str, int]
     compiled_dtypes: bool
@@ -134,7 +118,6 @@ def describe_layout(
     layout: Layout,
     reports: Sequence[ModelReport] = (),
     *,
-    stamp: str | None = None,
     vllm: Mapping[str, Any] | None = None,
     profile: ProfileChoice | None = None,
 ) -> ManifestContent:
@@ -143,7 +126,6 @@ def describe_layout(
     Args:
         layout: The layout of the models.
         reports: The reports of the models, with their findings.
-        stamp: The digest in the metadata of the models.
         vllm: A projection, as JSON.
         profile: The profile that recognized KV names.
     """
@@ -152,7 +134,6 @@ def describe_layout(
         layout,
         profile=profile,
         kv_layout_sha256=compute_kv_layout_sha256(layout),
-        stamp=stamp,
         compiled_dtypes=layout.has_compiled_dtypes,
         missing=layout.unresolved_symbols,
         buffers=tuple(_describe_buffer(layout, buffer) for buffer in layout.buffers),
@@ -184,8 +165,8 @@ def _describe_buffer(layout: Layout, buffer: KvBuffer) -> ManifestBuffer:
     )
 
 
-def parse_manifest(text: str, path: str) -> Manifest:
-    """Return the content of a manifest.
+def parse_manifest(text: str, path: str) -> tuple[Layout, tuple[Finding, ...]]:
+    """Return the layout of a manifest, and what was wrong with its models.
 
     Args:
         text: The text of the file.
@@ -205,7 +186,7 @@ def parse_manifest(text: str, path: str) -> Manifest:
         raise ModelError(
             "has a kv_layout_sha256 that does not match its buffers", path=path, hint=_REWRITE_HINT
         )
-    return Manifest(layout, tuple(each.finding for each in content.findings), content.stamp)
+    return layout, tuple(each.finding for each in content.findings)
 
 
 def _parse_sealed_document(text: str, path: str) -> dict[str, Any]:

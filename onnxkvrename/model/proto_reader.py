@@ -16,14 +16,12 @@ from onnxkvrename.model.protobuf import (
     VARINT,
     ByteSource,
     Record,
-    Span,
     list_fields,
     read_fields,
 )
 from onnxkvrename.model.signature import Dim, ExportInfo, Opset, Signature, Value
 
 GRAPH_INPUT, GRAPH_OUTPUT = 11, 12
-METADATA_PROPS = 14
 _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET = 1, 2, 3, 8
 _DTYPE_NAMES = (
     *("UNDEFINED", "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING"),
@@ -36,7 +34,7 @@ GRAPH, TRAINING_INFO, FUNCTION = 7, 20, 25
 _ROOT = frozenset(
     {
         *(_IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET),
-        *(GRAPH, METADATA_PROPS, TRAINING_INFO, FUNCTION),
+        *(GRAPH, TRAINING_INFO, FUNCTION),
     }
 )
 _VALUE = _STRING_ENTRY = _TENSOR_TYPE = frozenset({1, 2})
@@ -113,18 +111,6 @@ def read_export_info(source: ByteSource) -> ExportInfo:
             for opset in opsets
         ),
     )
-
-
-def read_metadata_props(source: ByteSource) -> Iterator[tuple[Span, str, str]]:
-    """Yield the metadata of a model: the span of each entry with its tag, its key and value.
-
-    Raises:
-        ModelError: The bytes are not a protobuf message.
-    """
-    for record in list_root_fields(source):
-        if record.number == METADATA_PROPS and record.wire_type == LENGTH:
-            span = Span(record.tag_start, record.end - record.tag_start)
-            yield span, *_read_string_entry(source, record)
 
 
 def list_root_fields(source: ByteSource) -> list[Record]:

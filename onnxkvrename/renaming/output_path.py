@@ -83,7 +83,6 @@ def check_output(
     *,
     changes: bool,
     force: bool,
-    has_choice: bool = True,
 ) -> tuple[bool, tuple[Finding, ...]]:
     """Check that a result can go where it is asked to.
 
@@ -95,7 +94,6 @@ def check_output(
         others: Further results of the job, such as its data.
         changes: Whether the result differs from the source.
         force: Whether to overwrite what is there.
-        has_choice: As for :func:`check_in_place_write`.
 
     Returns:
         Whether the result is there already, and KV504 if a different file is there.
@@ -106,7 +104,7 @@ def check_output(
     """
     if job.in_place:
         if changes:
-            check_in_place_write(job.model, status, force=force, has_choice=has_choice)
+            check_in_place_write(job.model, status, force=force)
         return not changes, ()
     check_output_place(job, *others)
     _check_output_file(job)
@@ -156,20 +154,17 @@ def has_result(job: RenameJob, size: int, parts: Iterable[bytes], *, force: bool
         raise
 
 
-def check_in_place_write(
-    path: Path, status: os.stat_result, *, force: bool, has_choice: bool = True
-) -> None:
+def check_in_place_write(path: Path, status: os.stat_result, *, force: bool) -> None:
     """Check that a file is neither protected nor shared under another name.
 
-    With `force` only a file of a Hugging Face cache is protected. The hint depends on `has_choice`:
-    whether the result could be written elsewhere.
+    With `force` only a file of a Hugging Face cache is protected.
 
     Raises:
         WriteError: It is a symbolic link, has several hard links, is read-only, or is in a
             Hugging Face cache.
         ModelError: It cannot be determined what is at the path.
     """
-    _check_not_cached(path, has_choice=has_choice)
+    _check_not_cached(path)
     if force:
         return
     if is_link(path):
@@ -180,28 +175,21 @@ def check_in_place_write(
         fault = "is read-only"
     else:
         return
-    hint = "`--force` writes it anyway"
-    if has_choice:
-        hint = f"{_ELSEWHERE_HINT}, or use --force"
-    raise WriteError(fault, path=str(path), hint=hint)
+    raise WriteError(fault, path=str(path), hint=f"{_ELSEWHERE_HINT}, or use --force")
 
 
-def _check_not_cached(path: Path, *, has_choice: bool) -> None:
+def _check_not_cached(path: Path) -> None:
     """Raise for a file of a Hugging Face cache, be it a blob or, without links, a real file."""
     repository = find_cache(Path(resolve_path(path)))
     if repository is not None:
-        raise _build_cache_error(path, repository, has_choice=has_choice)
+        raise _build_cache_error(path, repository)
 
 
-def _build_cache_error(path: Path, repository: Path, *, has_choice: bool = True) -> WriteError:
+def _build_cache_error(path: Path, repository: Path) -> WriteError:
     """Return an error for a file of a cache, with a command that writes elsewhere."""
     elsewhere = "./" if find_cache(Path("result")) is None else "~/"
     target = elsewhere + quote_word(repository.name.rpartition("--")[2])
-    if not has_choice:
-        hint = f"copy it out of the cache: cp -L {quote_path(str(path))} {target}"
-    else:
-        hint = f"`-d {target}` writes elsewhere"
-    return WriteError(CACHE_FAULT, path=str(path), hint=hint)
+    return WriteError(CACHE_FAULT, path=str(path), hint=f"`-d {target}` writes elsewhere")
 
 
 def _count_links(path: Path, status: os.stat_result) -> int:

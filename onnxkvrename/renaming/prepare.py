@@ -15,11 +15,9 @@ from onnxkvrename.model.file import (
     build_spliced_source,
     open_model,
     read_pieces,
-    read_stamp,
     sum_piece_sizes,
-    write_stamp,
 )
-from onnxkvrename.model.protobuf import ByteSource, Piece, Span
+from onnxkvrename.model.protobuf import ByteSource, Piece
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.renaming.output_path import (
     check_output,
@@ -39,7 +37,7 @@ from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
 from onnxkvrename.rules.sidecar_files import find_files_beside
-from onnxkvrename.storage.read import FileIdentity, build_changed_error, is_occupied
+from onnxkvrename.storage.read import FileIdentity, is_occupied
 
 
 class SplicePlan(NamedTuple):
@@ -124,9 +122,7 @@ def _prepare_open_model(
         from onnxkvrename.verification import trace_needs  # onnx, for a few vision models
 
         model = trace_needs(opened.source, model)
-    has_new_names = bool(model.plan.name_map)
-    drops_stamp = model.stamp is not None and (has_new_names or change.strip)
-    pieces, expected = splice_model(opened.source, scanned, drops_stamp=drops_stamp)
+    pieces, expected = splice_model(opened.source, scanned)
     size = sum_piece_sizes(pieces)
     splice_plan = SplicePlan(job.model, opened.file.identity, pieces, expected, size)
     findings = list(model.findings)
@@ -141,42 +137,16 @@ def _prepare_open_model(
         findings += faults
     report = report_model(model)._replace(
         output=str(job.output),
-        status="would-rename" if has_new_names or drops_stamp else "unchanged",
+        status="would-rename" if model.plan.name_map else "unchanged",
         findings=tuple(findings),
         feed_back_call=_build_feed_back_call(rules, model, job),
         value_names=model.value_names,
-        stamp="" if drops_stamp else None,
         proved=proved,
     )
     if not request.group_windows:
         model = model.set_apart()
     prepared = PreparedModel(job, report, model, splice_plan, model.data_files)
     return _check_output(prepared, opened, request, rules)
-
-
-def prepare_stamp(
-    job: RenameJob, report: ModelReport, identity: FileIdentity, digest: str, *, force: bool
-) -> PreparedModel:
-    """Prepare a model, rewritten in place, whose only change is a layout digest in its metadata.
-
-    The report and the identity are from reading its layout. With `force` links and read-only files
-    are written over, too. An error of this model is in its report, also if the file has changed
-    since: the digest may not be that of its buffers any more.
-    """
-    prepared = PreparedModel(job, report)
-    try:
-        with open_model(job.model) as opened:
-            if not opened.file.identity.matches(identity):
-                raise build_changed_error(job.model)
-            pieces = write_stamp(opened.source, digest, (Span(0, opened.file.size),))
-            if read_stamp(opened.source) != digest:
-                report = report._replace(stamp=digest, status="would-rename")
-            size = sum_piece_sizes(pieces)
-            plan = SplicePlan(job.model, opened.file.identity, pieces, opened.signature, size)
-            prepared = prepared._replace(report=report, splice_plan=plan)
-            return _check_output(prepared, opened, Request(force=force))
-    except KvRenameError as error:
-        return prepared._replace(report=report._replace(error=error))
 
 
 def _verify_result(
@@ -256,7 +226,6 @@ def _check_output(
             places,
             changes=report.has_changes,
             force=request.force,
-            has_choice=not report.stamp,  # only a rename can be written elsewhere
         )
         if not is_there and _has_equal_model(prepared, opened, request):
             is_there, blocking = True, ()

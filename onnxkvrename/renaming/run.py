@@ -24,7 +24,7 @@ from onnxkvrename.renaming.place import (
     PlaceError,
     Progress,
 )
-from onnxkvrename.renaming.prepare import PreparedModel, prepare_model, prepare_stamp
+from onnxkvrename.renaming.prepare import PreparedModel, prepare_model
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import list_tasks
 from onnxkvrename.rules.check_together import check_models_together
@@ -40,7 +40,7 @@ from onnxkvrename.rules.results import (
     Status,
 )
 from onnxkvrename.rules.sidecar_files import find_candidates
-from onnxkvrename.storage.read import MEMORY, FileIdentity, is_directory
+from onnxkvrename.storage.read import MEMORY, is_directory
 from onnxkvrename.storage.recover import settle_stopped_runs
 
 if TYPE_CHECKING:
@@ -184,43 +184,6 @@ def _find_sidecars(
     return load_sidecars(request, jobs, rules, candidates)
 
 
-def stamp_models(
-    jobs: Sequence[RenameJob],
-    reports: Sequence[ModelReport],
-    identities: Sequence[FileIdentity],
-    digest: str,
-    rules: Rules,
-    *,
-    data_paths: Sequence[Path] = (),
-    force: bool = False,
-) -> Report:
-    """Put a layout digest into the metadata of models, in place, all of them or none.
-
-    Args:
-        jobs: The models.
-        reports: What was found of them before.
-        identities: The states of the files that were read for it.
-        digest: The digest, hexadecimal.
-        rules: The rules that recognize KV names.
-        data_paths: The files of their external data, which no result may replace.
-        force: Whether to write over links and read-only files.
-
-    Returns:
-        The result of each model. An error is in the model's report; then all are as they were.
-        It is an error that a file has changed since it was read.
-    """
-    inputs = [*data_paths, *(job.model for job in jobs)]
-    models = tuple(
-        prepare_stamp(job, report, identity, digest, force=force)
-        for job, report, identity in zip(jobs, reports, identities, strict=True)
-    )
-    models = tuple(map(_settle, check_space(check_batch(models, Request(), rules))))
-    if any(model.report.failed for model in models):
-        return Report(_list_reports(models))
-    writer = BatchWriter(list_tasks(models, (), force=force), inputs=inputs)
-    return _write_results(models, (), writer)
-
-
 def check_token_change(change: TokenChange) -> None:
     """Raise :class:`RulesError` for a missing token, or for one that no name may carry."""
     if change.token is None and not change.strip:
@@ -316,9 +279,9 @@ def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
     (set_findings,) = check_models_together([model], rules, change, check_current_tokens=False)
     refuse_errors((*model.findings, *set_findings))
     name_map = model.plan.name_map
-    if not name_map and not (change.strip and model.stamp is not None):
+    if not name_map:
         return data
-    pieces, expected = splice_model(source, scanned, drops_stamp=model.stamp is not None)
+    pieces, expected = splice_model(source, scanned)
     check_result_size(sum_piece_sizes(pieces))
     result = join_pieces(source, pieces)
     if read_signature(ByteSource.from_bytes(result)) != expected:

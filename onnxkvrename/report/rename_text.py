@@ -416,12 +416,8 @@ def describe_no_pairs(report: ModelReport) -> str:
 
 
 def _format_change(model: ModelReport, verb: str) -> str:
-    """Return how many names of a model change, and what becomes of its stamp."""
-    if model.stamp:
-        return "stamped"
+    """Return how many names of a model change."""
     changes = [f"{format_count(len(model.name_map), 'name')} {verb}"] if model.name_map else []
     if model.function_name_map:
         changes.append(f"{len(model.function_name_map):,} in local functions as well")
-    if model.stamp is not None:
-        changes.append("its stamp is removed")
     return "; ".join(changes)

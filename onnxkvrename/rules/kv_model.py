@@ -10,7 +10,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding
 from onnxkvrename.model.external_data import DataFile, find_data_files
-from onnxkvrename.model.file import open_model, read_stamp, splice_payloads, write_stamp
+from onnxkvrename.model.file import open_model, splice_payloads
 from onnxkvrename.model.occurrences import Occurrences, find_occurrences
 from onnxkvrename.model.proto_reader import read_export_info
 from onnxkvrename.model.protobuf import ByteSource, Piece
@@ -46,7 +46,6 @@ class KvModel(NamedTuple):
         data_locations: All locations that the model names, usable or not, each once.
         part: What the file's path says about a set of windows; ``None`` outside of sets.
         export: Who exported the model; read for parts of sets only.
-        stamp: The layout digest in the model's metadata, if it carries one.
         needs: The inputs that nothing in this graph writes, so that another model must.
         possible_needs: Inputs of which that has to be traced: what makes their outputs only
             moves a value, which need not be the input.
@@ -61,7 +60,6 @@ class KvModel(NamedTuple):
     data_locations: tuple[str, ...] = ()
     part: PartPath | None = None
     export: ExportInfo | None = None
-    stamp: str | None = None
     needs: tuple[str, ...] = ()
     possible_needs: tuple[str, ...] = ()
     is_apart: bool = False
@@ -164,7 +162,6 @@ def scan_model(
         data_locations=tuple(dict.fromkeys(reference.location for reference in references)),
         part=part,
         export=None if part is None else read_export_info(source),
-        stamp=read_stamp(source),
         needs=tuple(_find_needs(plan, uses, {"Identity"})),
         possible_needs=tuple(_find_needs(plan, uses, _MOVE_OPS)),
     )
@@ -198,16 +195,12 @@ def _is_context_fixed(shape: tuple[Dim, ...] | None) -> bool | None:
     return isinstance(shape[2], int)
 
 
-def splice_model(
-    source: ByteSource, scanned: ScannedModel, *, drops_stamp: bool
-) -> tuple[tuple[Piece, ...], Signature]:
+def splice_model(source: ByteSource, scanned: ScannedModel) -> tuple[tuple[Piece, ...], Signature]:
     """Put the new names into a model.
 
     Args:
         source: The bytes of the model.
         scanned: Its plan, and the occurrences of its names.
-        drops_stamp: Whether to remove the layout digest from the metadata, because the new
-            names have a different one.
 
     Returns:
         The pieces of the result, and the signature that reading it must give.
@@ -216,8 +209,6 @@ def splice_model(
     name_map = plan.name_map
     edits = scanned.occurrences.build_edits(name_map, scanned.symbols, plan.function_name_map)
     pieces = splice_payloads(source, edits)
-    if drops_stamp:
-        pieces = write_stamp(source, None, pieces)
     return pieces, scanned.model.signature.apply_name_map(name_map, scanned.symbols)
 
 

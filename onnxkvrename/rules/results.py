@@ -58,7 +58,6 @@ class ModelReport(NamedTuple):
         error: The reason why it could not be read or written.
         feed_back_call: The call that hands the result back to its exporter.
         value_names: The names of all graph inputs and outputs in the file.
-        stamp: The layout digest that the model gets; empty if it loses one.
         name_map: Old to new, of the names that change in the graph.
         feeds: The outputs that fill KV buffers of another model.
         consumer: The consumer for which the result was checked; empty for none.
@@ -76,7 +75,6 @@ class ModelReport(NamedTuple):
     error: KvRenameError | None = None
     feed_back_call: str | None = None
     value_names: tuple[str, ...] = ()
-    stamp: str | None = None
     name_map: Mapping[str, str] = _NO_NAMES
     feeds: tuple[str, ...] = ()
     consumer: str = ""
@@ -86,7 +84,7 @@ class ModelReport(NamedTuple):
     @property
     def has_changes(self) -> bool:
         """True if the result differs from the model."""
-        return bool(self.name_map) or self.stamp is not None
+        return bool(self.name_map)
 
     @property
     def failed(self) -> bool:

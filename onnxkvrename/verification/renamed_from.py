@@ -21,12 +21,10 @@ from onnxkvrename.model.file import (
     build_spliced_source,
     open_model,
     read_pieces,
-    read_stamp,
     sum_piece_sizes,
-    write_stamp,
 )
 from onnxkvrename.model.occurrences import find_occurrences
-from onnxkvrename.model.protobuf import ByteSource, Piece
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
 from onnxkvrename.rules.plan import RenamePlan, TokenChange, list_parts_in_functions
 from onnxkvrename.rules.profile import Rules
@@ -94,7 +92,7 @@ def prove_renamed(
         own_path, signature = result.file.path, result.signature
         model = scan_model(result.source, signature, own_path, rules, data_beside=data_beside).model
         scanned = _plan_source(model, result.source, source, rules, check_data=compare_data)
-        pieces = _build_expected_pieces(result.source, source.source, scanned)
+        pieces, _ = splice_model(source.source, scanned)
         findings = list(_find_refusals(scanned.model))
         reordered: tuple[str, ...] = ()
         expected = read_pieces(source.file, pieces)
@@ -157,15 +155,6 @@ def _has_names_in_functions(result: ByteSource, plan: RenamePlan, rules: Rules) 
         return True
     found = find_occurrences(result, (), list_parts_in_functions(plan, rules))
     return not found.names_in_functions.isdisjoint(new_names)
-
-
-def _build_expected_pieces(
-    result: ByteSource, source: ByteSource, scanned: ScannedModel
-) -> tuple[Piece, ...]:
-    """Return the renamed source, with the stamp of the result if that has another one."""
-    pieces, _ = splice_model(source, scanned, drops_stamp=False)
-    stamp = read_stamp(result)
-    return pieces if stamp == read_stamp(source) else write_stamp(source, stamp, pieces)
 
 
 def _find_refusals(source: KvModel) -> Iterator[Finding]:

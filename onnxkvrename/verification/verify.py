@@ -17,7 +17,6 @@ from onnxkvrename.findings import (
     quote_path,
     quote_word,
 )
-from onnxkvrename.layout.layout import check_stamp
 from onnxkvrename.limits import MAX_LISTED
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
@@ -224,7 +223,6 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
         *model.findings,
         *proofs,
         *_check_token(model, rules, request.token),
-        *check_stamp(model),
         *(found for check in checks for found in check(job, rules, model.plan)),
     )
     report = report_model(model)._replace(findings=findings)

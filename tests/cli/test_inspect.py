@@ -17,7 +17,6 @@ from window_sets import write_windows
 
 import onnxkvrename
 from onnxkvrename.layout.inspect import inspect_model
-from onnxkvrename.model.file import STAMP_KEY
 from onnxkvrename.report.pages.inspect import render_inspect_page
 from onnxkvrename.report.pages.page import make_mark
 from onnxkvrename.rules.load import list_profiles
@@ -414,50 +413,6 @@ def test_a_page_replaces_an_earlier_one_and_nothing_else(decoder: Path, run) -> 
     place.symlink_to("elsewhere")
     assert run("inspect", decoder, option, place).code == 2
     assert place.is_symlink()
-
-
-# The stamp.
-
-
-def stamped(path: Path, digest: str) -> None:
-    model = onnx.load(path)
-    onnx.helper.set_model_props(model, {STAMP_KEY: digest})
-    path.write_bytes(model.SerializeToString())
-
-
-def test_a_stamp_is_shown_and_holds(here: Path, run) -> None:
-    assert json.loads(run("inspect", MODEL, "--format", "json").out)["models"][0]["stamp"] is None
-    assert "\n  stamp " not in run("inspect", MODEL).out
-    assert run("manifest", MODEL, "--stamp").code == 0
-    outcome = run("inspect", MODEL, "--format", "json")
-    told = json.loads(outcome.out)
-    validate(told, SCHEMA)
-    digest = json.loads(run("manifest", MODEL).out)["kv_layout_sha256"]
-    assert (outcome.code, told["models"][0]["stamp"]) == (
-        0,
-        {"kv_layout_sha256": digest, "holds": True},
-    )
-    text = run("inspect", MODEL).out
-    assert f"stamp           {digest[:12]}… matches this graph\n" in text
-
-
-def test_a_stamp_that_does_not_hold_is_found(here: Path, run) -> None:
-    stamped(here / MODEL, "0" * 64)
-    outcome = run("inspect", MODEL)
-    assert outcome.code == 1
-    assert "does not match this graph" in outcome.out
-    assert "error KV621" in outcome.err
-    (model,) = json.loads(run("inspect", MODEL, "--format", "json").out)["models"]
-    assert model["stamp"] == {"kv_layout_sha256": "0" * 64, "holds": False}
-
-
-def test_of_a_window_it_is_not_known_whether_its_stamp_holds(here: Path, run) -> None:
-    window = here / "Tiny_layer_tmp_0_1.onnx"
-    window.write_bytes((here / MODEL).read_bytes())
-    stamped(window, "0" * 64)
-    outcome = run("inspect", window.name, "--format", "json")
-    (model,) = json.loads(outcome.out)["models"]
-    assert (outcome.code, model["stamp"]["holds"]) == (0, None)
 
 
 def test_windows_of_a_set_are_shown_once_and_listed_one_by_one_in_json(here: Path, run) -> None:

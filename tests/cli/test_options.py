@@ -134,7 +134,6 @@ def test_an_option_excludes_and_needs_fields_of_its_request(name: str) -> None:
         (("rename", "--strip", "--replace"), "--strip", "--replace"),
         (("rename", "--jobs", "2", "--dask", "x"), "--jobs", "--dask"),
         (("pairs", "--as", "rules", "--format", "json"), "--as", "--format"),
-        (("manifest", "--stamp", "--dim", "a=1"), "--stamp", "--dim"),
     ],
 )
 def test_two_that_contradict_are_both_named(

@@ -28,7 +28,6 @@ from onnxkvrename.storage.temp_file import TEMP_PREFIX
 MODEL, DATA = "decoder.onnx", "weights.data"
 COMMANDS: dict[str, Callable[[str], tuple[str, ...]]] = {
     "manifest": lambda output: ("manifest", MODEL, "-o", output),
-    "stamp": lambda output: ("manifest", MODEL, "--stamp", "-o", output),
     "html": lambda output: ("inspect", MODEL, "--html", output),
     "page": lambda output: ("compare", MODEL, MODEL, "--target", "qefficient", "--html", output),
 }
@@ -187,7 +186,6 @@ def prepare(directory: Path, *, replaces: bool) -> None:
         [
             ("manifest", False, True),
             ("manifest", True, False),
-            ("stamp", False, False),
             ("html", True, True),
             ("html", False, False),
         ],

@@ -49,7 +49,6 @@ VOLATILE = ("version", "sha256", "leftovers")
 """Fields that a release changes, seals of what it changes, and files of a killed run."""
 GOING = {
     "compare": ("notes", "reads", "same_graph", "tensor_parallelism"),
-    "rename": ("unstamped",),
     "pairs": (),
 }
 """Fields of commands that stay, which go with a feature: no row depends on them."""

@@ -103,13 +103,6 @@ def export_renamed(directory: Path) -> None:
     qefficient_exports.write_export(directory / "cache", token="VLLM")
 
 
-def stamped(directory: Path) -> None:
-    from onnxkvrename.cli.main import main
-
-    one(directory)
-    assert main(["manifest", str(directory / "m.onnx"), "--stamp", "-q", "--format", "text"]) == 0
-
-
 def with_old_outputs(directory: Path) -> None:
     one(directory)
     write_files(directory, {"out.json": b"{}", "out.yaml": b"- old", "a.html": b"<html></html>"})
@@ -123,14 +116,11 @@ class Command(NamedTuple):
         name: What it does.
         args: Its arguments; paths are relative to the working directory.
         prepare: Writes the files it works on.
-        steps: Whether the models are complete before another output is written: that may then
-            fail by itself.
     """
 
     name: str
     args: str
     prepare: Callable[[Path], None]
-    steps: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -155,10 +145,6 @@ COMMANDS = (
     Command("with a sidecar to a directory", "in --prefix VLLM -d out", with_sidecars),
     Command("seeded", "cache --prefix VLLM --seed-cache", export),
     Command("stripped in the cache", "cache --strip --seed-cache", export_renamed),
-    Command("stamped", "manifest m.onnx --stamp --format text", one),
-    Command("a stamped set", "manifest in --stamp --format text", windows),
-    Command("stamped and written", "manifest m.onnx --stamp -o out.json", one, steps=True),
-    Command("stripped of a stamp", "m.onnx --strip", stamped),
     Command("a manifest", "manifest m.onnx -o out.json", one),
     Command("over a manifest", "manifest m.onnx -o out.json --force", with_old_outputs),
     Command("a page", "inspect m.onnx --html a.html", one),

@@ -12,7 +12,6 @@ from itertools import count
 from faults.wire import field, number, varint
 
 KEY, VALUE = "past_key.0", "past_value.0"
-STAMP_KEY = "onnxkvrename.kv_layout_sha256"
 HUGE = (1 << 63) - 1
 
 Build = Callable[[int], bytes]
@@ -161,13 +160,6 @@ def below_parts_limit(record: bytes, messages: int) -> Build:
     return build
 
 
-def stamped(size: int) -> bytes:
-    """Many stamps and many names, so that a cut falls between any two edits."""
-    stamp = field(14, field(1, STAMP_KEY) + field(2, "0" * 64))
-    layers = series(lambda n: pair(f"past_key.{n + 1}"), size // 2)
-    return model(layers, repeat(stamp, size // 2))
-
-
 def tensor(*parts: bytes) -> bytes:
     """A tensor whose data are in a file, and whose name is that of a buffer."""
     return field(5, field(8, KEY) + number(2, 1) + number(14, 1) + b"".join(parts))
@@ -226,8 +218,6 @@ MODELS: dict[str, Build] = {
     "one opset": lambda size: model(root=field(8, repeat(number(2, 1), size))),
     "metadata_props": at_root(field(14, b"")),
     "one metadata entry": lambda size: model(root=field(14, repeat(field(1, b""), size))),
-    "stamps": at_root(field(14, field(1, STAMP_KEY) + field(2, "0" * 64))),
-    "stamps and names": stamped,
     "functions": at_root(field(25, b"")),
     "one function": lambda size: model(root=field(25, repeat(field(7, b""), size))),
     "function attributes": lambda size: model(root=field(25, repeat(field(6, b""), size))),

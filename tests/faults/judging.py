@@ -169,16 +169,9 @@ class Trial:
             assert kept == self.new, where
         elif kept == self.new:
             assert fault.after or is_told_to_be_in_place(result), f"{where}: done, but not said"
-        elif self.command.steps and self.is_between(kept):
-            pass
         elif kept != self.old:
             assert is_told_to_be_mixed(result), f"{where}: mixed, but not said"
             assert fault.lasting or not self.system.links, f"{where}: mixed"
-
-    def is_between(self, left: Tree) -> bool:
-        """Return whether the models are complete, and the other outputs have not begun."""
-        outputs = self.new.keys() - self.old.keys()
-        return left == {path: value for path, value in self.new.items() if path not in outputs}
 
     def check_second_run(self, left: Tree, where: str, *, could_remove: bool) -> None:
         """Check that the same command ends the work, whatever the first run left.

@@ -22,9 +22,8 @@ from onnxkvrename import KvRenameError, load_rules, rename_bytes
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.layout.json import parse_layout
 from onnxkvrename.model import occurrences, proto_reader, protobuf
-from onnxkvrename.model.file import write_stamp
 from onnxkvrename.model.proto_reader import read_signature
-from onnxkvrename.model.protobuf import ByteSource, Span
+from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.sidecars.compiles import parse_specializations
 from onnxkvrename.sidecars.tree import parse_json_tree
@@ -158,16 +157,6 @@ def test_a_limit_is_named_with_its_place(name: str, said: str, monkeypatch: pyte
 def test_the_buffers_of_a_model_are_limited():
     with pytest.raises(KvRenameError, match=r"has more than 4,096 KV buffers \(the last is past_k"):
         read_model(MODELS["layers without shapes"](1 << 17))
-
-
-def test_stamps_are_cut_in_one_pass_wherever_they_are():
-    data = MODELS["stamps"](2000)
-    source = ByteSource.from_bytes(data)
-    whole = write_stamp(source, None, [Span(0, len(data))])
-    size = sum(piece.size for piece in whole if isinstance(piece, Span))
-    assert size == len(hostile_inputs.model())
-    split = write_stamp(source, None, [Span(0, size), b"new", Span(size, len(data) - size)])
-    assert size == sum(piece.size for piece in split if isinstance(piece, Span))
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_a_new_kind_is_one_row(
     assert run("manifest", model, "-o", written).code == 0
     document = json.loads(written.read_text("utf-8"))
     assert {buffer["kind"] for buffer in document["buffers"]} == {"new"}
-    layout = parse_manifest(written.read_text("utf-8"), str(written)).layout
+    layout = parse_manifest(written.read_text("utf-8"), str(written))[0]
     assert {buffer.kind for buffer in layout.buffers} == {"new"}
     assert "index keys" in run("inspect", model).out
     page = tmp_path / "page.html"

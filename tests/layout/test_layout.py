@@ -15,9 +15,7 @@ from onnxkvrename.layout.layout import (
     apply_dtypes,
     apply_sizes,
     build_layout,
-    check_stamp,
     compute_layout_digest,
-    find_stamp_mismatches,
 )
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.kv_model import KvModel
@@ -295,31 +293,3 @@ def test_whatever_else_differs_changes_the_digest(other: Layout) -> None:
 def test_a_layout_is_a_value() -> None:
     assert layout(layer(0)) == layout(layer(0))
     assert layout(layer(0)).sizes == MappingProxyType({})
-
-
-# Stamps.
-
-
-def test_a_stamp_of_another_layout_is_void() -> None:
-    own = source(layer(0))
-    (found,) = check_stamp(own._replace(stamp="0" * 64))
-    assert (found.code, found.message[:27]) == ("KV621", "has the stamp 000000000000…")
-    assert check_stamp(own._replace(stamp=compute_layout_digest(build_layout([own])))) == ()
-    assert check_stamp(own) == ()
-
-
-def test_a_stamp_without_a_layout_is_void() -> None:
-    twice = source({"past_key.0": FULL, "x/past_key.0": FULL})
-    (found,) = check_stamp(twice._replace(stamp="0" * 64))
-    assert "no layout:" in found.message
-    assert "layer 0" in found.message
-
-
-def test_a_stamp_is_missed_only_beside_others() -> None:
-    found = build_layout([source(layer(0), "a"), source(layer(1), "b")])
-    own = compute_layout_digest(found)
-    assert find_stamp_mismatches(found, {"a": None, "b": None}) == {}
-    assert find_stamp_mismatches(found, {"a": own, "b": own}) == {}
-    missed = find_stamp_mismatches(found, {"a": own, "b": None})
-    assert list(missed) == ["b"]
-    assert "no stamp" in missed["b"].message

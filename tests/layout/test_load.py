@@ -18,8 +18,6 @@ from onnxkvrename.findings import build_finding
 from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import UNKNOWN_COMPILE, CompileInfo, LoadedLayout, load_layout
 from onnxkvrename.layout.manifest import DOCUMENT, describe_layout
-from onnxkvrename.renaming.run import stamp_models
-from onnxkvrename.rules.find_models import build_job
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -440,44 +438,3 @@ def test_what_is_neither_a_model_nor_a_manifest_is_refused(
 def test_a_side_that_is_not_there_is_said_to_be_missing(decoder: Path) -> None:
     with pytest.raises(ModelError, match=r"no such file .*decoder.onnx"):
         load_layout([decoder.with_name("decodr.onnx")], RULES)
-
-
-# Stamped.
-
-
-def stamp(*paths: Path) -> None:
-    found = gather(*paths)
-    jobs = [build_job(Path(path), Path(path)) for path in found.layout.models]
-    digest = compute_layout_digest(found.layout)
-    files = [found.identities[path] for path in found.layout.models]
-    made = stamp_models(jobs, found.reports, files, digest, RULES)
-    assert made.compute_exit_code() == 0
-
-
-def test_a_set_is_stamped_with_one_digest_which_its_merge_has_too(export: Path) -> None:
-    stamp(export)
-    found = gather(export)
-    assert (codes(found), found.stamp) == ([], compute_layout_digest(found.layout))
-    merged = merge(export, 0, 3)
-    assert compute_layout_digest(gather(merged).layout) == found.stamp
-
-
-def test_a_window_alone_may_carry_the_stamp_of_its_set(export: Path) -> None:
-    stamp(export)
-    assert codes(gather(export / "layer_1_2")) == []
-
-
-def test_windows_are_not_all_that_were_stamped(export: Path) -> None:
-    stamp(export)
-    shutil.rmtree(export / "layer_2_3")
-    found = gather(export)
-    assert codes(found) == ["KV621", "KV621"]
-    assert found.failed
-
-
-def test_a_window_without_a_stamp_is_not_of_the_stamped_set(export: Path) -> None:
-    stamp(export)
-    rename(next((export / "layer_1_2").glob("*.onnx")), strip=True)
-    (found,) = (report for report in gather(export).reports if report.findings)
-    assert "layer_1_2" in found.path
-    assert ["no stamp" in finding.message for finding in found.findings] == [True]

@@ -1,6 +1,6 @@
 """Several writers and readers on one set of models: whatever is read is whole.
 
-Writers rename, strip and stamp the same set in place, in processes of their own, as fast as
+Writers rename and strip the same set in place, in processes of their own, as fast as
 they can; readers read the files all the while. Each file that is read must be one of those that
 the commands lead to, one after the other; the weights never change; and a writer succeeds or
 says why not.
@@ -33,7 +33,6 @@ COMMANDS = (
     "in --prefix VLLM --replace",
     "in --prefix OTHER --replace",
     "in --strip",
-    "manifest in/m.onnx --stamp --format text -q",
 )
 REASONS = ("is being processed by", "was changed by another program")
 """What a writer may be refused for."""

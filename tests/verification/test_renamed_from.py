@@ -202,13 +202,6 @@ def test_the_same_content_in_other_bytes_is_a_warning(tmp_path: Path):
     assert {finding[:5] for finding in findings} == {"KV122"}
 
 
-def test_a_stamp_that_came_after_the_rename_is_no_difference(tmp_path: Path, run: Run):
-    source, result = rename_copy(decoder(), tmp_path)
-    assert run("manifest", result, "--stamp", "-o", tmp_path / "m.json").code == 0
-    proof, findings = prove(result, source)
-    assert (proof.equal, findings) == ("bytes", [])
-
-
 def with_external_data(folder: Path) -> Path:
     """A model whose one weight lies beside it."""
     folder.mkdir()

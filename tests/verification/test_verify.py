@@ -13,9 +13,6 @@ from onnx import ModelProto
 from onnx.helper import make_tensor
 
 from onnxkvrename import ModelError, RulesError, load_rules
-from onnxkvrename.layout.layout import compute_layout_digest
-from onnxkvrename.layout.load import load_layout
-from onnxkvrename.model.file import STAMP_KEY
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.parse import parse_rules
@@ -317,34 +314,3 @@ def test_strict_makes_what_all_show_together_an_error(tmp_path: Path) -> None:
     assert item.report.status == "unchanged"
     (item,) = verify(path, strict=True)
     assert {found.severity for found in item.report.findings} == {"error"}
-
-
-# KV621
-
-
-def stamped(path: Path, digest: str) -> Path:
-    model = onnx.load(path)
-    onnx.helper.set_model_props(model, {STAMP_KEY: digest})
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
-def test_a_stamp_that_is_not_of_the_graph_is_found(tmp_path: Path) -> None:
-    path = stamped(saved(models.decoder(), tmp_path / "m.onnx"), "0" * 64)
-    (found,) = verify(path)[0].report.findings
-    assert (found.code, found.severity) == ("KV621", "error")
-    assert "stamp 000000000000…" in found.message
-    assert "another set" in found.hint
-
-
-def test_a_stamp_of_the_graph_is_right(tmp_path: Path) -> None:
-    path = saved(models.decoder(), tmp_path / "m.onnx")
-    digest = compute_layout_digest(load_layout([path], QEFF).layout)
-    assert codes(stamped(path, digest)) == []
-
-
-def test_a_window_does_not_know_what_its_set_is_stamped_with(tmp_path: Path) -> None:
-    export = window_sets.write_windows(tmp_path / "export", 2)
-    found = [stamped(path, "0" * 64) for path in sorted(export.rglob("*.onnx"))]
-    assert "KV621" not in codes(*found)
-    assert "KV621" not in codes(found[0], group_windows=False)

@@ -11,7 +11,6 @@ from onnxkvrename.layout.inspect import (
     InspectedBuffer,
     Inspection,
     ModelSummary,
-    StampStatus,
 )
 from onnxkvrename.layout.json import SCHEMA, LayoutContent, describe_layout
 from onnxkvrename.layout.layout import ByteTotals
@@ -65,7 +64,6 @@ class Model(NamedTuple):
         tokens: The tokens found, the most frequent first.
         names: How many names could carry a token: the inputs and outputs of all buffers.
         totals: The bytes of all buffers at the sizes of --dim; `None` if one is there twice.
-        stamp: The digest of a layout that onnxkvrename manifest --stamp wrote; `None` without one.
         buffers: The KV buffers.
         kept: Inputs and outputs of the model whose names stay, each with the reason.
         findings: What is, or may be, wrong.
@@ -82,7 +80,6 @@ class Model(NamedTuple):
     tokens: tuple[TokenCount, ...]
     names: int
     totals: ByteTotals | None
-    stamp: StampStatus | None
     buffers: tuple[InspectedBuffer, ...]
     kept: tuple[UnchangedName, ...]
     findings: tuple[Finding, ...]

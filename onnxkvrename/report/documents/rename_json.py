@@ -55,7 +55,6 @@ class Model(NamedTuple):
         status: What happened to the model, or would happen.
         pairs: The KV pairs of the model.
         kept: Inputs and outputs of the model whose names stay, each with the reason.
-        unstamped: Whether the outdated digest of its layout is removed from its metadata.
         checked_for: The consumer for which the result was checked (`--target`), with the findings
             as its answer; `None` if it was not.
         proved: How many buffers the graph of the result was shown to retain (`--verify`); `None`
@@ -69,7 +68,6 @@ class Model(NamedTuple):
     status: Status
     pairs: tuple[Pair, ...]
     kept: tuple[UnchangedName, ...]
-    unstamped: bool
     checked_for: str | None
     proved: int | None
     findings: tuple[Finding, ...]
@@ -116,7 +114,6 @@ def _describe_model(model: ModelReport) -> Model:
         model,
         pairs=tuple(map(_describe_pair, model.pairs)),
         kept=model.unchanged_names,
-        unstamped=model.stamp == "",
         checked_for=model.consumer or None,
     )
 

@@ -24,11 +24,6 @@ from onnxkvrename.rules.kinds import get_kind_traits
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED
 from onnxkvrename.storage.read import is_in_memory
 
-_STAMP_TEXTS = {
-    True: "matches this graph",
-    False: "does not match this graph",
-    None: "belongs to a set: onnxkvrename manifest checks all its windows",
-}
 _FEW, _SOME = 3, 6
 """Things of a sort that are listed: long ones, and short ones."""
 _MAX_NAME = 200
@@ -102,9 +97,6 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
     yield from _list_buffer_facts(summary)
     if summary.buffers:
         yield Fact("token", (describe_tokens(summary),))
-    if summary.stamp is not None:
-        meaning = _STAMP_TEXTS[summary.stamp.holds]
-        yield Fact("stamp", (f"{summary.stamp.kv_layout_sha256[:12]}… {meaning}",))
     for reason in dict.fromkeys(item.reason for item in summary.kept):
         names = [item.name for item in summary.kept if item.reason == reason]
         text = _format_names(names, _SOME)
