@@ -30,7 +30,6 @@ class Option(NamedTuple):
         choices: The only values; empty if there are others.
         most: The largest number; the smallest is 1.
         writes: What becomes of a path that is not read.
-        negates: Whether the flag sets the field to false.
         is_required: Whether the command needs it.
         shows_default: Whether the help shows the default.
         needs: Fields of which one must be set, or it has no meaning.
@@ -50,7 +49,6 @@ class Option(NamedTuple):
     choices: Sequence[str] = ()
     most: int | None = None
     writes: Literal["", "file", "file or stdout", "directory"] = ""
-    negates: bool = False
     is_required: bool = False
     shows_default: bool = False
     needs: tuple[str, ...] = ()
@@ -144,7 +142,6 @@ PAGE = Option("--html", "Also write an HTML page.", "FILE", writes="file")
 ReplacedByPage = Annotated[
     bool, Option("--force", "With --html: replace any file, not only a page.")
 ]
-NO_SET = Option("--no-set", "Skip the checks across the windows of one model.", negates=True)
 FORMAT = Option(
     "--format",
     "Output format: {names}.",
@@ -172,7 +169,6 @@ ServeLine = NewType("ServeLine", str)
 """A value of `SERVE`."""
 
 Models = Annotated[tuple[Path, ...], Option("", metavar="MODEL...")]
-GroupWindows = Annotated[bool, NO_SET]
 Strict = Annotated[
     bool, Option("--strict", "Treat warnings as errors.", envvar="ONNXKVRENAME_STRICT")
 ]

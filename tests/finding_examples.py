@@ -318,7 +318,7 @@ def make_kv301() -> None:
     onnx.save(build_window(1, 3), "windows/layer_1_2/Tiny_layer_tmp_1_3.onnx")
 
 
-@show("KV302", "windows --prefix VLLM", fix=("windows --prefix VLLM --no-set",))
+@show("KV302", "windows --prefix VLLM")
 def make_kv302() -> None:
     """The window of layer 1 is missing."""
     shutil.copytree("fixtures/plain/windows", "windows")
@@ -359,7 +359,7 @@ def make_kv305() -> None:
     onnx.save(model, path)
 
 
-@show("KV306", "windows --prefix VLLM", fix=("windows --prefix VLLM --no-set",))
+@show("KV306", "windows --prefix VLLM")
 def make_kv306() -> None:
     """One window is of another version of the exporter."""
     shutil.copytree("fixtures/plain/windows", "windows")
@@ -377,7 +377,7 @@ def make_kv307() -> None:
     Path("windows/merged_0-3.onnx").write_bytes(build_merged(models[:2]))
 
 
-@show_decoder("KV308", "model.onnx --prefix VLLM", fix=("model.onnx --prefix VLLM --no-set",))
+@show_decoder("KV308", "model.onnx --prefix VLLM")
 def change_kv308(model: ModelProto) -> None:
     """A decoder whose layer 1 only passes on what an encoder wrote."""
     for value in (*model.graph.input, *model.graph.output):

@@ -260,13 +260,12 @@ def test_the_batch_script_says_what_could_not_be_done(
     assert models(windows) == models(FIXTURES / "plain" / "windows")
 
 
-def test_a_task_with_some_windows_of_a_set_needs_no_set(machine: Machine) -> None:
+def test_a_task_with_some_windows_of_a_set_is_refused(machine: Machine) -> None:
     exported(machine)
     installed(machine)
     shutil.rmtree(machine.workspace / "windows" / "layer_1_2")
     call = "onnxkvrename --prefix VLLM windows/layer_0_1 windows/layer_2_3"
     assert machine.run_script(call).returncode == 1
-    assert machine.run_script(f"{call} --no-set").returncode == 0
 
 
 def test_the_table_of_inputs_is_the_actions() -> None:

@@ -114,7 +114,6 @@ def test_what_needs_a_file_is_said() -> None:
     ("text", "reworded"),
     [
         ("`--replace` replaces it", "`replace=True` replaces it"),
-        ("`--no-set` takes one alone", "`group_windows=False` takes one alone"),
         ("`--prefix VLLM --replace`", "`token='VLLM', replace=True`"),
         ("`--rules FILE` or `--profile auto`", "`rules=FILE` or `rules='auto'`"),
         ("add --dim ctx_len=SIZE", "add sizes={'ctx_len': SIZE}"),

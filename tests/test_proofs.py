@@ -178,7 +178,7 @@ def half_renamed(tmp_path: Path, run) -> Example:
     directory = tmp_path / "windows"
     shutil.copytree(PLAIN / "windows", directory)
     first = sorted(directory.glob("*/*.onnx"))[0]
-    run(first, "--prefix", TOKEN, "--no-set", "-q")
+    run(first, "--prefix", TOKEN, "-q")
     return Example(directory)
 
 

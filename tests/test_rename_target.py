@@ -203,7 +203,7 @@ def test_a_window_of_another_shape_makes_the_whole_set_hybrid(tmp_path: Path, ru
     onnx.save(model, path)
     together = run(tmp_path / "windows", "--target", "vllm-qaic", "-n")
     assert together.err.count("warning KV606") == 1
-    alone = run(tmp_path / "windows", "--target", "vllm-qaic", "-n", "--no-set")
+    alone = run(path, "--target", "vllm-qaic", "-n")
     assert alone.err.count("warning KV606") == 0
 
 

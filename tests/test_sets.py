@@ -238,13 +238,12 @@ def test_results_stand_in_natural_order_whatever_finishes_first(tmp_path: Path, 
     assert (outcome.code, layers) == (0, list(range(40)))
 
 
-def test_a_lost_layer_is_found_unless_sets_do_not_matter(tmp_path: Path, run) -> None:
+def test_a_lost_layer_is_found(tmp_path: Path, run) -> None:
     root = window_sets.write_windows(tmp_path, 4)
     shutil.rmtree(root / "layer_2_3")
     outcome = run(root, "--prefix", "VLLM")
     assert outcome.code == 1
     assert "KV302: comes after layer 2, which no file has" in outcome.err
-    assert run(root, "--prefix", "VLLM", "--no-set").code == 0
 
 
 def test_a_window_that_is_renamed_alone_is_a_warning(tmp_path: Path, run) -> None:
@@ -253,7 +252,6 @@ def test_a_window_that_is_renamed_alone_is_a_warning(tmp_path: Path, run) -> Non
     cases = {
         "-n": ("KV303", 0),
         "-n --strict": ("KV303", 1),
-        "-n --no-set": (None, 0),
         "-o new.onnx -n": (None, 0),
         "--check": (None, 1),
     }

@@ -123,7 +123,6 @@ def rename_all(
     normalize: bool = False,
     rules: RulesLike = None,
     verify: bool = False,
-    group_windows: bool = True,
     strict: bool = False,
     force: bool = False,
     sidecars: SidecarPolicy = "auto",
@@ -142,7 +141,6 @@ def rename_all(
         token: As for `rename`.
         target: As for `rename`.
         directory: Where the results go, laid out like the models; by default in place.
-        group_windows: Check the windows of one model against each other.
         executor: Reads and writes, such as a ``ProcessPoolExecutor`` or Dask's; results are
             put in place by this process.
 

@@ -176,7 +176,7 @@ class _Argument(NamedTuple):
         """Return it with a value of the option; a flag has none."""
         shown = repr(value)
         if value is None:
-            shown = str(not self.option.negates)
+            shown = "True"
         elif self.is_size:
             symbol, _, size = value.partition("=")
             shown = f"{{{symbol!r}: {size}}}"

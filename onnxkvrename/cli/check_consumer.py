@@ -39,7 +39,6 @@ from onnxkvrename.options import (
     VERBOSE,
     Example,
     Format,
-    GroupWindows,
     Models,
     Pairs,
     Profile,
@@ -77,7 +76,6 @@ class CheckConsumerArguments(NamedTuple):
     sizes: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     specializations: Annotated[Path | None, SPECIALIZATIONS] = None
     custom_io: Annotated[Path | None, CUSTOM_IO] = None
-    group_windows: GroupWindows = True
     strict: Strict = False
     profile: Profile = None
     rules: RulesFile = None

@@ -38,7 +38,6 @@ from onnxkvrename.options import (
     TARGET,
     Example,
     Format,
-    GroupWindows,
     Option,
     Pairs,
     Profile,
@@ -98,7 +97,6 @@ class CompareArguments(NamedTuple):
         Option("--tokens", "Also simulate a prompt of N tokens. May be repeated.", "N"),
     ] = ()
     bandwidth: Annotated[str | None, BANDWIDTH] = None
-    group_windows: GroupWindows = True
     strict: Strict = False
     profile: Profile = None
     rules: RulesFile = None
@@ -191,9 +189,8 @@ def _read_served_pair(arguments: CompareArguments) -> ServedPair | None:
 
 def _load_sides(arguments: CompareArguments, rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:
     """Load both sides with their sizes; one for no symbol of either side is an error."""
-    info = CompileInfo(group_windows=arguments.group_windows)
     prefill, decode = (
-        load_traced((path,), rules, info, strict=arguments.strict)
+        load_traced((path,), rules, strict=arguments.strict)
         for path in (arguments.prefill, arguments.decode)
     )
     shared = parse_dim_sizes(arguments.dims.both)

@@ -36,7 +36,6 @@ from onnxkvrename.options import (
     SERVE,
     SPECIALIZATIONS,
     Example,
-    GroupWindows,
     Models,
     Option,
     Pairs,
@@ -129,7 +128,6 @@ class ManifestArguments(NamedTuple):
             "Overwrite an existing file.",
         ),
     ] = False
-    group_windows: GroupWindows = True
     strict: Strict = False
     profile: Profile = None
     rules: RulesFile = None

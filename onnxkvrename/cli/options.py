@@ -188,8 +188,7 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
         {"envvar": option.envvar, "show_envvar": True} if option.envvar else {}
     )
     if kind is bool:
-        callback = _negate if option.negates else None
-        return VariableOption(words, is_flag=True, callback=callback, help=option.help, **variable)
+        return VariableOption(words, is_flag=True, help=option.help, **variable)
     how: dict[str, Any] = {"metavar": option.metavar, "required": option.is_required}
     value_type = _choose_type(kind, option)
     if option.names:
@@ -234,10 +233,6 @@ def _parse_sizes(
     ctx: click.Context, param: click.Parameter, value: Sequence[str]
 ) -> Mapping[str, int]:
     return parse_dim_sizes(value)
-
-
-def _negate(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    return not value
 
 
 def _list_consumers() -> Sequence[str]:

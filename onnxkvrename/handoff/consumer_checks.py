@@ -118,17 +118,16 @@ def check_sets(
     updates: Mapping[str, Updates],
     *,
     full_transfer: bool,
-    splits_overlaps: bool = False,
 ) -> list[list[Finding]]:
     """Return the findings about each model, each checked together with its set.
 
     The models have the names that the consumer will see; a set is the indexes of those that it
-    receives together. Updates are by the path of a model and the name of an output. With
-    `splits_overlaps`, models of a set that have the same buffer are checked one by one: a finding
-    about the set reports that already.
+    receives together. Updates are by the path of a model and the name of an output. Models of a
+    set that have the same buffer are checked one by one: a finding about the set reports that
+    already.
 
     Raises:
-        ModelError: Two models of a set have the same buffer, and `splits_overlaps` is false.
+        ModelError: Two pairs of one model are the same buffer.
     """
     findings: list[list[Finding]] = [[] for _ in models]
     pending = [tuple(indexes) for indexes in reversed(list(sets))]
@@ -137,7 +136,7 @@ def check_sets(
         try:
             layout = build_layout([models[index] for index in indexes], updates)
         except ModelError:
-            if not splits_overlaps or len(indexes) < 2:
+            if len(indexes) < 2:
                 raise
             pending += ((index,) for index in reversed(indexes))
             continue

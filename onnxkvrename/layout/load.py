@@ -54,19 +54,17 @@ _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
 
 
 class CompileInfo(NamedTuple):
-    """Settings of a compile that the graphs do not contain, and how to read the models.
+    """Settings of a compile that the graphs do not contain.
 
     Attributes:
         sizes: Sizes of symbolic dimensions.
         specializations: A specializations.json with further sizes.
         custom_io: A custom_io.yaml with the dtypes of the compile.
-        group_windows: Whether windows of one model are checked against each other.
     """
 
     sizes: Mapping[str, int] = MappingProxyType({})
     specializations: Path | None = None
     custom_io: Path | None = None
-    group_windows: bool = True
 
 
 UNKNOWN_COMPILE = CompileInfo()
@@ -167,7 +165,7 @@ def load_layout(
             if opened.data_beside is not None:
                 identities[model.path] = opened.data_beside.identity
             models.append(model)
-    models = add_shared_findings(models, rules, group_windows=compile_info.group_windows)
+    models = add_shared_findings(models, rules)
     sets = group_layout_models(models)
     if len(sets) > 1:
         raise _build_several_models_error(models)
@@ -317,16 +315,12 @@ def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], prefix: str
         raise KvRenameError(f"--dim {prefix}{unknown[0]}: {fault}", hint=hint)
 
 
-def add_shared_findings(
-    models: Sequence[KvModel], rules: Rules, *, group_windows: bool = True
-) -> list[KvModel]:
+def add_shared_findings(models: Sequence[KvModel], rules: Rules) -> list[KvModel]:
     """Return the models with what only all of them together show among their findings.
 
     Which other model fills a buffer does not matter here.
     """
-    apart = [
-        model._replace(is_apart=True) if group_windows else model.set_apart() for model in models
-    ]
+    apart = [model._replace(is_apart=True) for model in models]
     shared = check_models_together(apart, rules, TokenChange(None), check_current_tokens=True)
     return [
         model._replace(findings=(*model.findings, *found))

@@ -63,7 +63,7 @@ def check_batch(
         taken, checked_for = _check_consumer(items, models, request.target, request, rules, refused)
         for of_model, of_consumer in zip(set_findings, taken, strict=True):
             of_model += of_consumer
-    if request.verify and request.group_windows and any(model.plan.feeds for model in models):
+    if request.verify and any(model.plan.feeds for model in models):
         items = _drop_filled(items, readable, models)
     checked = []
     for index, (item, across_models) in enumerate(zip(items, set_findings, strict=True)):
@@ -126,9 +126,7 @@ def _say_unchecked(
 ) -> None:
     """Add to the errors of models that cannot be read what is not checked because of them."""
     unchecked = [f"for {request.target}"] if request.target else []
-    if any(
-        model.part or ((model.plan.feeds or model.needs) and not model.is_apart) for model in models
-    ):
+    if any(model.part or model.plan.feeds or model.needs for model in models):
         unchecked.insert(0, "with each other")
     for item in items if models and unchecked else ():
         error = item.report.error if item.model is None else None
@@ -151,7 +149,7 @@ def _check_lone_window(
                 "",
                 "is one window of a model and is renamed without the others: windows with "
                 "different tokens merge, compile and serve, but the output is wrong",
-                "pass the directory with all windows, or --no-set for this one alone",
+                "pass the directory with all windows",
             )
             yield index, finding._replace(severity="warning")
 
@@ -214,7 +212,6 @@ def _check_consumer(
         consumer,
         updates,
         full_transfer=request.full_transfer,
-        splits_overlaps=request.group_windows,
     )
     findings = [
         [*first, *_drop_reported(others, model)]

@@ -143,8 +143,6 @@ def _prepare_open_model(
         value_names=model.value_names,
         proved=proved,
     )
-    if not request.group_windows:
-        model = model.set_apart()
     prepared = PreparedModel(job, report, model, splice_plan, model.data_files)
     return _check_output(prepared, opened, request, rules)
 

@@ -8,7 +8,6 @@ from onnxkvrename.options import (
     FORMAT,
     FULL_TRANSFER,
     JOBS,
-    NO_SET,
     RULES,
     VERBOSE,
     Models,
@@ -153,15 +152,12 @@ class Request(NamedTuple):
             why="the cache decides names and places",
         ),
     ] = False
-    group_windows: Annotated[
-        bool,
-        NO_SET._replace(section="Checks and rules"),
-    ] = True
     verify: Annotated[
         bool,
         Option(
             "--verify",
             "Check each result as `onnxkvrename verify` does before it is put in place.",
+            section="Checks and rules",
         ),
     ] = False
     strict: Strict = False

@@ -10,7 +10,7 @@ from onnxkvrename.model.signature import Dim, Value, format_value_type, is_type_
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.windows import find_token_split, suggest_one_token
 
-_HINT = "pass the encoder and the decoder together; `--no-set` accepts one alone"
+_HINT = "pass the encoder and the decoder together"
 
 
 def check_feeds(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:

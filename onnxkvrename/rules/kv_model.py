@@ -89,10 +89,6 @@ class KvModel(NamedTuple):
         """The names of all graph inputs, then of all outputs."""
         return tuple(value.name for value in (*self.signature.inputs, *self.signature.outputs))
 
-    def set_apart(self) -> KvModel:
-        """Return the model as one that is checked without regard to others."""
-        return self._replace(part=None, is_apart=True)
-
     @property
     def is_window(self) -> bool:
         """True if this is one window of a model rather than all of it."""

@@ -154,7 +154,8 @@ def _check_name_range(file: _PartFile) -> Iterator[tuple[int, Finding]]:
             f"and outputs of {format_layers(outputs)}",
             WINDOW_SIZE_HINT
             if inputs[:1] == [first] and set(inputs) < set(outputs)
-            else "export these layers again; --no-set if some of them have no cache",
+            else "export these layers again; if some of them have no cache, pass the file under a "
+            "name without layer numbers",
         )
 
 
@@ -180,7 +181,7 @@ def _check_coverage(files: Sequence[_PartFile]) -> Iterator[tuple[int, Finding]]
             yield file.build_finding(
                 "KV302",
                 f"comes after {missing}, which no file has: {before}",
-                "pass all windows of the model, or --no-set for some of them",
+                "pass all windows of the model, or one of them alone",
             )
         if last is None or file.layers.stop > stop:
             last = file
@@ -259,7 +260,8 @@ def _check_same_export(files: Sequence[_PartFile], rule: SetRule) -> Iterator[tu
         yield files[index].build_finding(
             "KV306",
             f"comes from a different model or export: {difference}",
-            f"{_EXPORT_AGAIN_HINT}; --no-set if the layers of this model really differ",
+            f"{_EXPORT_AGAIN_HINT}; if the layers of this model really differ, rename each window "
+            "by itself",
         )
 
 

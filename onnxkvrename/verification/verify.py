@@ -23,7 +23,6 @@ from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.options import (
     VERBOSE,
     Format,
-    GroupWindows,
     Jobs,
     Models,
     Option,
@@ -89,7 +88,6 @@ class VerifyRequest(NamedTuple):
             needs=("renamed_from",),
         ),
     ] = False
-    group_windows: GroupWindows = True
     strict: Strict = False
     profile: Profile = None
     rules: RulesFile = None
@@ -175,7 +173,7 @@ def verify_window_sets(
         proof = verified[index].rename_proof
         is_encoder = proof is not None and bool(proof.names)
         set_findings[index] += (f for f in found if not (is_encoder and f.code == "KV001"))
-    if is_complete and request.group_windows and any(map(_is_connected, models)):
+    if is_complete and any(map(_is_connected, models)):
         items = list(verified)
         for index, filled in enumerate(find_filled_outputs(models)):
             report = items[index].report
@@ -226,8 +224,6 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
         *(found for check in checks for found in check(job, rules, model.plan)),
     )
     report = report_model(model)._replace(findings=findings)
-    if not request.group_windows:
-        model = model.set_apart()
     return VerifiedModel(report, flows, model=model)
 
 

@@ -432,7 +432,7 @@ def test_windows_with_different_tokens_are_said_as_by_verify(
     write_windows(tmp_path / "set", 3)
     second = sorted((tmp_path / "set").rglob("*.onnx"))[1].relative_to(tmp_path)
     assert run("inspect", "set").code == 0
-    onnxkvrename.rename_all([second], "VLLM", group_windows=False)
+    onnxkvrename.rename_all([second], "VLLM")
     outcome = run("inspect", "set", "--html", "page.html")
     assert (outcome.code, outcome.err.count("error KV303")) == (1, 1)
     assert (tmp_path / "page.html").read_text().count("KV303") == 1

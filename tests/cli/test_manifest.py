@@ -9,7 +9,6 @@ from typing import Any
 
 import models
 import pytest
-import window_sets
 from models import node, saved
 from schemas import load_schema, validate
 
@@ -421,14 +420,6 @@ def test_verbose_tells_every_finding(tmp_path: Path, run) -> None:
     assert "; -v shows each" in few
     assert "-v shows" not in every
     assert every.count("warning KV111") == 4
-
-
-def test_a_set_with_gaps_has_a_manifest_if_nobody_asks_for_a_set(tmp_path: Path, run) -> None:
-    export = window_sets.write_windows(tmp_path / "export", 3)
-    shutil.rmtree(export / "layer_1_2")
-    assert run("manifest", export).code == 1
-    assert run("manifest", export, "--no-set").code == 0
-    assert run("check-consumer", export, "--no-set", "--target", "qefficient").code == 0
 
 
 def test_a_manifest_is_printed_again(here, run, tmp_path: Path) -> None:

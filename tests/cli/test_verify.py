@@ -62,7 +62,7 @@ def here(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (MODEL, "renamed.onnx", "custom.onnx"),
         (MODEL, "encoder.onnx"),
         ("windows",),
-        ("windows/layer_0_1", "windows/layer_2_3", "--no-set"),
+        ("windows/layer_1_2",),
         ("renamed.onnx", "--prefix", "VLLM"),
         (MODEL, "--strict"),
         (MODEL, "--jobs", "1"),
@@ -324,11 +324,10 @@ def test_names_that_are_no_text_do_not_upset_it(here: Path, run) -> None:
 # Many models.
 
 
-def test_windows_are_held_against_each_other_unless_told_not_to(here: Path, run) -> None:
+def test_windows_are_checked_together(here: Path, run) -> None:
     (here / "windows" / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx").unlink()
     outcome = run("verify", "windows")
     assert (outcome.code, outcome.err.count("KV302")) == (1, 1)
-    assert run("verify", "windows", "--no-set").code == 0
     window_sets.write_windows(here / "again", 2)
     saved(
         window_sets.build_window(1, 2, "V"),
@@ -356,7 +355,7 @@ ENCODERS = {f"{kind}/vlm_dual/encoder.onnx" for kind in ("plain", "VLLM")}
 def test_every_fixture_verifies(name: str, run) -> None:
     beside = FIXTURES / Path(name).parent if name in ENCODERS else FIXTURES / name
     token = ("--prefix", "VLLM") if name.startswith("VLLM") else ()
-    outcome = run("verify", beside, *token, "--no-set")
+    outcome = run("verify", beside, *token)
     assert outcome.code == 0
     assert "error" not in outcome.err
     assert ("KV112" in outcome.err) == ("internal_suffix" in name)

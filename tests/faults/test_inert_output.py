@@ -46,7 +46,7 @@ COMMAND_LINES = (
     ("verify", "-v", "--prefix", "VLLM"),
     ("inspect",),
     ("manifest", "-v"),
-    ("manifest", "--block-size", "16", "--no-set"),
+    ("manifest", "--block-size", "16"),
     ("check-consumer", "-v"),
 )
 """Commands that take any number of models."""

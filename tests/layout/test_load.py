@@ -395,12 +395,6 @@ def test_specializations_of_the_other_side_leave_a_manifest_alone(
     assert load_layout([decoder], RULES, CompileInfo({}, other)).layout.sizes == {"ctx_len": 128}
 
 
-def test_windows_need_not_fit_if_nobody_asks(export: Path) -> None:
-    shutil.rmtree(export / "layer_1_2")
-    assert "KV302" in codes(gather(export))
-    assert codes(gather(export, compile_info=CompileInfo(group_windows=False))) == []
-
-
 def test_what_was_wrong_with_a_model_is_still_wrong_in_its_manifest(tmp_path: Path) -> None:
     model = models.decoder()
     model.graph.output.pop()

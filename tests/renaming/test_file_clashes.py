@@ -45,7 +45,7 @@ def test_a_model_that_is_external_data_of_another_is_not_renamed(
     if given == "twin.onnx":
         os.link("weights.onnx", given)
     before = snapshot(here)
-    outcome = run("reader.onnx", given, "--prefix", "VLLM", "--no-set", *force)
+    outcome = run("reader.onnx", given, "--prefix", "VLLM", *force)
     assert outcome.code == 2
     if force or given not in ("link.onnx", "twin.onnx"):  # those are not changed without force
         assert f"{given}: is external data of reader.onnx" in outcome.err
@@ -54,7 +54,7 @@ def test_a_model_that_is_external_data_of_another_is_not_renamed(
 
 def test_one_that_does_not_change_may_be(here: Path, run) -> None:
     assert run("weights.onnx", "--prefix", "VLLM").code == 0
-    assert run("reader.onnx", "weights.onnx", "--prefix", "VLLM", "--no-set").code == 0
+    assert run("reader.onnx", "weights.onnx", "--prefix", "VLLM").code == 0
 
 
 def test_both_may_go_elsewhere(here: Path, run) -> None:
@@ -72,9 +72,7 @@ def test_a_result_does_not_land_on_the_data_of_another(
     force: tuple[str, ...], here: Path, run, snapshot
 ) -> None:
     before = snapshot(here)
-    outcome = run(
-        "reader.onnx", "weights.onnx", "--prefix", "VLLM", "-d", "out", "--no-set", *force
-    )
+    outcome = run("reader.onnx", "weights.onnx", "--prefix", "VLLM", "-d", "out", *force)
     assert outcome.code == 2
     assert f"{Path('out/weights.onnx')}: is " in outcome.err
     assert snapshot(here) == before
@@ -174,7 +172,7 @@ def test_data_that_are_in_place_are_not_replaced_by_those_of_another_model(
 
     before = snapshot(here)
     jobs = [build_job(Path(f"{name}/{name}.onnx"), Path(f"out/{name}.onnx")) for name in "ab"]
-    request = Request(token="VLLM", force=bool(force), group_windows=False)
+    request = Request(token="VLLM", force=bool(force))
     report = rename_batch(request, jobs, load_rules())
     assert report.failed
     assert "two different" in str(report.models[1].error)

@@ -24,7 +24,7 @@ EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "lw_qwen3
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "plain" / "windows"
 HINTS = {
     "KV301": ("remove one of the two",),
-    "KV302": ("pass all windows of the model, or --no-set for some of them",),
+    "KV302": ("pass all windows of the model, or one of them alone",),
     "KV303": (
         "rename all of them together, with `--prefix VLLM`",
         "rename all of them together, with `--prefix VLLM --replace`",
@@ -32,13 +32,15 @@ HINTS = {
     ),
     "KV304": (
         "restore the name that it was exported with",
-        "export these layers again; --no-set if some of them have no cache",
+        "export these layers again; if some of them have no cache, pass the file under a name "
+        "without layer numbers",
         "export again, layer by layer with layerwise_window_size=1: QEfficient gives larger "
         "windows the inputs of their first layer only",
     ),
     "KV305": ("export all of them again, together",),
     "KV306": (
-        "export all of them again, together; --no-set if the layers of this model really differ",
+        "export all of them again, together; if the layers of this model really differ, rename "
+        "each window by itself",
     ),
     "KV307": ("pass all windows that were merged, or merge them again",),
 }

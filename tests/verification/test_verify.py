@@ -276,7 +276,6 @@ def test_windows_are_held_against_each_other(tmp_path: Path) -> None:
     whole = windows(tmp_path / "w")
     assert codes(*whole) == []
     assert codes(whole[0], whole[2]) == ["KV302"]
-    assert codes(whole[0], whole[2], group_windows=False) == []
     # One that could not be read may be the one that is missing.
     whole[1].write_bytes(b"text")
     assert codes(*whole) == []
@@ -296,10 +295,6 @@ def test_what_only_judges_a_set_does_not_stay(tmp_path: Path) -> None:
     (item,) = verify(windows(tmp_path / "w")[0])
     assert item.model is None
     assert verify_model(Path(item.report.path), QEFF, VerifyRequest()).model.part is not None
-    assert (
-        verify_model(Path(item.report.path), QEFF, VerifyRequest(group_windows=False)).model.part
-        is None
-    )
 
 
 def test_strict_makes_what_all_show_together_an_error(tmp_path: Path) -> None:
