@@ -55,9 +55,6 @@ MODEL_COMMANDS: dict[str, Command] = {
     "inspect --format json": lambda model, file: ["inspect", "--format", "json", str(file)],
     "pairs": lambda model, file: ["pairs", str(file)],
     "rules": lambda model, file: ["pairs", "--as", "rules", str(file)],
-    "rename --pairs": lambda model, file: [
-        *("--prefix", "VLLM", "--check", "--pairs", "dataflow", str(file)),
-    ],
     "manifest": lambda model, file: ["manifest", str(file)],
     "check-consumer": lambda model, file: ["check-consumer", str(file)],
     "compare": lambda model, file: ["compare", str(file), str(model)],

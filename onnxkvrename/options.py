@@ -180,7 +180,7 @@ Profile = Annotated[
         "the profile that matches if qeff does not.",
         "NAME",
         names="profiles, auto",
-        excludes=("rules", "pairs"),
+        excludes=("rules",),
         envvar="ONNXKVRENAME_PROFILE",
     ),
 ]
@@ -188,30 +188,10 @@ RULES = Option(
     "--rules",
     "Your own rules, in TOML like a profile.",
     "FILE",
-    excludes=("profile", "pairs"),
+    excludes=("profile",),
     envvar="ONNXKVRENAME_RULES",
 )
 RulesFile = Annotated[Path | None, RULES]
-Pairs = Annotated[
-    str | None,
-    Option(
-        "--pairs",
-        "Find the buffers in the graph instead of by their names: each input of which an output "
-        "is a later state.",
-        choices=("dataflow",),
-        excludes=("profile", "rules"),
-    ),
-]
-PairsToken = Annotated[
-    str | None,
-    Option(
-        "--prefix --token",
-        "With --pairs: the token in the names; by default each one with a capital letter.",
-        "TOKEN",
-        needs=("pairs",),
-        why="rules recognise tokens by themselves",
-    ),
-]
 Jobs = Annotated[int | None, JOBS]
 Format = Annotated[str, FORMAT]
 Quiet = Annotated[

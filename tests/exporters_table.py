@@ -73,7 +73,7 @@ def check_folder(name: str, work: Path) -> Iterator[Row]:
         report = rename_all([source], TOKEN, directory=renamed, sidecars="off")
     if all(model.failed or not model.pairs for model in report.models):
         for model in report.models:
-            yield check_pairs_of_dataflow(model.path, work)
+            yield check_unknown_names(model.path, work)
         return
     if all(model.status in ("renamed", "unchanged") for model in report.models):
         rename_all([renamed], strip=True, directory=back, sidecars="off" if refusals else "auto")
@@ -81,19 +81,19 @@ def check_folder(name: str, work: Path) -> Iterator[Row]:
         yield check_model(model, report, refusals, source, back)
 
 
-def check_pairs_of_dataflow(model: str, work: Path) -> Row:
-    """Return the row of a model whose names no profile matches: the graph tells the pairs."""
+def check_unknown_names(model: str, work: Path) -> Row:
+    """Return the row of a model whose names no profile matches: `pairs` writes rules for it."""
     path = Path(model)
     renamed, back = work / "renamed" / path.name, work / "back" / path.name
     try:
-        rules = infer_rules([trace_model(path)], [TOKEN]).rules
+        rules = infer_rules(trace_model(path)).rules
     except RulesError:
         assert not renamed.exists()
         return Row(path.relative_to(OTHERS).as_posix(), "", "", NO_CACHE, "", "")
     report = rename(path, TOKEN, output=renamed, rules=rules)
     rename(renamed, strip=True, output=back, rules=rules)
     verified = verify(renamed, rules=rules)
-    options = f"`--prefix {TOKEN} --pairs dataflow`"
+    options = f"`--prefix {TOKEN} --rules rules.toml`"
     return build_row(path, (options, "", str(len(report.name_map))), back, verified)
 
 

@@ -198,7 +198,7 @@ CALLS = {
     "rename_bytes": {"data": b"", "token": "X"},
     "rename_graph": {"graph": onnx_graphsurgeon.Graph(), "token": "X"},
     "rename_model": {"model": onnx.ModelProto(), "token": "X"},
-    "suggest_rules": {"models": ABSENT},
+    "suggest_rules": {"model": ABSENT},
     "verify": {"model": ABSENT, "renamed_from": ABSENT},
     "write_manifest": {"paths": ABSENT, "output": ABSENT},
 }
@@ -219,7 +219,7 @@ ACCEPTED = {
     ("inspect_page", "models"): (list, dict, *IN_MEMORY),
     ("load_layout", "paths"): (list, dict, *IN_MEMORY),
     ("rename_all", "models"): (list, dict),
-    ("suggest_rules", "models"): (list, dict, *IN_MEMORY),
+    ("suggest_rules", "model"): IN_MEMORY,
     ("verify", "model"): IN_MEMORY,
     ("write_manifest", "paths"): (list, dict, *IN_MEMORY),
     ("rename_bytes", "data"): (bytes,),

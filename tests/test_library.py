@@ -381,7 +381,7 @@ def use_the_rest(proto: onnx.ModelProto, data: bytes, path: Path) -> str:
     findings: tuple[onnxkvrename.Finding, ...] = onnxkvrename.check_consumer(layout, serve="-tp 2")
     handoff: onnxkvrename.Handoff = onnxkvrename.compare(proto, data, prompts=[3], serve={})
     pairs: tuple[onnxkvrename.StatePair, ...] = onnxkvrename.find_pairs(smaller)
-    rules: onnxkvrename.Rules = onnxkvrename.suggest_rules(proto, token="X")
+    rules: onnxkvrename.Rules = onnxkvrename.suggest_rules(proto)
     summary: onnxkvrename.ModelSummary = onnxkvrename.inspect(path, rules=rules)
     flows = [flow.verdict for flow in onnxkvrename.verify(data, rules="auto").flows]
     page: str = onnxkvrename.compare_page(proto, layout) + onnxkvrename.inspect_page([path])

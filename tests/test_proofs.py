@@ -162,7 +162,9 @@ def left_state(tmp_path: Path, run) -> Example:
         ]
     )
     path = save(model, tmp_path / "model.onnx")
-    return Example(path, options=("--pairs", "dataflow"))
+    rules = tmp_path / "rules.toml"
+    rules.write_text(run("pairs", path, "--as", "rules").out, "utf-8")
+    return Example(path, options=("--rules", str(rules)))
 
 
 def taken_name(tmp_path: Path, run) -> Example:
@@ -273,7 +275,7 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "a buffer that nothing writes to": not_updated,
     "a cache that grows": growing,
     "a value with too few axes for a cache": few_axes,
-    "a state that `--pairs dataflow` leaves without the token": left_state,
+    "a state that the rules of `pairs` leave without the token": left_state,
     "a new name that is taken": taken_name,
     "a set of windows of which some are renamed": half_renamed,
     "bytes other than names differ from the source": lost_metadata,

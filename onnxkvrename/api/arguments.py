@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, Union, ge
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.options import find_conflict, list_options
 from onnxkvrename.renaming.request import SidecarPolicy
-from onnxkvrename.rules.find_models import check_is_local, list_models
+from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
 from onnxkvrename.rules.load import load_rules as load
 from onnxkvrename.rules.profile import Rules
@@ -67,8 +67,6 @@ def find_rules(
     profile: str | None,
     rules: Path | Rules | None,
     paths: Sequence[ModelSource] = (),
-    pairs: str | None = None,
-    token: str | None = None,
 ) -> Rules:
     """Return the rules that a request asks for, or that know the names of the models.
 
@@ -77,35 +75,18 @@ def find_rules(
         rules: Rules to use instead, or a file of them.
         paths: The models, in files or in memory, and directories of models; without any, the
             names do not count.
-        pairs: Whether the pairs that the graphs show are the rules.
-        token: With `pairs`: the token that names may carry already.
 
     Raises:
-        RulesError: They cannot be used, several profiles know the names equally well, or the
-            graphs show no pairs.
+        RulesError: They cannot be used, or several profiles know the names equally well.
         ModelError: A path does not exist, or a model cannot be read.
     """
     if isinstance(rules, Rules):
         return rules
-    if pairs is not None:
-        return _find_rules_by_dataflow(paths, token or "")
     if not paths:
         return load(profile, rules)
     from onnxkvrename.rules.pick import pick_rules  # a rename needs it only where qeff fails
 
     return pick_rules(paths, profile, rules)
-
-
-def _find_rules_by_dataflow(paths: Sequence[ModelSource], token: str) -> Rules:
-    """Return rules for exactly the pairs that the graphs of some models show."""
-    from onnxkvrename.verification.pairs.infer_rules import (  # loads onnx
-        find_carried_tokens,
-        infer_rules,
-        trace_model,
-    )
-
-    traced = [trace_model(m) for m in list_models(paths) if not str(m).endswith(".json")]
-    return infer_rules(traced, find_carried_tokens(traced, token)).rules
 
 
 def speak_python(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:

@@ -15,7 +15,7 @@ from onnxkvrename.api.arguments import (
     read_arguments,
     speak_python,
 )
-from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.errors import ModelError
 from onnxkvrename.qefficient.export_cache import (
     check_cache_reuse,
     check_cache_state,
@@ -188,7 +188,7 @@ def run_rename(
 
         token = choose_token(request.target, request.token, strip=request.strip)
         request = request._replace(token=token)
-    knows_rules = request.pairs is None and request.profile != AUTO_PROFILE
+    knows_rules = request.profile != AUTO_PROFILE
     rules = find_rules(request.profile, request.rules) if knows_rules else load_rules()
     if request.seed_cache and request.writes:
         from onnxkvrename.qefficient.seed_cache import settle_stopped_seeds  # most need none
@@ -200,12 +200,12 @@ def run_rename(
         rules = _pick_rules(request, jobs)
     run = _rename_in_cache if request.seed_cache else _run_jobs
     report = run(request, jobs, rules, executor, open_bars)
-    is_default = (request.profile or request.rules or request.pairs) is None
+    is_default = (request.profile or request.rules) is None
     if report.has_no_buffers and is_default and not request.seed_cache:
         rules = _pick_rules(request, jobs)
         if rules.choice is not None:
             report = _run_jobs(request, jobs, rules, executor, open_bars)
-    if report.has_no_buffers and not (request.seed_cache or request.pairs):
+    if report.has_no_buffers and not request.seed_cache:
         from onnxkvrename.api.unnamed_caches import explain_unknown_names  # nothing is renamed
 
         report = explain_unknown_names(report, typed, request.token or "")
@@ -213,14 +213,9 @@ def run_rename(
 
 
 def _pick_rules(request: Request, jobs: Sequence[RenameJob]) -> Rules:
-    """Return rules that fit the models, by their names or by their dataflow."""
-    if request.pairs is not None and request.token is None:
-        raise KvRenameError(
-            "--pairs needs --prefix or --target: no rule tells a token from a name",
-            hint="for example `--prefix VLLM`",
-        )
+    """Return rules that fit the models, by their names."""
     models = [job.model for job in jobs]
-    return find_rules(request.profile, request.rules, models, request.pairs, request.token)
+    return find_rules(request.profile, request.rules, models)
 
 
 def _rename_in_cache(

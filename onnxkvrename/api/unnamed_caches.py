@@ -34,7 +34,7 @@ from onnxkvrename.verification.pairs.infer_rules import (
 )
 
 _LEFT_OUT = {
-    *("models", "profile", "rules", "pairs", "jobs", "dask", "output_format", "quiet", "verbose"),
+    *("models", "profile", "rules", "jobs", "dask", "output_format", "quiet", "verbose"),
     *("check", "diff", "dry_run"),
 }
 """The fields of a request that change no result, or that exclude ``--rules``."""
@@ -201,7 +201,7 @@ def _search_models(models: Iterable[ModelSource]) -> Iterator[TracedModel | KvRe
             with open_model(model) as opened:
                 traced = _search(opened.source, opened.signature, path, left)
             if traced.buffers:
-                infer_rules([traced])
+                infer_rules(traced)
             yield traced
         except (ModelError, RulesError) as error:
             yield error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from onnxkvrename.api.arguments import (
     ModelLike,
     PathLike,
@@ -102,27 +100,23 @@ def find_pairs(model: ModelLike) -> tuple[StatePair, ...]:
 
 
 @speak_python
-def suggest_rules(models: ModelLike | Iterable[PathLike], *, token: str | None = None) -> Rules:
-    """Return rules for exactly the pairs that the graphs of some models show, for ``rules=``.
+def suggest_rules(model: ModelLike) -> Rules:
+    """Return rules for exactly the caches that the graph of a model shows, for ``rules=``.
 
     Args:
-        models: The path of a model, its bytes or a ``ModelProto``; or several paths.
-        token: The token that names may carry already; the rules list them without it.
+        model: The model's path, its bytes or a ``ModelProto``.
 
     Returns:
         The rules.
 
     Raises:
-        RulesError: No model has states, no rules fit all of them, or the token cannot be used.
-        ModelError: A model cannot be read.
-        TypeError: An argument has the wrong type.
+        RulesError: The model has no caches, or no rules fit them.
+        ModelError: The model cannot be read.
+        TypeError: The argument has the wrong type.
 
     Examples:
         >>> rules = onnxkvrename.suggest_rules("model.onnx")
         >>> onnxkvrename.rename("model.onnx", "VLLM", rules=rules, dry_run=True).status
         'would-rename'
     """
-    paths = read_arguments(suggest_rules, locals())["models"]
-    if token is not None:
-        check_token_change(TokenChange(token))
-    return infer_rules([trace_model(path) for path in paths], [token] if token else []).rules
+    return infer_rules(trace_model(read_arguments(suggest_rules, locals())["model"])).rules

@@ -40,7 +40,6 @@ from onnxkvrename.options import (
     Example,
     Format,
     Models,
-    Pairs,
     Profile,
     Quiet,
     RulesFile,
@@ -79,7 +78,6 @@ class CheckConsumerArguments(NamedTuple):
     strict: Strict = False
     profile: Profile = None
     rules: RulesFile = None
-    pairs: Pairs = None
     output_format: Format = "text"
     quiet: Quiet = False
     verbose: Annotated[
@@ -110,9 +108,7 @@ def command(arguments: CheckConsumerArguments) -> int:
 
 def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     consumer = load_consumer(arguments.target)
-    rules = find_rules(
-        arguments.profile, arguments.rules, arguments.models, arguments.pairs, consumer.token
-    )
+    rules = find_rules(arguments.profile, arguments.rules, arguments.models)
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     compile_info = fill_record(CompileInfo, arguments)
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)

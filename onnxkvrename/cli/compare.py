@@ -39,7 +39,6 @@ from onnxkvrename.options import (
     Example,
     Format,
     Option,
-    Pairs,
     Profile,
     Quiet,
     ReplacedByPage,
@@ -100,7 +99,6 @@ class CompareArguments(NamedTuple):
     strict: Strict = False
     profile: Profile = None
     rules: RulesFile = None
-    pairs: Pairs = None
     html: Annotated[
         Path | None,
         PAGE._replace(
@@ -136,7 +134,7 @@ def command(arguments: CompareArguments) -> int:
     """
     consumer = load_consumer(arguments.target)
     sides = (arguments.prefill, arguments.decode)
-    rules = find_rules(arguments.profile, arguments.rules, sides, arguments.pairs, consumer.token)
+    rules = find_rules(arguments.profile, arguments.rules, sides)
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     served = _read_served_pair(arguments)
     if arguments.bandwidth is not None:

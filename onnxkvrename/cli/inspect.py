@@ -21,8 +21,6 @@ from onnxkvrename.options import (
     Example,
     Format,
     Models,
-    Pairs,
-    PairsToken,
     Profile,
     ReplacedByPage,
     RulesFile,
@@ -47,8 +45,6 @@ class InspectArguments(NamedTuple):
     force: ReplacedByPage = False
     profile: Profile = None
     rules: RulesFile = None
-    pairs: Pairs = None
-    token: PairsToken = None
     output_format: Format = "text"
     verbose: Verbose = False
 
@@ -73,9 +69,7 @@ def command(arguments: InspectArguments) -> int:
     Weights are not read.
     """
     jobs = find_jobs(arguments.models)
-    rules = find_rules(
-        arguments.profile, arguments.rules, arguments.models, arguments.pairs, arguments.token
-    )
+    rules = find_rules(arguments.profile, arguments.rules, arguments.models)
     print_choice(rules.choice, arguments.output_format)
     models = [job.model for job in jobs]
     inspection = inspect_models(models, rules, trace_buffer_updates, arguments.sizes)

@@ -38,8 +38,6 @@ from onnxkvrename.options import (
     Example,
     Models,
     Option,
-    Pairs,
-    PairsToken,
     Profile,
     Quiet,
     RulesFile,
@@ -131,8 +129,6 @@ class ManifestArguments(NamedTuple):
     strict: Strict = False
     profile: Profile = None
     rules: RulesFile = None
-    pairs: Pairs = None
-    token: PairsToken = None
     output_format: Annotated[str, FORMAT] = "json"
     quiet: Quiet = False
     verbose: Verbose = False
@@ -168,9 +164,7 @@ def command(arguments: ManifestArguments) -> int:
     and check-consumer accept a manifest instead of its model. Workers with equal
     buffers have the same kv_layout_sha256.
     """
-    rules = find_rules(
-        arguments.profile, arguments.rules, arguments.models, arguments.pairs, arguments.token
-    )
+    rules = find_rules(arguments.profile, arguments.rules, arguments.models)
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     compile_info = fill_record(CompileInfo, arguments)
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)

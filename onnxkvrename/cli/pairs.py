@@ -12,26 +12,20 @@ from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import decide_exit_code, format_list
+from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.model.signature import format_shape
-from onnxkvrename.options import (
-    Example,
-    Format,
-    Models,
-    Option,
-)
-from onnxkvrename.report.documents.pairs_json import (
-    build_io_bindings,
-    build_stateful_map,
-    describe_pairs,
-    render_value,
-)
+from onnxkvrename.options import Example, Format, Models, Option
+from onnxkvrename.report.documents.pairs_json import describe_pairs
 from onnxkvrename.report.formats import Answer, FileResult, Line
-from onnxkvrename.report.inert import escape_json
 from onnxkvrename.report.tables import render_table
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.verification.pairs.hidden_states import StatePair
-from onnxkvrename.verification.pairs.infer_rules import TracedModel, infer_rules, trace_model
+from onnxkvrename.verification.pairs.infer_rules import (
+    TracedModel,
+    find_last_word,
+    infer_rules,
+    trace_model,
+)
 
 _HEADINGS = ("input", "output", "update", "dtype", "shape")
 
@@ -44,9 +38,8 @@ class PairsArguments(NamedTuple):
         str | None,
         Option(
             "--as",
-            "Print the pairs of one model for another program: the map for OpenVINO's "
-            "MakeStateful, a list for an IO binding of onnxruntime, or a rules file.",
-            choices=("openvino", "io-binding", "rules"),
+            "Print a rules file for the names of one model.",
+            choices=("rules",),
             excludes=("output_format",),
         ),
     ] = None
@@ -65,16 +58,16 @@ def command(arguments: PairsArguments) -> int:
 
     The graph alone decides, whatever the names are; no rules are needed. What
     cannot be proved is not shown. Weights are not read. Where no profile matches the
-    names, `onnxkvrename MODEL --prefix TOKEN --pairs dataflow` renames these pairs.
+    names, `onnxkvrename MODEL --prefix TOKEN --rules FILE` renames with the rules that
+    `--as rules` prints.
     """
-    form = arguments.form
     paths = [job.model for job in find_jobs(arguments.models)]
-    if form is not None:
+    if arguments.form is not None:
         check_one_model("--as is for one model", [str(path) for path in paths])
     results = [_trace(path) for path in paths]
     answer = _build_answer(results)
-    if form is not None and isinstance(results[0], TracedModel):
-        answer = answer._replace(render_text=partial(_render_form, results[0], form))
+    if arguments.form is not None and isinstance(results[0], TracedModel):
+        answer = answer._replace(render_text=partial(_render_rules, results[0]))
     return print_answer(answer, arguments.output_format)
 
 
@@ -132,18 +125,13 @@ def _build_row(pair: StatePair) -> tuple[str, ...]:
     )
 
 
-def _render_form(model: TracedModel, form: str, width: int | None) -> Iterator[Line]:
-    """Yield the pairs of a model as another program reads them."""
-    if form == "rules":
-        text = infer_rules([model]).text.rstrip("\n")
-    elif form == "openvino":
-        text = escape_json(render_value(build_stateful_map(model.pairs)))
-        left_out = [pair.input.name for pair in model.pairs if not pair.feeds_back]
-        if left_out:
-            yield Line(
-                f"left out, as the output is not all of the next state: {format_list(left_out)}",
-                err=True,
-            )
-    else:
-        text = escape_json(render_value(build_io_bindings(model.pairs)))
-    yield from map(Line, text.split("\n"))
+def _render_rules(model: TracedModel, width: int | None) -> Iterator[Line]:
+    """Yield rules for the names of a model, as TOML."""
+    yield from map(Line, infer_rules(model).text.rstrip("\n").split("\n"))
+    word = find_last_word(model.buffers)
+    if word:
+        yield Line(
+            f"all names carry {word}: if that is a token, make the rules from the model "
+            "before its rename",
+            err=True,
+        )

@@ -54,7 +54,7 @@ def _verify_models(request: VerifyRequest) -> tuple[tuple[VerifiedModel, ...], P
     request = request._replace(checks=(check_cache_state,))
     paths = [job.model for job in find_jobs(request.models)]
     sources = _find_sources(paths, request)
-    rules = find_rules(request.profile, request.rules, paths, request.pairs, request.token)
+    rules = find_rules(request.profile, request.rules, paths)
     print_choice(rules.choice, request.output_format, request.quiet)
     verify = partial(_verify_with_source, rules=rules, request=request)
     is_watched = request.output_format == "text" and not request.quiet

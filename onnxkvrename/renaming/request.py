@@ -12,7 +12,6 @@ from onnxkvrename.options import (
     VERBOSE,
     Models,
     Option,
-    Pairs,
     Profile,
     Quiet,
     Strict,
@@ -148,7 +147,7 @@ class Request(NamedTuple):
             "--seed-cache",
             "Put the renamed export where QEfficient's cache will look for it.",
             section="QEfficient's export cache",
-            excludes=("output", "directory", "pairs"),
+            excludes=("output", "directory"),
             why="the cache decides names and places",
         ),
     ] = False
@@ -163,7 +162,6 @@ class Request(NamedTuple):
     strict: Strict = False
     profile: Profile = None
     rules: Annotated[Path | Rules | None, RULES] = None
-    pairs: Pairs = None
     jobs: Annotated[
         int | None,
         JOBS._replace(section="Workers", excludes=("dask",)),

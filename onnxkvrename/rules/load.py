@@ -14,8 +14,6 @@ from onnxkvrename.rules.qefficient import PROFILE as DEFAULT_PROFILE
 from onnxkvrename.storage.read import is_occupied, read_text_file
 
 PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
-DATAFLOW_RULES = "dataflow"
-"""What messages call rules that were made from the dataflow, and the value of ``--pairs``."""
 AUTO_PROFILE = "auto"
 """The word for the profile that knows the names of the models; see `rules.pick`."""
 
@@ -76,8 +74,6 @@ def format_rules_option(rules: Rules) -> str:
     """Return the option by which a command uses these rules, after a space; none by default."""
     if rules.name == DEFAULT_PROFILE:
         return ""
-    if rules.name == DATAFLOW_RULES:
-        return f" --pairs {rules.name}"
     if rules.name in list_profiles():
         return f" --profile {quote_word(rules.name)}"
     return f" --rules {quote_path(rules.name)}" if is_occupied(rules.name) else ""

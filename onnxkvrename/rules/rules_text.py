@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.profile import UPDATES
 
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
+_WORD_CHARACTERS = frozenset(string.ascii_letters + string.digits)
 _NUMBER = re.compile("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])")
 
 
@@ -21,8 +23,8 @@ class StateNames(NamedTuple):
     """The names of a pair.
 
     Attributes:
-        input: The name of the input, without a token.
-        output: The name of the output, without a token and without `suffix`.
+        input: The name of the input.
+        output: The name of the output, without `suffix`.
         suffix: What follows a token in the name of the output.
         kind: The kind of buffer, such as ``attention``.
         update: How it is updated; empty if that is not known.
@@ -45,6 +47,17 @@ class _PlacedState(NamedTuple):
     layer: int
 
 
+def split_suffix(input_name: str, output_name: str) -> tuple[str, str]:
+    """Return an output's name without what it has after its input's, and that.
+
+    A rename puts the token before it, so it must not begin in the middle of a word.
+    """
+    suffix = output_name.removeprefix(input_name)
+    if suffix in ("", output_name) or suffix[0] in _WORD_CHARACTERS:
+        return output_name, ""
+    return input_name, suffix
+
+
 def write_rules(
     states: Sequence[StateNames],
     title: str,
@@ -53,7 +66,7 @@ def write_rules(
 ) -> str:
     """Return rules that list the names of pairs, in TOML.
 
-    The names are without a token. The title, for the first line, says which models they are from.
+    The title, for the first line, says which model they are from.
     Names in `kept_names` are left alone, each with the reason; `notes` say more of some of them, in
     comments.
 

@@ -26,7 +26,6 @@ from onnxkvrename.options import (
     Jobs,
     Models,
     Option,
-    Pairs,
     Profile,
     Quiet,
     RulesFile,
@@ -91,7 +90,6 @@ class VerifyRequest(NamedTuple):
     strict: Strict = False
     profile: Profile = None
     rules: RulesFile = None
-    pairs: Pairs = None
     jobs: Jobs = None
     output_format: Format = "text"
     quiet: Quiet = False

@@ -65,7 +65,6 @@ MISTAKES = pytest.mark.parametrize(
         ((MODEL, "--prefix", "RetainedStateX"), "may not contain RetainedState"),
         ((MODEL, "--prefix", "a\nb\x1b"), r"the token 'a\nb\x1b' may contain only ASCII"),
         ((MODEL, "--prefx", "VLLM"), "--prefx"),
-        ((MODEL, *V, "--pairs", "names"), "'names' is not 'dataflow'"),
         (
             (MODEL, *V, "--profile", "nobody"),
             f"no such profile: nobody (profiles: {', '.join(list_profiles())})",

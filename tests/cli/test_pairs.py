@@ -1,4 +1,4 @@
-"""The command ``pairs`` shows the states of a model, and writes them for other programs."""
+"""The command ``pairs`` shows the states of a model, and writes rules for them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from conftest import FIXTURES
 from models import saved
 from schemas import load_schema, validate
+
+from onnxkvrename.findings import quote_path
 
 DELTA = """
     <ir_version: 8, opset_import: ["": 17]>
@@ -93,27 +95,6 @@ def test_a_job_that_cannot_be_done_is_a_document_too(run) -> None:
     assert document["error"]["path"] == "missing.onnx"
 
 
-def test_the_map_for_openvino_has_what_goes_back_as_it_is(delta: str, run) -> None:
-    outcome = run("pairs", "--as", "openvino", delta)
-    assert json.loads(outcome.out) == {"h": "h2"}
-    assert outcome.err == "left out, as the output is not all of the next state: k_in\n"
-
-
-def test_the_list_for_an_io_binding_says_what_the_next_input_is(delta: str, run) -> None:
-    outcome = run("pairs", "--as", "io-binding", delta)
-    assert [
-        (item["input"], item["next_input"], item["axis"], item["same_size"])
-        for item in json.loads(outcome.out)
-    ] == [("k_in", "join", 1, False), ("h", "output", 1, False)]
-
-
-def test_buffers_of_one_size_can_be_bound_to_one_memory(run) -> None:
-    outcome = run("pairs", "--as", "io-binding", FIXTURES / "plain" / "decoder.onnx")
-    items = json.loads(outcome.out)
-    assert [item["next_input"] for item in items] == ["output"] * len(items)
-    assert {item["same_size"] for item in items} == {True}
-
-
 @pytest.mark.parametrize(
     ("source", "features"),
     [
@@ -138,7 +119,7 @@ def test_the_rules_rename_exactly_the_pairs_of_the_model_and_give_them_back(
     renamed = run(delta, "--prefix", "VLLM", "--rules", "mine.toml")
     assert renamed.code == 0
     assert {line.partition(" -> ")[0] for line in renamed.out.splitlines()} == names
-    assert run(delta, "--prefix", "VLLM", "--pairs", "dataflow", "--check").code == 0
+    assert run(delta, "--prefix", "VLLM", "--rules", "mine.toml", "--check").code == 0
     assert run(delta, "--strip", "--rules", "mine.toml").code == 0
     assert Path(delta).read_bytes() == before
 
@@ -152,9 +133,9 @@ def test_the_rules_of_a_decoder_rename_as_its_profile_does(
     assert decoder.read_bytes() == renamed
 
 
-def test_one_model_is_written_for_another_program_and_no_set(delta: str, run) -> None:
+def test_rules_are_written_for_one_model(delta: str, run) -> None:
     saved(onnx.parser.parse_model(DELTA), Path("other.onnx"))
-    outcome = run("pairs", "--as", "openvino", delta, "other.onnx")
+    outcome = run("pairs", "--as", "rules", delta, "other.onnx")
     assert (outcome.code, outcome.err.splitlines()[0]) == (
         2,
         "error: --as is for one model, not 2: delta.onnx, other.onnx "
@@ -162,11 +143,11 @@ def test_one_model_is_written_for_another_program_and_no_set(delta: str, run) ->
     )
     assert (
         "--as and --format cannot be used together"
-        in run("pairs", "--as", "openvino", "--format", "json", delta).err
+        in run("pairs", "--as", "rules", "--format", "json", delta).err
     )
-    assert run("pairs", "--as", "openvino", "missing.onnx").code == 2
+    assert run("pairs", "--as", "rules", "missing.onnx").code == 2
     saved(b"no model", Path("text.onnx"))
-    assert run("pairs", "--as", "openvino", "text.onnx").code == 2
+    assert run("pairs", "--as", "rules", "text.onnx").code == 2
 
 
 def test_names_stay_on_their_line(tmp_path: Path, run) -> None:
@@ -174,5 +155,20 @@ def test_names_stay_on_their_line(tmp_path: Path, run) -> None:
     model.graph.input[0].name = model.graph.node[2].input[0] = "k\n::error::x"
     path = saved(model, tmp_path / "m.onnx")
     assert len(run("pairs", path).out.splitlines()) == 5
-    bound = json.loads(run("pairs", "--as", "io-binding", path).out)
-    assert bound[0]["input"] == "k\n::error::x"
+    (model,) = json.loads(run("pairs", "--format", "json", path).out)["models"]
+    assert model["pairs"][0]["input"] == "k\n::error::x"
+
+
+def test_a_model_without_a_state_is_named_in_the_command_that_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[a,4] x) => (float[a,4] y) {y = Neg(x)}
+    """)
+    for name in ("m.onnx", "-m.onnx", "a b.onnx"):
+        saved(model, tmp_path / name)
+        path = quote_path(name)
+        err = run("pairs", "--as", "rules", "--", name).err
+        assert f"(`onnxkvrename inspect {path} --profile auto` shows what the model has)" in err

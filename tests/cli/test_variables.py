@@ -47,7 +47,6 @@ def test_variables_set_what_is_listed_and_nothing_that_writes_or_undoes() -> Non
         ({PREFIX: "", TARGET: "vllm-qaic"}, (), FOR_QAIC),
         ({TARGET: "vllm-qaic"}, ("--full-transfer",), FOR_QAIC),
         ({RULES: "none.toml"}, ("--prefix", "VLLM", "--profile", "qeff"), NAMED),
-        ({RULES: "none.toml"}, ("--prefix", "VLLM", "--pairs", "dataflow"), NAMED),
         ({PROFILE: "nope"}, ("--prefix", "VLLM", "--profile", "qeff"), NAMED),
         ({"ONNXKVRENAME_JOBS": "2"}, ("--prefix", "VLLM"), NAMED),
         ({"ONNXKVRENAME_STRICT": "0"}, ("--prefix", "VLLM"), NAMED),

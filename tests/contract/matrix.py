@@ -13,7 +13,6 @@ COMMANDS = {
     "rename": ("1", "{} --prefix VLLM -d out --format json"),
     "strip": ("6", "{} --strip --format json"),
     "check": ("12", "{} --target vllm-qaic --check --format json"),
-    "dataflow": ("pairs", "{} --prefix VLLM --pairs dataflow -n --format json"),
     "verify": ("10", "verify {} --format json"),
     "inspect": ("11", "inspect {} --format json"),
     "check-consumer": ("check-consumer", "check-consumer {} --format json"),

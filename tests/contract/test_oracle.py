@@ -170,8 +170,10 @@ def rename(source: Path, directory: Path, *options: str) -> tuple[dict[str, str]
 def test_a_renamed_model_is_wired_as_one_renamed_by_object(name: str, tmp_path: Path) -> None:
     source = find_source(name)
     names, target = rename(source, tmp_path, "--prefix", "VLLM")
-    if not target.is_file():  # without names that a profile knows, the graph has to do
-        names, target = rename(source, tmp_path, "--prefix", "VLLM", "--pairs", "dataflow")
+    if not target.is_file():  # without names that a profile knows, rules of the graph have to do
+        rules = tmp_path / "rules.toml"
+        rules.write_text(call(["pairs", str(source), "--as", "rules"]).out, "utf-8")
+        names, target = rename(source, tmp_path, "--prefix", "VLLM", "--rules", str(rules))
     if not target.is_file() or not names:
         assert name in WITHOUT_BUFFERS or name.startswith("exports")
         pytest.skip("nothing to rename in this model")

@@ -46,7 +46,7 @@ def read_pairs(data: bytes) -> None:
     source = ByteSource.from_bytes(data)
     graph = read_graph(source)
     signature = read_signature(source)
-    infer_rules([TracedModel(Path("m.onnx"), signature, find_state_pairs(graph, signature))])
+    infer_rules(TracedModel(Path("m.onnx"), signature, find_state_pairs(graph, signature)))
 
 
 def read_sidecar(data: bytes) -> None:

@@ -11,17 +11,20 @@ from hypothesis import strategies as st
 from onnxkvrename.errors import RulesError
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.report.inert import escape_text
-from onnxkvrename.rules.name_tokens import split_token
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.rewrite import rewrite_name
-from onnxkvrename.rules.rules_text import StateNames, write_rules
+from onnxkvrename.rules.rules_text import StateNames, split_suffix, write_rules
 
 
 def write(*pairs: str) -> str:
     """Return the rules for pairs of names."""
-    states = [StateNames(*split_token(*pair.split(), ()), "attention", "append") for pair in pairs]
-    return write_rules(states, "m.onnx")
+    return write_rules([name_state(*pair.split()) for pair in pairs], "m.onnx")
+
+
+def name_state(name: str, output: str) -> StateNames:
+    """Return the names of a cache that grows."""
+    return StateNames(name, *split_suffix(name, output), "attention", "append")
 
 
 def rename(text: str, pairs: dict[str, str], token: str = "T") -> dict[str, str]:
@@ -76,6 +79,21 @@ def test_the_token_comes_before_what_the_output_has_more() -> None:
         *("h_T", "h_T_RetainedState"),
         *("past.0_T", "past.0_T_out"),
     }
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("past", "present"), ("present", "")),
+        (("past", "past_out"), ("past", "_out")),
+        (("past.1", "past.10"), ("past.10", "")),
+        (("past", "past"), ("past", "")),
+    ],
+)
+def test_a_suffix_follows_the_whole_name_of_the_input(
+    names: tuple[str, str], expected: tuple[str, str]
+) -> None:
+    assert split_suffix(*names) == expected
 
 
 def test_parts_of_other_layers_or_updates_are_other_kinds() -> None:
@@ -142,11 +160,8 @@ NAMES = st.text(st.characters(exclude_categories=["Cs", "Z"]), min_size=1, max_s
 @given(st.dictionaries(NAMES, NAMES, min_size=1, max_size=4))
 def test_rules_can_be_written_for_any_names(pairs: dict[str, str]) -> None:
     outputs = {name: f"out:{number}:{made}" for number, (name, made) in enumerate(pairs.items())}
-    states = [
-        StateNames(*split_token(*pair, ()), kind="attention", update="append")
-        for pair in outputs.items()
-    ]
-    rules = parse_rules(write_rules(states, "m"), "test")
+    text = write_rules([name_state(*pair) for pair in outputs.items()], "m")
+    rules = parse_rules(text, "test")
     for name, output in outputs.items():
         into, out = rules.match("input", name), rules.match("output", output)
         assert into is not None

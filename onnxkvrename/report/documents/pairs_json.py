@@ -1,13 +1,12 @@
-"""The JSON documents of ``onnxkvrename pairs``: its own, and those that other programs read."""
+"""The JSON document of ``onnxkvrename pairs``."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.layout.updates import ShownUpdate, are_same_sizes, compare_dims
+from onnxkvrename.layout.updates import ShownUpdate
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.records import Document
 from onnxkvrename.verification.pairs.hidden_states import StatePair
@@ -84,46 +83,3 @@ def _describe_pair(pair: StatePair) -> Pair:
         pair.update,
         pair.feeds_back,
     )
-
-
-def build_stateful_map(pairs: Iterable[StatePair]) -> Mapping[str, str]:
-    """Return the map for OpenVINO's MakeStateful: the outputs that go back as they are."""
-    return {pair.input.name: pair.output.name for pair in pairs if pair.feeds_back}
-
-
-def build_io_bindings(pairs: Iterable[StatePair]) -> list[dict[str, Any]]:
-    """Return what an IO binding of onnxruntime needs to know of each pair.
-
-    ``next_input`` says what the input is in the next step: the ``output``; the ``join`` of both
-    along ``axis``; or what was the ``first_output``, in each later step.
-    """
-    return [
-        {
-            "input": pair.input.name,
-            "output": pair.output.name,
-            "dtype": pair.input.dtype,
-            "input_shape": pair.input.shape,
-            "output_shape": pair.output.shape,
-            "next_input": _name_next_input(pair),
-            "axis": pair.update.axis,
-            "same_size": _has_same_size(pair),
-        }
-        for pair in pairs
-    ]
-
-
-def _name_next_input(pair: StatePair) -> str:
-    if pair.feeds_back:
-        return "output"
-    return "join" if pair.update.kind == "delta" else "first_output"
-
-
-def _has_same_size(pair: StatePair) -> bool:
-    """Return whether input and output are shown to have one size, so that buffers can be reused."""
-    has_one_size = pair.update.kind in ("inplace", "shift", "once")
-    return has_one_size and are_same_sizes(compare_dims(pair.input.shape, pair.output.shape))
-
-
-def render_value(value: Any) -> str:
-    """Return a value as indented JSON."""
-    return json.dumps(value, indent=2)

@@ -1,35 +1,29 @@
-"""Make rules from the dataflow of models, and check that they recognise exactly its pairs."""
+"""Make rules from the dataflow of a model, and check that they recognise exactly its caches."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, RulesError
-from onnxkvrename.findings import format_list, quote_path
+from onnxkvrename.findings import quote_path
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.rules.load import DATAFLOW_RULES
-from onnxkvrename.rules.name_tokens import (
-    NamedModel,
-    NamedPair,
-    find_tokens,
-    has_token,
-    select_for_token,
-    split_token,
-)
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.rules_text import StateNames, write_rules
+from onnxkvrename.rules.rules_text import StateNames, split_suffix, write_rules
 from onnxkvrename.storage.read import ModelSource
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.lone_states import LoneState, find_lone_states
+
+_NAME = "pairs"
+"""What messages call rules that were made from the dataflow."""
 
 
 class TracedModel(NamedTuple):
@@ -58,7 +52,7 @@ class TracedModel(NamedTuple):
 
 
 class InferredRules(NamedTuple):
-    """Rules that recognise the pairs of the dataflow and nothing else, and the same in TOML."""
+    """Rules that recognise the caches of a model and nothing else, and the same in TOML."""
 
     rules: Rules
     text: str
@@ -102,52 +96,38 @@ def trace_source(
     )
 
 
-def infer_rules(models: Sequence[TracedModel], tokens: Collection[str] = ()) -> InferredRules:
-    """Return rules for the buffers of some models, which hold for each of them.
-
-    Buffers are all pairs, except for features without a token, and for pairs without a token that
-    are unlike those with one.
-
-    Names may carry the tokens already; the rules list them without.
+def infer_rules(model: TracedModel) -> InferredRules:
+    """Return rules for the caches of a model, by the names that they have.
 
     Raises:
-        RulesError: No model has pairs, or no rules recognise exactly the buffers of each model.
+        RulesError: The model has no caches, or no rules recognise exactly those.
     """
-    kept_names: dict[str, str] = {}
-    chosen = [_choose_buffers(model, tokens, kept_names) for model in models]
-    states: dict[tuple[str, str, str], StateNames] = {}
-    for model in chosen:
-        for pair in model.pairs:
-            state = _name_state(pair, tokens)
-            states.setdefault((state.input, state.output, state.suffix), state)
-    title = format_list([model.path.name for model in models if model.pairs])
-    if not states:
-        path = str(models[0].path)
+    path = str(model.path)
+    if not model.buffers:
         command = f"onnxkvrename inspect {quote_path(path)} --profile auto"
         raise RulesError(
             "no cache found in the graph: no output is proved to be a later state of an input",
-            path=path if len(models) == 1 else None,
+            path=path,
             hint=f"`{command}` shows what the model has",
         )
-    ordered = list(states.values())
+    states = [_name_state(pair) for pair in model.buffers]
+    kept_names = dict(_list_kept_names(model))
     notes = {
         state.output: f"{state.output} may be a later state of {state.input}, which is not proved: "
         f"{state.reason}"
-        for model in models
         for state in model.lone_states
     }
-    text = write_rules(ordered, title, kept_names, notes)
+    text = write_rules(states, model.path.name, kept_names, notes)
     try:
-        rules = parse_rules(text, DATAFLOW_RULES)
-        extra = _list_extra_names(chosen, rules)
+        rules = parse_rules(text, _NAME)
+        extra = _list_extra_names(model, rules)
         if extra:
             kept_names |= dict.fromkeys(extra, "not a state")
-            text = write_rules(ordered, title, kept_names, notes)
-            rules = parse_rules(text, DATAFLOW_RULES)
+            text = write_rules(states, model.path.name, kept_names, notes)
+            rules = parse_rules(text, _NAME)
     except RulesError as error:
-        raise _build_misfit_error(f"the rules would not be valid: {error.message}") from None
-    for model in chosen:
-        _check_exact(model, rules)
+        raise _build_misfit_error(f"they would not be valid: {error.message}", path) from None
+    _check_exact(model, rules)
     return InferredRules(rules, text)
 
 
@@ -164,61 +144,27 @@ def carries_token(pair: StatePair, token: str) -> bool:
     return name.endswith(f"_{token}") and (output.startswith(name) or output.endswith(f"_{token}"))
 
 
-def find_carried_tokens(models: Iterable[TracedModel], requested: str = "") -> tuple[str, ...]:
-    """Return the tokens that names of buffers carry.
-
-    A command was told the `requested` one; empty for none.
-
-    Raises:
-        RulesError: `requested` may be a part of the names, or is in another place.
-    """
-    return find_tokens([_name_model(model) for model in models], requested)
-
-
-def _name_model(model: TracedModel) -> NamedModel:
-    names = {value.name for value in (*model.signature.inputs, *model.signature.outputs)}
-    caches = [pair for pair in model.pairs if pair.input.name not in model.features]
-    return NamedModel([_name_pair(pair) for pair in caches], names)
+def _list_kept_names(model: TracedModel) -> Iterator[tuple[str, str]]:
+    """Yield names that are not those of caches, though they may look so, with the reasons."""
+    for state in model.lone_states:
+        yield state.output, REASON_UNKNOWN
+    for pair in model.pairs:
+        if pair.input.name in model.features:
+            yield pair.input.name, "features"
+            yield pair.output.name, "features"
 
 
-def _name_pair(pair: StatePair) -> NamedPair:
-    update = pair.update.kind, pair.input.dtype
-    return NamedPair(pair.input.name, pair.output.name, update, pair.input.shape)
+def _build_misfit_error(reason: str, path: str) -> RulesError:
+    return RulesError(f"no rules fit the caches of this model: {reason}", path=path)
 
 
-def _choose_buffers(
-    model: TracedModel, tokens: Collection[str], kept_names: dict[str, str]
-) -> TracedModel:
-    """Return a model with those of its pairs that are buffers, and note why others are none."""
-    kept_names |= {state.output: REASON_UNKNOWN for state in model.lone_states}
-    named = [_name_pair(pair) for pair in model.pairs]
-    is_chosen = select_for_token(named, tokens)
-    buffers = []
-    for pair, names, should_carry in zip(model.pairs, named, is_chosen, strict=True):
-        if pair.input.name in model.features and not has_token(names, tokens):
-            kept_names |= dict.fromkeys((names.input, names.output), "features")
-        elif should_carry:
-            buffers.append(pair)
-        else:
-            kept_names[names.output] = REASON_UNKNOWN
-    return model._replace(pairs=tuple(buffers))
-
-
-def _build_misfit_error(reason: str, path: str | None = None) -> RulesError:
-    return RulesError(
-        f"no rules fit the dataflow of all models: {reason}",
-        path=path,
-        hint="name the models one by one",
-    )
-
-
-def _name_state(pair: StatePair, tokens: Collection[str]) -> StateNames:
-    core, output, suffix = split_token(pair.input.name, pair.output.name, tokens)
+def _name_state(pair: StatePair) -> StateNames:
+    output, suffix = split_suffix(pair.input.name, pair.output.name)
     update: str = pair.update.kind
     if update == "shift":  # where it is declared to grow, as genai does, nothing is said
         update = "inplace" if pair.input.shape == pair.output.shape else ""
     is_quantized = "INT" in pair.input.dtype
-    return StateNames(core, output, suffix, _choose_kind(pair), update, is_quantized)
+    return StateNames(pair.input.name, output, suffix, _choose_kind(pair), update, is_quantized)
 
 
 def _choose_kind(pair: StatePair) -> str:
@@ -231,6 +177,31 @@ def _choose_kind(pair: StatePair) -> str:
     return "attention"
 
 
+def _list_extra_names(model: TracedModel, rules: Rules) -> list[str]:
+    """Return the names that rules recognise, but that are of no cache."""
+    names = {value.name for pair in model.buffers for value in (pair.input, pair.output)}
+    sides = (("input", model.signature.inputs), ("output", model.signature.outputs))
+    extra = (
+        value.name
+        for side, values in sides
+        for value in values
+        if value.name not in names and rules.match(side, value.name) is not None
+    )
+    return list(dict.fromkeys(extra))
+
+
+def _check_exact(model: TracedModel, rules: Rules) -> None:
+    """Raise RulesError unless rules recognise exactly the caches of a model."""
+    plan = build_rename_plan(model.signature, rules, TokenChange(None))
+    expected = {pair.input.name: pair.output.name for pair in model.buffers}
+    names = {name for pair in expected.items() for name in pair}
+    wrong = sorted(plan.old_names ^ names) or [item.name for item in plan.duplicates]
+    if not wrong and _map_planned_pairs(plan) != expected:
+        wrong = sorted(names)
+    if wrong:
+        raise _build_misfit_error(f"{wrong[0]} would be taken for another one", str(model.path))
+
+
 def _map_planned_pairs(plan: RenamePlan) -> Mapping[str, str]:
     """Return the names of the complete pairs of a plan, input to output."""
     return {
@@ -238,38 +209,3 @@ def _map_planned_pairs(plan: RenamePlan) -> Mapping[str, str]:
         for pair in plan.pairs
         if pair.input is not None and pair.output is not None
     }
-
-
-def _list_extra_names(models: Iterable[TracedModel], rules: Rules) -> list[str]:
-    """Return the names that rules recognise, but are of no pair in any model."""
-    paired = {
-        value.name
-        for model in models
-        for pair in model.pairs
-        for value in (pair.input, pair.output)
-    }
-    extra: dict[str, None] = {}
-    for model in models:
-        signature = model.signature
-        for side, values in (("input", signature.inputs), ("output", signature.outputs)):
-            extra.update(
-                (value.name, None)
-                for value in values
-                if value.name not in paired and rules.match(side, value.name) is not None
-            )
-    return list(extra)
-
-
-def _check_exact(model: TracedModel, rules: Rules) -> None:
-    """Raise RulesError unless rules recognise exactly the pairs of a model."""
-    plan = build_rename_plan(model.signature, rules, TokenChange(None))
-    expected = {pair.input.name: pair.output.name for pair in model.pairs}
-    names = {name for pair in expected.items() for name in pair}
-    wrong = sorted(plan.old_names ^ names) or [item.name for item in plan.duplicates]
-    if not wrong and _map_planned_pairs(plan) != expected:
-        wrong = sorted(names)
-    if wrong:
-        reason = (
-            f"{wrong[0]} is a state in one of them, but not in this one, or with a different output"
-        )
-        raise _build_misfit_error(reason, str(model.path))

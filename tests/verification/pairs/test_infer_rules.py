@@ -1,4 +1,4 @@
-"""Rules are made from the dataflow of models, and hold for exactly its pairs."""
+"""Rules are made from the dataflow of a model, and hold for exactly its caches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rename(inferred: InferredRules, model: TracedModel, token: str = "T") -> dic
 
 def test_rules_rename_the_pairs_of_a_model(tmp_path: Path) -> None:
     model = trace(tmp_path, "past.0.k present.0.k", "h cat_3")
-    assert rename(infer_rules([model]), model) == {
+    assert rename(infer_rules(model), model) == {
         "past.0.k": "past.0.k_T",
         "present.0.k": "present.0.k_T",
         "h": "h_T",
@@ -68,42 +68,14 @@ def test_a_name_that_only_looks_like_a_state_is_left_alone(tmp_path: Path) -> No
     model = trace(
         tmp_path, "past.0.k present.0.k", extra=", float past.0.k_scale".replace(".", "__dot__")
     )
-    inferred = infer_rules([model])
+    inferred = infer_rules(model)
     assert "past.0.k_scale" not in rename(inferred, model)
     assert inferred.rules.find_reason_to_keep("past.0.k_scale") == "not a state"
 
 
-def test_rules_with_a_token_know_that_token_alone(tmp_path: Path) -> None:
-    model = trace(tmp_path, "past.0.k_VLLM present.0.k_VLLM", "past.0.v_x present.0.v_x")
-    assert rename(infer_rules([model], ["VLLM"]), model, "VLLM") == {
-        "past.0.v_x": "past.0.v_x_VLLM",
-        "present.0.v_x": "present.0.v_x_VLLM",
-    }
-
-
-def test_rules_for_several_models_fit_each_of_them(tmp_path: Path) -> None:
-    models = [
-        trace(tmp_path, "a cat_1", name="1.onnx"),
-        trace(tmp_path, "past.0.k present.0.k", name="2.onnx"),
-        trace(tmp_path, name="3.onnx"),
-    ]
-    inferred = infer_rules(models)
-    assert [len(rename(inferred, model)) for model in models] == [2, 2, 0]
-
-
-def test_models_that_need_different_rules_are_refused(tmp_path: Path) -> None:
-    models = [
-        trace(tmp_path, "a cat_1", name="1.onnx"),
-        trace(tmp_path, "b cat_1", name="2.onnx"),
-    ]
-    with pytest.raises(RulesError) as raised:
-        infer_rules(models)
-    assert "one by one" in raised.value.hint
-
-
 def test_a_model_without_states_has_no_rules(tmp_path: Path) -> None:
     with pytest.raises(RulesError, match="no cache found") as raised:
-        infer_rules([trace(tmp_path)])
+        infer_rules(trace(tmp_path))
     assert raised.value.path == str(tmp_path / "m.onnx")
 
 
@@ -131,7 +103,7 @@ def test_kinds_follow_the_update_and_not_the_names(tmp_path: Path) -> None:
         for names in (node.input, node.output):
             names[:] = [unquote(name) for name in names]
     traced = trace_path(saved(model, tmp_path / "m.onnx"))
-    (rule, *_) = infer_rules([traced]).rules.kv_rules
+    (rule, *_) = infer_rules(traced).rules.kv_rules
     assert {part: kind.cache or kind.name for kind in rule.kinds for part in kind.roles} == {
         "s": "linear",
         "c": "linear",
@@ -153,5 +125,5 @@ def test_rules_do_not_call_a_buffer_fixed_that_is_declared_to_grow(
             k_out = Concat<axis = 2>(old, new) y = Mul(k_out, x)
         }}
     """)
-    (rule, *_) = infer_rules([trace_path(saved(model, tmp_path / "m.onnx"))]).rules.kv_rules
+    (rule, *_) = infer_rules(trace_path(saved(model, tmp_path / "m.onnx"))).rules.kv_rules
     assert [kind.update for kind in rule.kinds] == [update]

@@ -61,8 +61,10 @@ def test_a_state_that_is_replaced_is_reported_by_its_names(
     state: str, result: str, type_: str, is_found: bool, tmp_path: Path, run
 ) -> None:
     path = saved(build_model(state, result, type_), tmp_path / "model.onnx")
+    rules = tmp_path / "rules.toml"
+    rules.write_text(run("pairs", path, "--as", "rules").out, "utf-8")
     for command in ([path], [path], ["verify", path]):  # before the rename, and after it
-        outcome = run(*command, "--pairs", "dataflow", "--prefix", "VLLM", "--format", "json")
+        outcome = run(*command, "--rules", rules, "--prefix", "VLLM", "--format", "json")
         (model,) = json.loads(outcome.out)["models"]
         codes = {(found["code"], found["name"]) for found in model["findings"]} - {("KV115", "")}
         assert codes == ({("KV111", result)} if is_found else set())
