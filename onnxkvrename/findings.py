@@ -42,7 +42,6 @@ CODES: dict[str, tuple[Severity, str]] = {
         "error",
         "the model differs from its source in more than names of KV buffers (--renamed-from)",
     ),
-    "KV122": ("warning", "same content as the source, encoded in different bytes (--renamed-from)"),
     "KV123": ("warning", "operators that onnx does not define: their nodes were not checked"),
     "KV124": ("warning", "a local function defined more than once, with the same bytes"),
     "KV125": ("error", "a value with the name of a cache, but with too few axes for one"),

@@ -28,7 +28,6 @@ from exporter_models import (
     build_static_decoder,
     list_caches,
 )
-from models import written
 from onnx import ModelProto
 from qefficient_exports import build_merged, write_export
 from window_sets import build_window, write_windows
@@ -244,13 +243,6 @@ def make_kv120() -> None:
 def change_kv121(model: ModelProto) -> None:
     """A weight changed."""
     model.graph.initializer[1].float_data[0] = 0.25  # key_scale
-
-
-@show("KV122", "verify model.onnx --renamed-from fixtures/plain/decoder.onnx")
-def make_kv122() -> None:
-    """The same model, written by a program that encodes lengths in another way."""
-    model = onnx.load("fixtures/plain/decoder.onnx")
-    Path("model.onnx").write_bytes(written(model, width=5))
 
 
 @show_decoder("KV123", "verify model.onnx")

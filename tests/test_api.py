@@ -380,10 +380,6 @@ def test_the_path_of_a_directory_is_no_output(tmp_path: Path) -> None:
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, serve={"both": "-tp 2"}), "has the key 'both'"),
         (lambda: onnxkvrename.compare(PLAIN, PLAIN, vllm="9"), "vllm must be one of 0.23, "),
         (
-            lambda: onnxkvrename.verify(PLAIN, compare_data=True),
-            "compare_data requires renamed_from",
-        ),
-        (
             lambda: onnxkvrename.rename(PLAIN, strip=True, replace=True),
             "strip and replace cannot be used together",
         ),

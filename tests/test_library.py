@@ -99,9 +99,7 @@ def test_external_data_of_a_model_in_memory_is_not_read() -> None:
     assert "embed" in {i.name for i in onnxkvrename.rename_model(model, "X").graph.initializer}
 
 
-def test_what_needs_a_file_is_said() -> None:
-    with pytest.raises(ValueError, match="compare_data requires the path of a model"):
-        onnxkvrename.verify(onnx.load(RENAMED), compare_data=True, renamed_from=PLAIN)
+def test_a_model_in_memory_is_compared_with_a_file() -> None:
     proved = onnxkvrename.verify(onnx.load(RENAMED), renamed_from=PLAIN)
     assert proved.rename_proof is not None
     assert not proved.report.failed

@@ -15,7 +15,6 @@ from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import MemoryFile
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
 from onnxkvrename.verification.verify import (
@@ -32,7 +31,6 @@ def verify(
     *,
     token: str | None = None,
     renamed_from: PathLike | None = None,
-    compare_data: bool = False,
     strict: bool = False,
     rules: RulesLike = None,
 ) -> VerifiedModel:
@@ -41,8 +39,7 @@ def verify(
     Args:
         model: The model's path, its bytes or a ``ModelProto``.
         token: Also prove that every KV name carries this token, and no other name does.
-        renamed_from: Also prove that this model is that one, except for the names of KV buffers.
-        compare_data: With ``renamed_from``: compare the contents of external data as well.
+        renamed_from: Also prove that this model is the rename of that one, to the byte.
         strict: Treat every warning as an error.
         rules: Rules, a profile's name or the path of a rules file.
 
@@ -51,7 +48,6 @@ def verify(
 
     Raises:
         RulesError: The rules or the token cannot be used.
-        ValueError: ``compare_data`` without ``renamed_from``, or for a model in memory.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
 
@@ -67,8 +63,6 @@ def verify(
         arguments,
         checks=(check_cache_state,),
     )
-    if compare_data and isinstance(source, MemoryFile):
-        raise ValueError("compare_data requires the path of a model: it reads external data, too")
     if token is not None:
         check_token_change(TokenChange(token))
     found = find_rules(arguments["profile"], arguments["rules"], [source])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +36,7 @@ from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
 from onnxkvrename.rules.sidecar_files import find_files_beside
-from onnxkvrename.storage.read import FileIdentity, is_occupied
+from onnxkvrename.storage.read import FileIdentity
 
 
 class SplicePlan(NamedTuple):
@@ -203,8 +202,7 @@ def _check_output(
 ) -> PreparedModel:
     """Add problems of the output path to the report, and plan the copies of external data.
 
-    Where only checks are asked for, it only matters whether the result is there already. In
-    QEfficient's cache so is a model that differs only in names that nothing outside of it uses.
+    Where only checks are asked for, it only matters whether the result is there already.
     """
     job, report, plan = prepared.job, prepared.report, prepared.splice_plan
     assert plan is not None
@@ -225,9 +223,7 @@ def _check_output(
             changes=report.has_changes,
             force=request.force,
         )
-        if not is_there and _has_equal_model(prepared, opened, request):
-            is_there, blocking = True, ()
-        elif request.seed_cache and rules is not None:
+        if request.seed_cache and rules is not None:
             blocking = tuple(_describe_export(finding, job.output, rules) for finding in blocking)
     except KvRenameError as error:
         return prepared._replace(report=report._replace(error=name_worker(error)))
@@ -241,23 +237,6 @@ def _check_output(
         data_paths=places,
         needs_write=not is_there,
     )
-
-
-def _has_equal_model(prepared: PreparedModel, opened: OpenModel, request: Request) -> bool:
-    """Return whether QEfficient's cache has the result at the output path, except for inner names.
-
-    What cannot be read there does not count.
-    """
-    output, plan = prepared.job.output, prepared.splice_plan
-    if not request.seed_cache or prepared.job.in_place or not is_occupied(output):
-        return False
-    from onnxkvrename.verification import inner_names  # onnx, where another file is in the way
-
-    assert plan is not None
-    expected = build_spliced_source(opened.source, plan.pieces)
-    with suppress(ModelError), open_model(output) as there:
-        return inner_names.differ_only_in_inner_names(expected, there.source)
-    return False
 
 
 def _describe_export(finding: Finding, path: Path, rules: Rules) -> Finding:
@@ -285,9 +264,7 @@ def _has_result(prepared: PreparedModel, opened: OpenModel, request: Request) ->
         return False
     try:
         parts = read_pieces(opened.file, plan.pieces)
-        if not has_result(job, plan.size, parts, force=request.force) and not _has_equal_model(
-            prepared, opened, request
-        ):
+        if not has_result(job, plan.size, parts, force=request.force):
             return False
         copies = plan_data_copies(prepared.data_files, job.output.parent, force=True)
         return job.same_directory or not any(True for _ in copies)

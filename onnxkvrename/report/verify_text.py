@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
 from typing import Literal
 
-from onnxkvrename.findings import format_count, format_layers, format_list
+from onnxkvrename.findings import format_count, format_layers
 from onnxkvrename.report.documents.verify_json import describe_verified
 from onnxkvrename.report.formats import (
     Answer,
@@ -53,14 +53,20 @@ def build_verify_answer(
         verbose: Show every finding, and each buffer.
     """
     code = Report(tuple(model.report for model in models)).compute_exit_code()
-    has_total = len(models) > MAX_LISTED_MODELS and not quiet
+    proofs = [model.rename_proof for model in models if model.rename_proof is not None]
+    shown, notes = list(models), list[Note]()
+    if len(models) > 1 and proofs:  # one line for all of them
+        shown = [model._replace(rename_proof=None) for model in models]
+        notes.append(Note("renamed-from", _format_rename_proofs(proofs)))
+    if len(models) > MAX_LISTED_MODELS:
+        notes.append(Note("total", _format_total(models)))
     return Answer(
         "verify",
         code,
         build_content=partial(describe_verified, models, profile),
-        render_text=partial(_render_text, models, quiet, verbose),
-        files=tuple(_build_file(model, quiet=quiet) for model in models),
-        notes=(Note("total", _format_total(models)),) if has_total else (),
+        render_text=partial(_render_text, shown, notes, quiet, verbose),
+        files=tuple(_build_file(model, quiet=quiet) for model in shown),
+        notes=() if quiet else tuple(notes),
         is_verbose=verbose,
     )
 
@@ -73,7 +79,11 @@ def _build_file(model: VerifiedModel, *, quiet: bool) -> FileResult:
 
 
 def _render_text(
-    models: Sequence[VerifiedModel], quiet: bool, verbose: bool, width: int | None
+    models: Sequence[VerifiedModel],
+    notes: Sequence[Note],
+    quiet: bool,
+    verbose: bool,
+    width: int | None,
 ) -> Iterator[Line]:
     if quiet:
         return
@@ -82,8 +92,8 @@ def _render_text(
     for group in _group_verdicts(readable) if is_short else ([model] for model in readable):
         yield from wrap_line(_build_verdict(_join_models(group)), width)
         yield from (Line(f"  {text}") for text in format_buffer_flows(group[0]) if verbose)
-    if len(models) > MAX_LISTED_MODELS:
-        yield Line(_format_total(models), err=True)
+    for note in notes:
+        yield Line(note.message, err=note.title == "total")
 
 
 def _group_verdicts(models: Iterable[VerifiedModel]) -> Iterable[list[VerifiedModel]]:
@@ -221,19 +231,28 @@ def _format_axis(flow: BufferFlow) -> str:
 
 def _describe_rename_proof(proof: RenameProof) -> str:
     """Return what was shown about a model and its source, and no more than that."""
-    equal = "the same bytes as" if proof.equal == "bytes" else "the same content as"
     count = len(proof.names)
     names = f"except for {format_count(count, 'name')}" if count else "with the same names"
-    text = f"{equal} {proof.source} {names}"
-    if proof.reordered:
-        text += f", {format_list(proof.reordered)} in another order"
-    compared = sum(digest is not None for digest in proof.data_sha256.values())
-    unread = len(proof.data_sha256) - compared
-    if compared:
-        text += f", {format_count(compared, 'file')} of external data the same"
-    if unread:
-        text += f", {format_count(unread, 'file')} of external data not read (--compare-data)"
-    return text
+    return f"the same bytes as {proof.source} {names}{_format_unread([proof])}"
+
+
+def _format_rename_proofs(proofs: Sequence[RenameProof]) -> str:
+    """Return what was shown about several models and their sources, as one line."""
+    equal = [proof for proof in proofs if proof.equal]
+    count = f"{len(equal):,} of " if len(equal) < len(proofs) else ""
+    names = format_count(sum(len(proof.names) for proof in equal), "name")
+    total = format_count(len(proofs), "model")
+    beginning = f"{count}{total}: the same bytes as the sources except for {names}"
+    return beginning + _format_unread(equal)
+
+
+def _format_unread(proofs: Iterable[RenameProof]) -> str:
+    files = sum(len(proof.data_files) for proof in proofs)
+    return (
+        f"; {format_count(files, 'file')} of external data not read (use sha256sum)"
+        if files
+        else ""
+    )
 
 
 def format_buffer_flows(verified: VerifiedModel) -> Iterator[str]:

@@ -203,12 +203,6 @@ def find_traits(word: str) -> KindTraits | None:
     return None
 
 
-def get_family(word: str) -> str:
-    """Return the family of a word of rules; the word itself if no kind has it."""
-    row = find_traits(word)
-    return word if row is None else row.family
-
-
 def is_state(word: str) -> bool:
     """Return whether a word of rules means states: of any rank, and often only one part."""
     row = find_traits(word)

@@ -1,21 +1,26 @@
-"""Prove that a model is another one with new names of KV buffers, and nothing else.
+"""Prove that a model is the rename of another one: the same bytes except for names of buffers.
 
-The source is renamed once more, without writing it, and the result compared with the given
-model: at the speed of reading both, whatever tool has made it. Only where bytes differ are
-the two compared as messages, to tell what differs.
+The source is renamed once more, without writing it, and the result compared with the given model,
+at the speed of reading both and without holding either, whatever tool has made it. Only where
+bytes differ are the two walked field by field, to name the first difference.
 """
 
 from __future__ import annotations
 
-import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import zip_longest
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+from onnx import ModelProto
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.findings import Finding, build_finding
-from onnxkvrename.model.external_data import DataFile, open_data_file
+from onnxkvrename.limits import shorten_text
 from onnxkvrename.model.file import (
     OpenModel,
     build_spliced_source,
@@ -23,22 +28,18 @@ from onnxkvrename.model.file import (
     read_pieces,
     sum_piece_sizes,
 )
-from onnxkvrename.model.occurrences import find_occurrences
-from onnxkvrename.model.protobuf import ByteSource
+from onnxkvrename.model.protobuf import BLOCK_SIZE, LENGTH, ByteSource, Record, read_fields
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
-from onnxkvrename.rules.plan import RenamePlan, TokenChange, list_parts_in_functions
+from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import ModelSource, is_content_of, read_chunks
-from onnxkvrename.verification.message_diff import compare_models
+from onnxkvrename.storage.read import ModelSource, is_content_of
 
-Equality = Literal["bytes", "content", "different"]
-
-_CONTENT_HINT = (
+_HINT = (
     "check that SOURCE is what this model was made from; then rename SOURCE again: the tool that "
     "wrote this file changed more than names"
 )
-_ENCODING = "some tags, lengths or numbers are encoded in a different way"
-_ENCODING_HINT = "all readers see the same model; only the encoding of its bytes differs"
+_MAX_VALUE_BYTES = 1 << 16
+"""Bytes of a field whose value a message shows; of a longer one, its size."""
 
 
 @show_briefly
@@ -49,112 +50,67 @@ class RenameProof(NamedTuple):
         source: The path of the source.
         token: The token of the model; empty for none.
         names: The names that changed, new by old.
-        equal: Whether the model has the bytes of the renamed source, the same content
-            written in another way, or another content.
-        reordered: What is found by its name and comes in another order, such as ``functions``,
-            by its place in the schema; empty where the content is another one.
-        data_sha256: The SHA-256 of each file of external data, by its location, where both
-            sides have the same; `None` where only the references were compared.
+        equal: Whether the model has the bytes of the renamed source.
+        data_files: The files of external data, which were not read: the model refers to the same
+            ones as the source.
     """
 
     source: str
     token: str
     names: Mapping[str, str]
-    equal: Equality
-    reordered: tuple[str, ...]
-    data_sha256: Mapping[str, str | None]
+    equal: bool
+    data_files: tuple[str, ...]
 
 
 def prove_renamed(
-    path: ModelSource, source_path: Path, rules: Rules, *, compare_data: bool
+    path: ModelSource, source_path: Path, rules: Rules
 ) -> tuple[RenameProof, tuple[Finding, ...]]:
-    """Prove that a model is the renamed source, to the byte, or say what differs.
-
-    Another order of what is found by its name is not a difference: functions, initializers, value
-    infos, metadata.
+    """Prove that a model is the renamed source, to the byte, or name the first difference.
 
     Args:
         path: The model.
         source_path: The model before its names were changed.
         rules: The rules that recognize KV names and how a token goes into them.
-        compare_data: Compare the contents of external data, not only the references.
 
     Returns:
-        The proof, and findings: KV121 for the first place with another content, or else KV122
-        if nothing is but written otherwise, and KV121 for external data.
+        The proof, and KV121 if something else differs.
 
     Raises:
         ModelError: One of the files cannot be read, or is not a model.
         RulesError: A template of the rules makes names that could not be undone.
     """
     with open_model(path) as result, open_model(source_path) as source:
-        data_beside = result.data_beside if compare_data else None
-        own_path, signature = result.file.path, result.signature
-        model = scan_model(result.source, signature, own_path, rules, data_beside=data_beside).model
-        scanned = _plan_source(model, result.source, source, rules, check_data=compare_data)
+        signature, own_path = result.signature, result.file.path
+        model = scan_model(result.source, signature, own_path, rules, data_beside=None).model
+        scanned = _plan_source(model, source, rules)
         pieces, _ = splice_model(source.source, scanned)
         findings = list(_find_refusals(scanned.model))
-        reordered: tuple[str, ...] = ()
         expected = read_pieces(source.file, pieces)
-        has_same_bytes = is_content_of(result.file, sum_piece_sizes(pieces), expected)
-        if not has_same_bytes:
-            expected_model = build_spliced_source(source.source, pieces)
-            difference, reordered = compare_models(expected_model, result.source)
-            if difference is not None:
-                findings.append(build_finding("KV121", *difference, _CONTENT_HINT))
-            elif not reordered:
-                findings.append(build_finding("KV122", "", _ENCODING, _ENCODING_HINT))
-    locations = scanned.model.data_locations
-    digests: Mapping[str, str | None] = dict.fromkeys(locations)
-    if compare_data:
-        digests, data_findings = _compare_data_files(locations, scanned.model, model)
-        findings += data_findings
-    is_different = any(finding.code == "KV121" for finding in findings)
-    equality: Equality = "different" if is_different else "bytes" if has_same_bytes else "content"
+        is_equal = is_content_of(result.file, sum_piece_sizes(pieces), expected)
+        if not is_equal:
+            renamed = build_spliced_source(source.source, pieces)
+            place, text = _find_difference(result.source, renamed, str(source_path))
+            findings.append(build_finding("KV121", place, text, _HINT))
     plan = scanned.model.plan
-    token = plan.token_change.final_token
     names = {**plan.name_map, **plan.function_name_map, **plan.name_map}
-    return (
-        RenameProof(str(source_path), token, names, equality, reordered, digests),
-        tuple(findings),
-    )
+    locations = scanned.model.data_locations
+    token = plan.token_change.final_token
+    proof = RenameProof(str(source_path), token, names, not findings, tuple(locations))
+    return proof, tuple(findings)
 
 
-def _plan_source(
-    model: KvModel, result: ByteSource, source: OpenModel, rules: Rules, *, check_data: bool
-) -> ScannedModel:
-    """Plan the change of token that leads from the source to the names of a model.
-
-    Names in local functions change if the model has a new one there; some tools leave them.
-    """
-    token = model.plan.token_change.token
-    in_graph = rules._replace(renames_in_functions=False)
-    scans = []
-    for normalize, used in product((False, True), (rules, in_graph)):
+def _plan_source(model: KvModel, source: OpenModel, rules: Rules) -> ScannedModel:
+    """Plan the rename of the source to the token of a model, with `--normalize` if that fits."""
+    token, scans = model.plan.token_change.token, list[ScannedModel]()
+    for normalize in (False, True):
         change = TokenChange(token, strip=not token, replace=True, normalize=normalize)
-        scanned = scan_model(
-            source.source,
-            source.signature,
-            source.file.path,
-            used,
-            change,
-            data_beside=source.file if check_data else None,
-        )
-        plan = scanned.model.plan
-        new_signature = source.signature.apply_name_map(plan.name_map, scanned.symbols)
-        if new_signature == model.signature and _has_names_in_functions(result, plan, used):
+        path, signature = source.file.path, source.signature
+        scanned = scan_model(source.source, signature, path, rules, change, data_beside=None)
+        new_names = scanned.model.plan.name_map
+        if signature.apply_name_map(new_names, scanned.symbols) == model.signature:
             return scanned
         scans.append(scanned)
     return scans[0]
-
-
-def _has_names_in_functions(result: ByteSource, plan: RenamePlan, rules: Rules) -> bool:
-    """Return whether a model has a new name in a local function, if any name changes there."""
-    new_names = plan.function_name_map.values()
-    if not new_names:
-        return True
-    found = find_occurrences(result, (), list_parts_in_functions(plan, rules))
-    return not found.names_in_functions.isdisjoint(new_names)
 
 
 def _find_refusals(source: KvModel) -> Iterator[Finding]:
@@ -166,37 +122,96 @@ def _find_refusals(source: KvModel) -> Iterator[Finding]:
             )
 
 
-def _compare_data_files(
-    locations: Sequence[str], source: KvModel, result: KvModel
-) -> tuple[dict[str, str | None], list[Finding]]:
-    """Return the digest of each file that both sides have, and a finding for each other one."""
-    digests: dict[str, str | None] = {}
-    findings = []
-    sides = [{file.location: file for file in model.data_files} for model in (source, result)]
-    for location in locations:
-        files = [side.get(location) for side in sides]
-        values = [None if file is None else _hash_file(file) for file in files]
-        digests[location] = values[0] if values[0] == values[1] else None
-        if None in values:
-            missing = (source, result)[values.index(None)].path
-            message = f"cannot be compared: the data of {missing} is missing or not readable"
-            findings.append(build_finding("KV121", location, message, "put it beside the model"))
-        elif values[0] != values[1]:
-            findings.append(
-                build_finding(
-                    "KV121",
-                    location,
-                    f"differs from the data of the source: SHA-256 {values[1]}, "
-                    f"in the source {values[0]}",
-                    "copy the data of the source beside this model",
+def _find_difference(actual: ByteSource, renamed: ByteSource, source: str) -> tuple[str, str]:
+    """Return where two models first differ, in the words of the schema, and what each has there."""
+    there = f"the renamed {source}"
+    own, other = actual.root, renamed.root
+    descriptor, place = ModelProto.DESCRIPTOR, ""
+    while True:
+        count: Counter[int] = Counter()
+        for own_field, like in zip_longest(read_fields(actual, own), read_fields(renamed, other)):
+            if own_field is None or like is None or own_field[:2] != like[:2]:
+                here, instead = (
+                    "nothing more" if each is None else _name_field(each, descriptor, count)
+                    for each in (own_field, like)
                 )
-            )
-    return digests, findings
+                return place, f"has {here} where {there} has {instead}"
+            if not _has_same_payload(actual, own_field, renamed, like):
+                break
+            count[own_field.number] += 1
+        else:
+            return place, f"has the fields of {there}, encoded in other bytes"
+        own, other, holder = own_field, like, place
+        place = _name_field(own, descriptor, count, holder)
+        field = descriptor.fields_by_number.get(own.number)
+        if field is None or field.message_type is None or own.wire_type != LENGTH:
+            break
+        descriptor = field.message_type
+    values = _show_values(actual, own, field), _show_values(renamed, other, field)
+    for index, (value, instead) in enumerate(zip_longest(*values, fillvalue="nothing")):
+        if value != instead:
+            shown, other_shown = shorten_text(value), shorten_text(instead)
+            place = _name_field(own, descriptor, count, holder, index)
+            return place, f"is {shown}, but {other_shown} in {there}"
+    return place, f"has other bytes than {there}"
 
 
-def _hash_file(file: DataFile) -> str:
-    digest = hashlib.sha256()
-    with open_data_file(file) as opened:
-        for chunk in read_chunks(opened, 0, opened.size):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _has_same_payload(
+    source: ByteSource, record: Record, other_source: ByteSource, other: Record
+) -> bool:
+    """Return whether two fields hold the same bytes; no more than a block of them is in memory."""
+    size = record.end - record.start
+    if size != other.end - other.start:
+        return False
+    return all(
+        source.read_slice(record.start + offset, min(BLOCK_SIZE, size - offset))
+        == other_source.read_slice(other.start + offset, min(BLOCK_SIZE, size - offset))
+        for offset in range(0, size, BLOCK_SIZE)
+    )
+
+
+def _name_field(
+    record: Record,
+    descriptor: Descriptor,
+    count: Mapping[int, int],
+    holder: str = "",
+    index: int = 0,
+) -> str:
+    """Return the place of a field: its name in its holder, with its position if it has one.
+
+    Args:
+        record: The field.
+        descriptor: The schema of the message that holds it.
+        count: How many fields of each number come before it there.
+        holder: The place of that message.
+        index: The position in a field of packed numbers.
+    """
+    field = descriptor.fields_by_number.get(record.number)
+    name = f"field {record.number}" if field is None else str(field.name)
+    if field is not None and _is_repeated(field):
+        name += f"[{count[record.number] + index}]"
+    return f"{holder}.{name}" if holder else name
+
+
+def _is_repeated(field: FieldDescriptor) -> bool:
+    """Return whether a field may occur several times."""
+    # protobuf has `is_repeated` from 6.31 on, and warns of `label` since then.
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == FieldDescriptor.LABEL_REPEATED)
+
+
+def _show_values(
+    source: ByteSource, record: Record, field: FieldDescriptor | None
+) -> Sequence[str]:
+    """Return what a field holds as texts, several for numbers that are packed."""
+    size = record.end - record.start
+    if field is None or size > _MAX_VALUE_BYTES:
+        return [f"{size:,} bytes"]
+    message: Any = GetMessageClass(field.containing_type)()
+    try:
+        message.ParseFromString(source.read(record.tag_start, record.end - record.tag_start))
+    except DecodeError:
+        return [f"{size:,} bytes"]
+    value = getattr(message, field.name)
+    return [repr(each) for each in (value if _is_repeated(field) else [value])]

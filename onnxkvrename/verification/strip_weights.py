@@ -67,8 +67,6 @@ _PLACEHOLDERS = {
 
 For a tensor these are both parts of a complex number.
 """
-_DIGEST_FIELDS = {"tensor": _RAW_DATA, "attribute": 4}
-"""For each of these messages a field of bytes, in which a digest takes the place of its values."""
 
 # Other messages than nodes, attributes and tensors take less memory, and count as a quarter of one:
 # a value's type has four and one for each dimension. Texts take at most eight times their bytes.
@@ -90,7 +88,7 @@ class RemovedData(NamedTuple):
     size: int
 
 
-def read_model_without_weights(source: ByteSource, *, digest_key: bytes = b"") -> ModelProto:
+def read_model_without_weights(source: ByteSource) -> ModelProto:
     """Read everything of a model but the data of large tensors.
 
     A tensor without its data keeps name, dtype and dims; its field holds zeros for
@@ -99,9 +97,6 @@ def read_model_without_weights(source: ByteSource, *, digest_key: bytes = b"") -
 
     Args:
         source: The bytes of the model.
-        digest_key: If given, what is left out is read for a digest with this key in its place, and
-            nothing else tells what was there. A key that nobody can know beforehand keeps a model
-            from forging the digest of another.
 
     Returns:
         The parsed model.
@@ -109,7 +104,7 @@ def read_model_without_weights(source: ByteSource, *, digest_key: bytes = b"") -
     Raises:
         ModelError: onnx cannot parse it, or it has too many parts.
     """
-    data = join_pieces(source, splice_payloads(source, _find_edits(source, digest_key)))
+    data = join_pieces(source, splice_payloads(source, _find_edits(source)))
     if has_too_many_parts(data):
         raise _build_parts_error(source)
     model = ModelProto()
@@ -129,7 +124,7 @@ def list_removed_data(tensor: TensorProto) -> tuple[RemovedData, ...]:
     return tuple(RemovedData(field, int(size)) for field, size in fields)
 
 
-def _find_edits(source: ByteSource, digest_key: bytes) -> Iterator[tuple[Record, bytes]]:
+def _find_edits(source: ByteSource) -> Iterator[tuple[Record, bytes]]:
     """Yield the messages to replace; only messages that are large themselves are visited."""
     short_count = short_bytes = 0
 
@@ -154,7 +149,7 @@ def _find_edits(source: ByteSource, digest_key: bytes) -> Iterator[tuple[Record,
                 large_fields.append((record, nested[record.number]))
         pending += large_fields
         if kind in _PLACEHOLDERS and not large_fields:
-            payload = _strip(source, message, kind, digest_key)
+            payload = _strip(source, message, kind)
             if payload is not None:
                 yield message, payload
 
@@ -164,17 +159,14 @@ def _build_parts_error(source: ByteSource) -> ModelError:
     return build_limit_error(MAX_ENTRIES, what, path=source.path)
 
 
-def _strip(source: ByteSource, message: Record, kind: str, digest_key: bytes) -> bytes | None:
-    """Return a tensor or an attribute with one value, or a digest, for many; `None` for few."""
+def _strip(source: ByteSource, message: Record, kind: str) -> bytes | None:
+    """Return a tensor or an attribute with one value for many; `None` for few."""
     placeholders = _PLACEHOLDERS[kind]
     kept, values = _split_fields(source, message, frozenset(placeholders))
     size = sum(record.end - record.start for record in values)
     if size <= KEPT_BYTES:
         return None
-    if digest_key:
-        digest = f"{size:,} bytes with digest {hash_fields(source, values, digest_key)}"
-        added = [_encode_field(_DIGEST_FIELDS[kind], digest.encode())]
-    elif kind == "attribute":
+    if kind == "attribute":
         numbers = sorted({record.number for record in values})
         added = [_encode_field(number, placeholders[number]) for number in numbers]
     else:
@@ -211,9 +203,9 @@ def _split_fields(
     return kept, fields
 
 
-def hash_fields(source: ByteSource, fields: Sequence[Record], key: bytes = b"") -> str:
+def hash_fields(source: ByteSource, fields: Sequence[Record]) -> str:
     """Return a digest of what fields hold; it is the same for numbers that are packed or not."""
-    digest = blake2b(bytes(sorted({record.number for record in fields})), key=key, digest_size=32)
+    digest = blake2b(bytes(sorted({record.number for record in fields})), digest_size=32)
     for record in fields:
         if record.number in _TEXT_FIELDS:
             digest.update(b"%d:%d:" % (record.number, record.end - record.start))

@@ -71,22 +71,12 @@ class VerifyRequest(NamedTuple):
         Path | None,
         Option(
             "--renamed-from",
-            "Also: except for the names of KV buffers, this model is SOURCE to the byte, whatever "
-            "tool renamed it; shows the first other difference. The order of functions, "
-            "initializers and the like does not count. In a directory, the model with the same "
-            "path.",
+            "Also: this model is the rename of SOURCE to the byte, whatever tool made it; else the "
+            "first difference is named. External data are not read. In a directory, the model "
+            "with the same path.",
             "SOURCE",
         ),
     ] = None
-    compare_data: Annotated[
-        bool,
-        Option(
-            "--compare-data",
-            "With --renamed-from: external data have the same SHA-256, too, and not only the same "
-            "references.",
-            needs=("renamed_from",),
-        ),
-    ] = False
     strict: Strict = False
     profile: Profile = None
     rules: RulesFile = None
@@ -141,7 +131,7 @@ def verify_model(path: ModelSource, rules: Rules, request: VerifyRequest) -> Ver
 def _compare_with_source(
     verified: VerifiedModel, path: ModelSource, source: Path, rules: Rules, request: VerifyRequest
 ) -> VerifiedModel:
-    proof, findings = prove_renamed(path, source, rules, compare_data=request.compare_data)
+    proof, findings = prove_renamed(path, source, rules)
     report = verified.report
     return verified._replace(
         rename_proof=proof, report=report._replace(findings=(*report.findings, *findings))

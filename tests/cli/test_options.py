@@ -147,7 +147,6 @@ def test_two_that_contradict_are_both_named(
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
-        (("verify", "--compare-data"), "--compare-data requires --renamed-from SOURCE"),
         (("manifest", "--vllm", "0.24"), "--vllm requires --serve LINE"),
     ],
 )
