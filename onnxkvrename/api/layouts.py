@@ -49,7 +49,7 @@ Sides = tuple[LoadedLayout, LoadedLayout]
 
 @speak_python
 def inspect(model: ModelLike, *, rules: RulesLike = None) -> ModelSummary:
-    """Return what is in a model: its KV buffers, tokens, weights and findings.
+    """Return what is in a model: its KV buffers, tokens and findings.
 
     Args:
         model: The model's path, its bytes or a ``ModelProto``.
@@ -80,7 +80,7 @@ def inspect(model: ModelLike, *, rules: RulesLike = None) -> ModelSummary:
 
 @speak_python
 def inspect_page(models: ModelLike | Iterable[PathLike], *, rules: RulesLike = None) -> str:
-    """Return a page with the KV map of models: their buffers, tokens, weights and findings.
+    """Return a page with the KV map of models: their buffers, tokens and findings.
 
     Args:
         models: The path of a model or of a directory, a model in memory, or several paths.

@@ -62,7 +62,7 @@ class InspectArguments(NamedTuple):
     ),
 )
 def command(arguments: InspectArguments) -> int:
-    """Show what is in a model: its KV buffers by layer, their kinds, token, weights, findings.
+    """Show what is in a model: its KV buffers by layer, their kinds, token and findings.
 
     Windows of one model that are alike are shown as one. The kind of a buffer is what the
     profile says, else what its shape suggests. How it is updated is traced through the graph.

@@ -1,4 +1,4 @@
-"""Summarize a model file: its KV buffers by layer, tokens and weights, which are never read."""
+"""Summarize a model file: its KV buffers by layer, and their tokens."""
 
 from __future__ import annotations
 
@@ -41,9 +41,12 @@ from onnxkvrename.layout.updates import (
     find_mix_ups,
 )
 from onnxkvrename.model.file import OpenModel, open_model
-from onnxkvrename.model.proto_reader import read_export_info
+from onnxkvrename.model.proto_reader import (
+    count_nodes,
+    read_export_info,
+    read_function_names,
+)
 from onnxkvrename.model.signature import Dim, ExportInfo
-from onnxkvrename.model.statistics import ModelStats, collect_model_stats
 from onnxkvrename.records import fill_record
 from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.rules.kv_model import KvModel, scan_model
@@ -129,7 +132,8 @@ class ModelSummary(NamedTuple):
         path: The model.
         size: The size of its file in bytes.
         export: Who exported it, with which versions.
-        weight: Counts of nodes and tensors.
+        node_count: The number of nodes of the main graph.
+        function_names: The names of local functions.
         files: The files of external data.
         buffers: The KV buffers by layer, missing ones included.
         token_counts: Each token with the number of names that carry it, most frequent first.
@@ -148,7 +152,8 @@ class ModelSummary(NamedTuple):
     path: str
     size: int = 0
     export: ExportInfo | None = None
-    weight: ModelStats = ModelStats()
+    node_count: int = 0
+    function_names: tuple[str, ...] = ()
     files: tuple[ExternalFile, ...] = ()
     buffers: tuple[InspectedBuffer, ...] = ()
     token_counts: tuple[tuple[str, int], ...] = ()
@@ -301,7 +306,8 @@ def summarize_model(
         feeds=tuple(feed.side.old_name for feed in model.plan.feeds),
         size=opened.file.size,
         export=model.export or read_export_info(opened.source),
-        weight=collect_model_stats(opened.source),
+        node_count=count_nodes(opened.source),
+        function_names=read_function_names(opened.source),
         files=tuple(
             ExternalFile(location, file_sizes.get(location))
             for location in model.data_locations
@@ -431,7 +437,10 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
         path="" if first.part is None else first.part.root,
         size=sum(window.size for window in ordered),
         export=first.export,
-        weight=_add_stats([window.weight for window in ordered]),
+        node_count=sum(window.node_count for window in ordered),
+        function_names=tuple(
+            dict.fromkeys(chain.from_iterable(window.function_names for window in ordered))
+        ),
         files=_list_files(ordered),
         buffers=tuple(sorted(buffers, key=lambda buffer: buffer.layer)),
         token_counts=tuple(tokens.most_common()),
@@ -447,17 +456,6 @@ def _fold(windows: Sequence[ModelSummary]) -> ModelSummary:
 
 def _find_first_layer(window: ModelSummary) -> int:
     return 0 if window.part is None else window.part.name.first_layer
-
-
-def _add_stats(stats: Sequence[ModelStats]) -> ModelStats:
-    names = dict.fromkeys(chain.from_iterable(item.function_names for item in stats))
-    return ModelStats(
-        sum(item.node_count for item in stats),
-        tuple(names),
-        sum(item.inline_tensor_count for item in stats),
-        sum(item.inline_bytes for item in stats),
-        sum(item.external_tensor_count for item in stats),
-    )
 
 
 def _list_files(windows: Iterable[ModelSummary]) -> tuple[ExternalFile, ...]:

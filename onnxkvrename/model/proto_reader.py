@@ -31,6 +31,8 @@ _DTYPE_NAMES = (
 )
 _INLINE, _EXTERNAL = 0, 1
 GRAPH, TRAINING_INFO, FUNCTION = 7, 20, 25
+_NODE = 1
+_NODES = frozenset({_NODE})
 _ROOT = frozenset(
     {
         *(_IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET),
@@ -110,6 +112,40 @@ def read_export_info(source: ByteSource) -> ExportInfo:
             )
             for opset in opsets
         ),
+    )
+
+
+def count_nodes(source: ByteSource) -> int:
+    """Return the number of nodes in the main graph.
+
+    Raises:
+        ModelError: The bytes are not a model.
+    """
+    count = 0
+
+    def count_shorts(nodes: list[bytes]) -> None:
+        nonlocal count
+        count += len(nodes)
+
+    fields = read_fields(
+        source, find_graph(source), stems=(), always=_NODES, shorts={_NODE: count_shorts}
+    )
+    longs = sum(record.number == _NODE and record.wire_type == LENGTH for record in fields)
+    return count + longs
+
+
+def read_function_names(source: ByteSource) -> tuple[str, ...]:
+    """Return the names of the local functions.
+
+    Raises:
+        ModelError: The bytes are not a protobuf message.
+    """
+    return tuple(
+        read_optional_string(
+            source, find_string(read_fields(source, record, stems=(), always=frozenset({1})), 1)
+        )
+        for record in list_root_fields(source)
+        if (record.number, record.wire_type) == (FUNCTION, LENGTH)
     )
 
 

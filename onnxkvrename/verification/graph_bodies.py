@@ -36,8 +36,26 @@ from onnxkvrename.model.protobuf import (
     read_plain_varint,
     split_message,
 )
-from onnxkvrename.model.statistics import NESTED_FIELDS, VALUE_FIELDS
 
+NESTED_FIELDS = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "node": {5: "attribute"},
+    "attribute": {
+        5: "tensor",
+        10: "tensor",
+        22: "sparse",
+        23: "sparse",
+        6: "graph",
+        11: "graph",
+    },
+}
+"""For each kind of message the fields that may hold tensors, and the kind of each."""
+_VALUE_FIELDS = frozenset((4, 5, 6, 7, 9, 10, 11))
+"""The fields of a TensorProto that hold its values."""
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload of an operator or a local function."""
 OperandSelector = Callable[[FunctionKey, int], Container[int]]
@@ -93,7 +111,7 @@ _ATTRIBUTE_HEAD = frozenset({1, 13, 20, 21})
 _DROPPED_FIELDS: Mapping[str, frozenset[int]] = {
     "node": frozenset({6}),
     "attribute": frozenset({4, 7, 8, 9, 13}),
-    "tensor": VALUE_FIELDS | {12},
+    "tensor": _VALUE_FIELDS | {12},
     "graph": frozenset({10}),
 }
 """The fields that are left out where they are large, by the kind of message: data and docs."""

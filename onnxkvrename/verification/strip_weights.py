@@ -31,8 +31,7 @@ from onnxkvrename.model.protobuf import (
     read_fields,
     read_varint,
 )
-from onnxkvrename.model.statistics import NESTED_FIELDS
-from onnxkvrename.verification.graph_bodies import BYTES_PER_PART, KEPT_BYTES
+from onnxkvrename.verification.graph_bodies import BYTES_PER_PART, KEPT_BYTES, NESTED_FIELDS
 
 _CHUNK_SIZE = 1 << 20
 _MIN_HEADER_SIZE = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 from google.protobuf.message import DecodeError
-from models import SHAPE, decoder, field, graph, info, node, varint, written
+from models import FORMS, SHAPE, branch, decoder, field, graph, info, node, tensor, varint, written
 from onnx import GraphProto, TensorProto, TypeProto
 from onnx.helper import (
     make_function,
@@ -23,8 +23,10 @@ from onnxkvrename.errors import ModelError
 from onnxkvrename.model.occurrences import find_occurrences
 from onnxkvrename.model.proto_reader import (
     ExternalReference,
+    count_nodes,
     get_dtype_name,
     read_export_info,
+    read_function_names,
     read_signature,
 )
 from onnxkvrename.model.protobuf import ByteSource
@@ -447,3 +449,20 @@ def test_a_value_info_of_a_sequence_can_be_read_with_its_symbols():
     source = ByteSource.from_bytes(field(7, field(11, raw)))
     survey = find_occurrences(source, ["past_key.0"])
     assert [name for name, _ in survey.symbols] == ["Addx_dim_1"]
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
+def test_nodes_of_the_main_graph_are_counted_in_any_form_of_the_file(form: object) -> None:
+    function = make_function("local", "F", ["a"], ["b"], [node("Neg", ["a"], ["b"])], [])
+    inner = graph(node("Neg", ["x"], ["a"]), node("Neg", ["a"], ["b"]))
+    large = node("Constant", [], ["c"], value=tensor("w", *[1.0] * 300))
+    model = decoder(branch(inner), large, functions=(function,))
+    source = ByteSource.from_bytes(form(model))  # type: ignore[operator]
+    assert count_nodes(source) == 5 == len(model.graph.node)
+    assert read_function_names(source) == ("F",)
+
+
+def test_nodes_of_what_is_no_model_are_not_counted() -> None:
+    for data in (b"\x12\x02a", field(7, b"\x0a\xff\x7f")):
+        with pytest.raises(ModelError):
+            count_nodes(ByteSource.from_bytes(data))

@@ -20,24 +20,6 @@ from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.profile import ProfileChoice
 
 
-class Weights(NamedTuple):
-    """Numbers and sizes of weights, in all graphs, large nodes and local functions.
-
-    Attributes:
-        inline_tensors: Tensors with their values in the model file.
-        inline_bytes: Bytes of the values in the model file.
-        external_tensors: Tensors with their values in other files.
-        external_bytes: Bytes of the data files that are there.
-        files: The files with external data.
-    """
-
-    inline_tensors: int
-    inline_bytes: int
-    external_tensors: int
-    external_bytes: int
-    files: tuple[ExternalFile, ...]
-
-
 class TokenCount(NamedTuple):
     """A token in the names.
 
@@ -59,7 +41,7 @@ class Model(NamedTuple):
         export: What the file says about its export; `None` if it cannot be read.
         nodes: Nodes of the main graph.
         functions: The names of local functions.
-        weights: Numbers and sizes of the weights.
+        files: The files with external data.
         layers: The layers that have buffers.
         tokens: The tokens found, the most frequent first.
         names: How many names could carry a token: the inputs and outputs of all buffers.
@@ -75,7 +57,7 @@ class Model(NamedTuple):
     export: ExportInfo | None
     nodes: int
     functions: tuple[str, ...]
-    weights: Weights
+    files: tuple[ExternalFile, ...]
     layers: tuple[int, ...]
     tokens: tuple[TokenCount, ...]
     names: int
@@ -114,19 +96,11 @@ def describe_inspection(inspection: Inspection, profile: ProfileChoice) -> Inspe
 
 
 def _describe_model(summary: ModelSummary) -> Model:
-    stats = summary.weight
     return fill_record(
         Model,
         summary,
-        nodes=stats.node_count,
-        functions=stats.function_names,
-        weights=Weights(
-            stats.inline_tensor_count,
-            stats.inline_bytes,
-            stats.external_tensor_count,
-            summary.external_bytes,
-            summary.files,
-        ),
+        nodes=summary.node_count,
+        functions=summary.function_names,
         tokens=tuple(TokenCount(*each) for each in summary.token_counts),
         names=summary.name_count,
     )

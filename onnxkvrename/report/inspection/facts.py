@@ -90,10 +90,11 @@ def list_facts(summary: ModelSummary) -> Iterator[Fact]:
         producer = f"{export.producer} {export.producer_version}".strip()
         origin = f"{producer or 'an unnamed producer'}; IR {export.ir_version}"
         yield Fact("made by", (f"{origin}, {opsets or 'no opset'}",))
-    functions = _format_names(summary.weight.function_names, _FEW)
-    nodes = format_count(summary.weight.node_count, "node")
+    functions = _format_names(summary.function_names, _FEW)
+    nodes = format_count(summary.node_count, "node")
     yield Fact("graph", (nodes + (f", local functions {functions}" if functions else ""),))
-    yield Fact("weights", ("; ".join(_describe_weights(summary)) or "not there",))
+    if summary.files:
+        yield Fact("external data", ("; ".join(_describe_files(summary)),))
     yield from _list_buffer_facts(summary)
     if summary.buffers:
         yield Fact("token", (describe_tokens(summary),))
@@ -148,24 +149,18 @@ def _list_buffer_facts(summary: ModelSummary) -> Iterator[Fact]:
         yield Fact("", (more,))
 
 
-def _describe_weights(summary: ModelSummary) -> Iterator[str]:
-    weight = summary.weight
-    if not weight.inline_tensor_count and not weight.external_tensor_count:
-        yield "none"
-    if weight.inline_tensor_count:
-        tensors = format_count(weight.inline_tensor_count, "tensor")
-        yield f"{format_bytes(weight.inline_bytes, is_exact=False)} inline in {tensors}"
+def _describe_files(summary: ModelSummary) -> Iterator[str]:
     usable = [file.location for file in summary.files if file.bytes is not None]
     if usable:
         files = format_count(len(usable), "file")
         names = list(dict.fromkeys(usable))
         if len(names) < len(usable):  # windows in several directories have data of one name
             files += " in several directories"
-        external = format_bytes(summary.external_bytes, is_exact=False)
-        yield f"{external} external in {files}: {_format_names(names, _FEW)}"
+        size = format_bytes(summary.external_bytes, is_exact=False)
+        yield f"{size} in {files}: {_format_names(names, _FEW)}"
     unusable = list(dict.fromkeys(f.location for f in summary.files if f.bytes is None))
     if unusable:
-        state = "external, not read" if is_in_memory(summary.path) else "not usable"
+        state = "not read" if is_in_memory(summary.path) else "not usable"
         yield f"{state}: {_format_names(unusable, _FEW)}"
 
 

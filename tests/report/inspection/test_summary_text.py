@@ -19,14 +19,13 @@ TOKEN = ("VLLM", "VLLM")
 
 
 def test_a_summary_says_what_is_in_the_file(inspected) -> None:
-    model = build_cache_model(("full", "linear"), tokens=TOKEN, weights=[models.tensor("w", 1.0)])
+    model = build_cache_model(("full", "linear"), tokens=TOKEN)
     model.graph.output.append(models.info("vision_embeds_RetainedState"))
     model.functions.add(name="Layer", domain="local")
     assert draw_plain(render_model_summary, inspected(model)).splitlines() == [
         "m.onnx  1,000 bytes",
         "  made by         tests 1; IR 10, opset 18",
         "  graph           5 nodes, local functions Layer",
-        "  weights         4 bytes inline in 1 tensor",
         "  full attention  past_key, past_value of layer 0",
         "                  FLOAT16 [batch_size, 8, ctx_len, 64]",
         "  linear state    conv_state of layer 1",
@@ -68,10 +67,8 @@ def test_data_files_are_told_and_those_that_are_gone(inspected) -> None:
     found = inspected(("full",))
     files = (ExternalFile("w.bin", 98_000_000_000), ExternalFile("gone.bin", None))
     text = draw_plain(render_model_summary, found._replace(files=files), width=100)
-    assert "91.3 GiB external in 1 file: w.bin; not usable: gone.bin\n" in text
-    assert "weights         none\n" in draw_plain(render_model_summary, found)
-    nowhere = found._replace(weight=found.weight._replace(external_tensor_count=1))
-    assert "weights         not there\n" in draw_plain(render_model_summary, nowhere)
+    assert "external data   91.3 GiB in 1 file: w.bin; not usable: gone.bin\n" in text
+    assert "external data" not in draw_plain(render_model_summary, found)
 
 
 def test_a_model_without_buffers_has_no_map(inspected) -> None:
@@ -117,7 +114,7 @@ def test_windows_of_a_set_are_told_once(tmp_path: Path, monkeypatch: pytest.Monk
         "  layer       0          10         20         30         40       49",
         "  layer       50         60         70         80         90 93",
     ]
-    assert len(lines) == 19
+    assert len(lines) == 18
 
 
 def test_the_bytes_of_a_buffer_are_a_product_with_its_symbols(inspected) -> None:
