@@ -69,7 +69,7 @@ class UndoError(WriteError):
     """Some targets are new and the others as they were, because the undo failed as well.
 
     If files were to be replaced, the old files, the complete new ones and a record of both
-    are kept: ``onnxkvrename recover`` ends it either way.
+    are kept: the same command again ends it.
 
     Attributes:
         new_paths: The targets that have their new files.

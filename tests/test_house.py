@@ -134,7 +134,7 @@ def find_error_swallowers(tree: ast.AST) -> list[str]:
 MAY_SWALLOW_ERRORS = {
     "__main__": 2,  # stderr cannot be written: there is no other place to say so
     "cli.main": 1,  # what a mistyped word may mean, and what a shell completes
-    "cli.recover": 1,  # a remark beside a dry run; the command recover tells the error
+    "cli.rename": 1,  # a remark beside a dry run; a rename that writes tells the error
     "report.progress_bars": 3,  # nor is there one for a bar, nor for what draws it
     "renaming.parallel": 1,  # asks the kernel to end a worker with its parent, if it can
     "storage.copy": 1,  # a larger pipe, if the system allows one
@@ -146,7 +146,6 @@ MAY_SWALLOW_ERRORS = {
     "storage.record": 3,  # clean-up, which the next run does otherwise
     "storage.recover": 3,  # clean-up; what cannot be listed is not removed
     "storage.temp_file": 5,  # /proc and O_TMPFILE, else a named file; clean-up, as far as possible
-    "storage.transaction": 1,  # the shorter of two ways to name a path
 }
 """How many such calls a module may have, each with its reason beside it."""
 

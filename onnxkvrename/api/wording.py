@@ -31,7 +31,7 @@ _FUNCTIONS = {
     **{name: name for name in ("rename", "verify", "compare", "inspect")},
     "check-consumer": "check_consumer",
     "pairs": "find_pairs",
-    **dict.fromkeys(("explain", "manifest", "profiles", "recover"), ""),
+    **dict.fromkeys(("explain", "manifest", "profiles"), ""),
 }
 """The functions that do what the commands do, if one does."""
 

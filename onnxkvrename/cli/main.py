@@ -41,7 +41,6 @@ from onnxkvrename.storage.read import is_occupied
 _COMMAND_GROUPS = {
     "Change models": {
         "rename": "Rename KV buffers (the default: the word can be left out).",
-        "recover": "Finish or undo a run that was killed halfway.",
     },
     "Check models": {
         "verify": "Check whether each KV buffer is retained.",

@@ -3,7 +3,7 @@
 A record is written before the first change: which files change, and what they
 are before and after. Until all changes are on the disk, the old and the new file of each target
 have temporary names beside it, with the key of the record. So whatever stops a run, an error, an
-interrupt, SIGKILL or the power, the same function undoes or finishes it: :func:`play_back`.
+interrupt, SIGKILL or the power, the same function undoes it: :func:`play_back`.
 
 A record may come out of an archive, so nothing is done by it without a look. The very same
 record must lie in every directory that it names. What replaces a target or is removed must have a
@@ -50,10 +50,6 @@ _NOTHING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 State = Literal["new", "old", "changed"]
 """Of a target: has its new file, has what it had before, or something else since then."""
-
-
-class LoneRecordError(ModelError):
-    """A record is missing in a directory that it names: its run has not begun, or has ended."""
 
 
 class Identity(NamedTuple):
@@ -106,13 +102,10 @@ class TargetState(NamedTuple):
     Attributes:
         path: The file.
         state: Whether it is new, old, or was changed since.
-        kept: The other file: the old one of a new target, the new one of an old target;
-            ``None`` for what was changed, and where there was no old file.
     """
 
     path: Path
     state: State
-    kept: Path | None
 
 
 class Record(NamedTuple):
@@ -136,14 +129,7 @@ class Record(NamedTuple):
         Raises:
             OSError: The state of one cannot be determined.
         """
-        targets = []
-        for change in self.files:
-            state = self._find_state(change)
-            kept = None
-            if state == "old" or (state == "new" and change.old is not None):
-                kept = self._build_kept_path(change, "new" if state == "old" else "old")
-            targets.append(TargetState(change.target, state, kept))
-        return targets
+        return [TargetState(change.target, self._find_state(change)) for change in self.files]
 
     def find_states(self) -> set[State]:
         """Return the states of all targets.
@@ -170,24 +156,25 @@ class Record(NamedTuple):
         found = ((Identity.read(change.target), change) for change in self.files)
         return any(file is not None and file in (own.old, own.new) for file, own in found)
 
-    def find_fault(self, *, undo: bool) -> WriteError | None:
-        """Return why the run cannot be undone, or not be finished.
+    def find_fault(self) -> WriteError | None:
+        """Return why the run cannot be undone.
 
         Raises:
             OSError: This cannot be determined.
         """
         for change in self.files:
-            needed = change.old if undo else change.new
-            if needed is None or self._find_state(change) != ("new" if undo else "old"):
+            if change.old is None or self._find_state(change) != "new":
                 continue
-            kept = self._build_kept_path(change, "old" if undo else "new")
+            kept = self.build_old_path(change)
             status = _read_status(kept)
-            kinds = {stat.S_IFREG, stat.S_IFLNK} if undo else {stat.S_IFREG}
+            kinds = {stat.S_IFREG, stat.S_IFLNK}
             is_ours = status is not None and stat.S_IFMT(status.st_mode) in kinds
-            if not is_ours or Identity.read(kept) != needed:
-                which = "has no copy of its old content" if undo else "has lost its new content"
-                hint = "to finish the work, run the stopped command again"
-                return WriteError(which, path=str(change.target), hint=hint)
+            if not is_ours or Identity.read(kept) != change.old:
+                return WriteError(
+                    "has no copy of its old content",
+                    path=str(change.target),
+                    hint="to finish the work, run the stopped command again",
+                )
         return None
 
     def _find_state(self, change: FileChange) -> State:
@@ -215,6 +202,10 @@ class Record(NamedTuple):
             return error.errno not in NO_LINK_ERRNOS
         os.unlink(probe)
         return True
+
+    def build_old_path(self, change: FileChange) -> Path:
+        """Return the path at which the old file of a change is kept."""
+        return self._build_kept_path(change, "old")
 
     def _build_kept_path(self, change: FileChange, kind: Literal["new", "old"]) -> Path:
         return change.target.parent / build_temp_name(self.key, change.key, kind)
@@ -325,36 +316,35 @@ def remove_record(record: Record, kept: Iterable[str] = (), *, links_only: bool 
     return True
 
 
-def play_back(record: Record, *, undo: bool) -> None:
-    """Restore the old files of a run, or put its new ones in place, and bring that to the disk.
+def play_back(record: Record) -> None:
+    """Restore the old files of a run, and bring that to the disk.
 
     Targets that were changed since are left as they are. Every step is one call, and what is
     done stays: if one fails, the same call continues there. The record stays.
 
     Args:
         record: The record of the run; its directories are locked.
-        undo: Whether to restore the old files.
 
     Raises:
-        WriteError: A file cannot be restored or put in place.
+        WriteError: A file cannot be restored.
         OSError: The state of a file cannot be determined.
     """
-    fault = record.find_fault(undo=undo)
+    fault = record.find_fault()
     if fault is not None:
         raise fault
     for directory in record.directories:
         for path in list_temp_paths(directory, record.key):
             if path.name.endswith("-move"):
                 path.unlink(missing_ok=True)
-    changes = list(zip(record.files, record.list_targets(), strict=True))
-    for change, target in reversed(changes) if undo else changes:
-        if target.state != ("new" if undo else "old"):
+    states = [target.state for target in record.list_targets()]
+    for change, state in reversed(list(zip(record.files, states, strict=True))):
+        if state != "new":
             continue
-        with translate_write_errors(target.path):
-            if undo and change.old is None:
-                os.unlink(target.path)
-            elif target.kept is not None:
-                put_in_place(target.kept, target.path, replaces=change.old is not None)
+        with translate_write_errors(change.target):
+            if change.old is None:
+                os.unlink(change.target)
+            else:
+                put_in_place(record.build_old_path(change), change.target, replaces=True)
     for directory in record.directories:
         sync_directory(directory)
 
@@ -414,7 +404,7 @@ def read_record(path: Path) -> Record:
         raise ModelError("skipped: is not a record of a run", path=str(path)) from None
     except OSError as error:
         raise ReadError(f"cannot be read: {error.strerror}", path=str(path)) from None
-    raise LoneRecordError("skipped: a directory that it names has no such record", path=str(path))
+    raise ModelError("skipped: a directory that it names has no such record", path=str(path))
 
 
 def _is_same_file(path: Path, other: Path) -> bool:
@@ -436,7 +426,6 @@ def _read_content(path: Path) -> bytes | None:
         raise ReadError(
             f"skipped: is a record of another user (user ID {status.st_uid})",
             path=str(path),
-            hint="run recover as this user",
         )
     with open_file(path) as file:
         return file.read(0, MAX_RECORD_BYTES)

@@ -1,19 +1,16 @@
-"""Find the records of runs that stopped half way, and end these runs."""
+"""Find the records of runs that stopped half way, and undo these runs."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from onnxkvrename.errors import MissingFileError, ModelError, ReadError
+from onnxkvrename.errors import ModelError, ReadError
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.read import is_directory, resolve_path, translate_read_errors
 from onnxkvrename.storage.record import (
-    LoneRecordError,
     Record,
     play_back,
     read_record,
@@ -23,7 +20,6 @@ from onnxkvrename.storage.record import (
 from onnxkvrename.storage.temp_file import (
     RECORD_SUFFIX,
     TEMP_NAME,
-    find_trusted_owners,
     list_temp_paths,
     remove_file_of_run,
     remove_temp_files,
@@ -33,118 +29,21 @@ _MAX_RECORDS = 8
 """Records in one directory that a run looks at by itself: a killed run leaves one."""
 
 
-class HalfDoneRun(NamedTuple):
-    """A run that stopped half way.
+def find_half_done_runs(directories: Iterable[Path]) -> list[Record]:
+    """Return the records of runs that stopped half way in some directories; nothing is changed.
 
-    Attributes:
-        path: Its record.
-        record: What the record says.
-    """
-
-    path: Path
-    record: Record
-
-
-def find_half_done_runs(
-    paths: Iterable[Path],
-    report_skipped: Callable[[ModelError], None] = lambda _: None,
-    *,
-    is_recursive: bool = True,
-) -> list[HalfDoneRun]:
-    """Return the runs that stopped half way, the last one first.
-
-    Args:
-        paths: Directories, which are searched with all below them except what links lead to;
-            of a file, the directory it is in.
-        report_skipped: Called for each directory that cannot be searched, and for each record
-            that is not to be trusted: it belongs to another user, is not one of ours, or names a
-            file outside the directories.
-        is_recursive: Whether to search what is below the directories as well.
+    A record that is not to be trusted is left out, and so is a directory that cannot be listed.
 
     Raises:
-        KvRenameError: There is nothing at a path, or it cannot be looked at.
+        OSError: The state of a file cannot be determined.
     """
-    roots = [_find_root(path) for path in paths]
-    runs: dict[str, tuple[int, HalfDoneRun]] = {}
-    for path in _find_temp_paths(roots, report_skipped, is_recursive):
-        if not path.name.endswith(RECORD_SUFFIX) or path.name in runs:
-            continue
-        try:
-            with translate_read_errors(path):
-                record = read_record(path)
-                if record.is_half_done():
-                    _check_inside(path, record, roots)
-                    runs[path.name] = os.lstat(path).st_mtime_ns, HalfDoneRun(path, record)
-        except LoneRecordError as error:
-            with translate_read_errors(path):
-                if _has_only_copy(path.parent, path.name.split("-")[-2]):
-                    report_skipped(error)
-        except ModelError as error:
-            report_skipped(error)
-    return [run for _, run in sorted(runs.values(), reverse=True)]
-
-
-def find_leftovers(paths: Iterable[Path]) -> list[Path]:
-    """Return what runs of this user have beside their files: temporary files, copies and locks.
-
-    A run that ends, or that fails, removes its own. So these are of runs that are still running
-    or were killed; what a half done run needs is among them.
-
-    Args:
-        paths: As for :func:`find_half_done_runs`.
-
-    Raises:
-        KvRenameError: There is nothing at a path, or it cannot be looked at.
-    """
-    leftovers = []
-    for path in _find_temp_paths([_find_root(path) for path in paths], lambda _: None, True):
-        with translate_read_errors(path):
-            owners = find_trusted_owners(path.parent)
-            if owners is None or os.lstat(path).st_uid in owners:
-                leftovers.append(path)
-    return leftovers
-
-
-def end_run(run: HalfDoneRun, *, undo: bool) -> None:
-    """Restore the old files of a run, or put its new ones in place, and remove what it left.
-
-    What is done stays: if one step fails, the record stays as well, and the same call continues
-    there. Targets that were changed since are left as they are.
-
-    Args:
-        run: The run.
-        undo: Whether to restore the old files.
-
-    Raises:
-        KvRenameError: A file cannot be restored or put in place, or another run is at work.
-    """
-    with translate_read_errors(run.path), hold_locks(run.record.directories):
-        if run.record.is_half_done():  # else it was at work when it was found
-            play_back(run.record, undo=undo)
-        remove_record(run.record)
-        if undo:
-            remove_made_directories(run.record.made)
-
-
-def remove_ended_runs(paths: Iterable[Path]) -> None:
-    """Remove what is left of runs that have changed nothing, or all, with what they had made.
-
-    Args:
-        paths: As for :func:`find_half_done_runs`, which has found no such run any more.
-
-    Raises:
-        KvRenameError: There is nothing at a path, or another run is at work.
-    """
-    roots = [_find_root(path) for path in paths]
-    for path in _find_temp_paths(roots, lambda _: None, True):
-        if not path.name.endswith(RECORD_SUFFIX):
-            continue
-        with suppress(ModelError), translate_read_errors(path):
-            record = read_record(path)
-            _check_inside(path, record, roots)
-            with hold_locks(record.directories):
-                if not record.is_half_done():
-                    _settle(record, ())
+    found: dict[str, Record] = {}
+    for directory in {resolve_path(path) for path in directories}:
+        for path in _list_temp_paths(Path(directory)):
+            if path.name.endswith(RECORD_SUFFIX) and path.name not in found:
+                with suppress(ModelError):
+                    found[path.name] = read_record(path)
+    return [record for record in found.values() if record.is_half_done()]
 
 
 def settle_stopped_runs(
@@ -205,9 +104,9 @@ def _settle(
     targets = record.list_targets()
     states = {target.state for target in targets}
     if {"new", "old"} <= states:
-        if "changed" in states or record.find_fault(undo=True) is not None:
+        if "changed" in states or record.find_fault() is not None:
             return False
-        play_back(record, undo=True)
+        play_back(record)
         report_undone([target.path for target in targets if target.state == "new"])
         states = {"old"}
     places = record.directories
@@ -256,50 +155,3 @@ def _list_temp_paths(directory: Path) -> list[Path]:
     with suppress(OSError):  # what cannot be listed is not removed
         return list_temp_paths(directory)
     return []
-
-
-def _find_root(path: Path) -> Path:
-    """Return the directory to search for a path, without links.
-
-    Raises:
-        KvRenameError: There is nothing at the path, or it cannot be read.
-    """
-    try:
-        with translate_read_errors(path):
-            is_directory = stat.S_ISDIR(os.stat(path).st_mode)
-    except MissingFileError:
-        raise ModelError("no such file or directory", path=str(path)) from None
-    return Path(resolve_path(path if is_directory else path.absolute().parent))
-
-
-def _find_temp_paths(
-    roots: Iterable[Path], report_skipped: Callable[[ModelError], None], is_recursive: bool
-) -> list[Path]:
-    """Return what has a temporary name in directories, and in all below them, each once."""
-    found = set[Path]()
-    pending = list(dict.fromkeys(roots))
-    while pending:
-        directory = pending.pop()
-        try:
-            with translate_read_errors(directory):
-                found.update(list_temp_paths(directory))
-                if is_recursive:
-                    with os.scandir(directory) as entries:
-                        inner = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
-                    pending += [Path(entry.path) for entry in inner]
-        except ModelError as error:
-            report_skipped(error)
-    return sorted(found)
-
-
-def _check_inside(path: Path, record: Record, roots: Iterable[Path]) -> None:
-    """Raise for a record that leads out of the directories."""
-    for directory in record.directories:
-        if resolve_path(directory) != str(directory):
-            raise ModelError(f"skipped: leads through a link to {directory}", path=str(path))
-        if not any(root in (directory, *directory.parents) for root in roots):
-            raise ModelError(
-                f"skipped: also names a file in {directory}",
-                path=str(path),
-                hint="also pass this directory",
-            )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import FlushError, KvRenameError, UndoError, WriteError
-from onnxkvrename.findings import quote_path
 from onnxkvrename.storage.read import build_changed_error, resolve_path
 from onnxkvrename.storage.record import (
     FileChange,
@@ -34,8 +32,8 @@ _STATUS_FIELDS = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_mode", "st_u
 class Transaction:
     """Context manager for all files of one command; an error within it leaves all as they were.
 
-    The directories of all targets are locked. A killed process undoes nothing: then the record
-    that it has left does, by the next run or by ``onnxkvrename recover``.
+    The directories of all targets are locked. A killed process undoes nothing: then the next run
+    does, by the record that it has left.
 
     Args:
         directories: The directories of all targets, for what an error leaves there.
@@ -170,7 +168,7 @@ class Transaction:
                 states = self._record.find_states()
                 self.is_complete = states == {"new"}
                 if "new" in states and not self.is_complete:
-                    play_back(self._record, undo=True)
+                    play_back(self._record)
                 if not self.is_complete and any(each.is_made() for each in self._record.files):
                     raise WriteError("a result has no copy of what it replaced")
         except (OSError, WriteError) as failure:
@@ -192,11 +190,8 @@ class Transaction:
                 new_paths += [file.target] if change.is_made() else []
             message += f": {len(new_paths):,} of {len(targets):,} results are new, the others "
             message += "as they were"
-            if record is not None and record.find_fault(undo=True) is None:
+            if record is not None and record.find_fault() is None:
                 message += "; all old and new files are kept"
-                directory = quote_path(_shorten_path(os.path.commonpath(record.directories)))
-                command = f"onnxkvrename recover {directory}"
-                hint = f"`{command}` lists them, `{command} --undo` restores the old ones; {hint}"
         except OSError:
             message += ", and the results cannot be looked at"
         return UndoError(message, path=path, hint=hint, new_paths=new_paths)
@@ -208,11 +203,3 @@ class Transaction:
             remove_temp_files(directory, self.key, any_owner=True)
         if not self.is_complete:
             remove_made_directories(self.made)
-
-
-def _shorten_path(path: str) -> str:
-    """Return a path as seen from the working directory, if it is below it."""
-    with suppress(OSError, ValueError):  # the whole path is as good
-        relative = os.path.relpath(path)
-        return path if relative.startswith(os.pardir) else relative
-    return path

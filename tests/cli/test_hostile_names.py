@@ -108,7 +108,6 @@ COMMANDS = (
     ("manifest", "dims.onnx", "--format", "text"),
     ("manifest", "dims.onnx", "--dim", "ctx_lenXa=3"),
     ("manifest", "dims.onnx", "-o", "vX.onnx"),
-    ("recover", "dX"),
     ("explain", "KV1X"),
 )
 

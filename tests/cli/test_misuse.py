@@ -59,7 +59,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("verify m.onnx --format JSON", "'JSON' is not one of", HELP.format("verify")),
         ("verify ''", "an empty path", HELP.format("verify")),
         ("compare m.onnx", "missing argument 'DECODE'", HELP.format("compare")),
-        ("recover", "missing argument", HELP.format("recover")),
         ("verify", "no MODEL given", HELP.format("verify")),
         ("m.onnx --prefix X --profile my.toml", "no such profile", "--rules reads a file"),
     ],

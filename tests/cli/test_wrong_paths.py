@@ -32,7 +32,6 @@ READ_PATHS = [
     ("check-consumer", "{}"),
     ("compare", "{}", MODEL),
     ("compare", MODEL, "{}"),
-    ("recover", "{}"),
     ("pairs", "{}"),
 ]
 

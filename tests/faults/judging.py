@@ -101,25 +101,8 @@ class Trial:
         else:
             check_text(result, where)
             self.check_end(left, result, fault, name, where)
-        if fault.nth % 2 == 0:
-            self.check_recovery(left, where)
         self.check_second_run(left, where, could_remove=name not in REMOVING)
         return result
-
-    def check_recovery(self, left: Tree, where: str) -> None:
-        """Check that a run that left some files old and some new can be undone.
-
-        Without hard links there is no copy of the old content; then it can be finished.
-        """
-        own = {path: value for path, value in left.items() if TEMP_PREFIX not in path}
-        files = drop_new_empty_directories(own, self.old)
-        is_mixed = not (self.has_files(files, self.old) or self.has_files(files, self.new))
-        if not is_mixed or not any(path.endswith("-record") for path in left):
-            return
-        way, expected = ("--undo", self.old) if self.system.links else ("--finish", self.new)
-        result = run_command(["recover", way, "."], self.here, system=self.system)
-        assert result.code == 0, f"{where}: recover: {result}"
-        assert self.has_files(walk_tree(self.root), expected), f"{where}: recover: not {way}"
 
     @staticmethod
     def has_files(left: Tree, expected: Tree) -> bool:

@@ -44,7 +44,6 @@ DOCUMENTS: dict[str, list[tuple[object, ...]]] = {
         ("explain", "--log", FIXTURES / "logs" / "decode.log"),
         ("explain", "--log", "missing.log"),
     ],
-    "recover-1": [("recover", PLAIN)],
 }
 
 

@@ -244,9 +244,8 @@ def test_a_record_names_only_where_it_lies(tmp_path: Path, two: Record) -> None:
 def test_a_record_of_another_user_names_that_user(two: Record) -> None:
     path = build_record_path(two.directories[0], two.key)
     give_away(path)
-    with pytest.raises(ModelError, match="user ID 12345") as caught:
+    with pytest.raises(ModelError, match="user ID 12345"):
         read_record(path)
-    assert caught.value.hint is not None
 
 
 # What is at a target is judged by its identity and by the link that the run keeps.

@@ -1,4 +1,4 @@
-"""Runs that stopped half way are found and ended, and what is planted ends nothing."""
+"""Runs that stopped half way are found and undone, and what is planted undoes nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ import pytest
 from onnxkvrename import KvRenameError, ModelError, WriteError
 from onnxkvrename.storage import lock, recover
 from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.record import Record, build_record_path, remove_record
+from onnxkvrename.storage.record import Record, build_record_path, play_back, remove_record
 from onnxkvrename.storage.recover import (
-    end_run,
     find_half_done_runs,
-    find_leftovers,
     settle_stopped_runs,
 )
 from onnxkvrename.storage.temp_file import (
@@ -61,12 +59,6 @@ def read_state(root: Path) -> dict[str, str]:
     return {str(path.relative_to(root)): path.read_text("latin-1") for path in paths}
 
 
-def find_skipped(*paths: Path) -> list[KvRenameError]:
-    skipped = list[KvRenameError]()
-    assert find_half_done_runs(paths, skipped.append) == []
-    return skipped
-
-
 def call_until(
     nth: int, calls: Iterator[int], real: Callable[..., Any], *args: Any, **how: Any
 ) -> Any:
@@ -76,72 +68,32 @@ def call_until(
     return real(*args, **how)
 
 
-# Runs are ended.
+# Runs are undone.
 
 
-@pytest.mark.parametrize("done", [1, 3])
-@pytest.mark.parametrize("undo", [True, False])
-def test_a_run_is_ended_either_way(
-    undo: bool, done: int, targets: list[Path], tmp_path: Path, stop_run: StopRun
-) -> None:
-    record = stop_run(targets, done, made=[tmp_path / "made"])
-    (run,) = find_half_done_runs([tmp_path])
-    assert run.record == record
-    end_run(run, undo=undo)
-    assert read_state(tmp_path) == (OLD if undo else NEW)
-    assert (tmp_path / "made").exists() is not undo
-    assert find_half_done_runs([tmp_path]) == []
-
-
-@pytest.mark.parametrize("undo", [True, False])
 @pytest.mark.parametrize("name", ["link", "replace", "fsync"])
 def test_what_fails_half_way_is_continued_by_the_same_call(
     name: str,
-    undo: bool,
     targets: list[Path],
     tmp_path: Path,
     stop_run: StopRun,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stop_run(targets, 3 if undo else 1)
+    record = stop_run(targets, 3)
     for nth in range(20):
-        (run,) = find_half_done_runs([tmp_path])
+        assert find_half_done_runs(record.directories) in ([record], [])
         with monkeypatch.context() as patch:
             patch.setattr(os, name, partial(call_until, nth, count(), getattr(os, name)))
             try:
-                end_run(run, undo=undo)
+                settle_stopped_runs(record.directories)
             except KvRenameError as error:
                 if "Input/output error" not in error.message:
                     raise
             else:
                 break
-        if not find_half_done_runs([tmp_path]):  # all was done but to flush it
-            settle_stopped_runs(target.parent for target in targets)
-            break
-    assert nth or name == "fsync"
-    found = read_state(tmp_path)
-    assert sorted(found.values()) == sorted((OLD if undo else NEW).values())
-
-
-def test_a_run_that_ended_meanwhile_is_left_alone(
-    targets: list[Path], tmp_path: Path, stop_run: StopRun
-) -> None:
-    """It may have been at work when it was found: then it holds the locks for a while."""
-    record = stop_run(targets, 1)
-    (run,) = find_half_done_runs([tmp_path])
-    (other,) = find_half_done_runs([tmp_path])
-    end_run(other, undo=False)
-    after = read_state(tmp_path)
-    end_run(run, undo=True)
-    assert read_state(tmp_path) == after
-    assert record.key not in " ".join(after)
-
-
-def test_a_changed_file_stays_when_a_run_is_ended(half_done: Record, tmp_path: Path) -> None:
-    (tmp_path / "in/b").write_text("theirs")
-    (run,) = find_half_done_runs([tmp_path])
-    end_run(run, undo=True)
-    assert read_state(tmp_path) == {**OLD, "in/b": "theirs"}
+    assert nth
+    assert read_state(tmp_path) == OLD
+    assert find_half_done_runs(record.directories) == []
 
 
 def swap_for_content(path: Path) -> None:
@@ -155,59 +107,23 @@ def swap_for_link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("swap", [Path.unlink, swap_for_content, swap_for_link])
-@pytest.mark.parametrize(
-    ("undo", "number", "kind", "fault"),
-    [
-        (True, 0, "old", "has no copy of its old content"),
-        (False, 3, "new", "has lost its new content"),
-    ],
-)
 def test_what_is_not_the_file_of_the_run_is_not_put_in_place(
-    undo: bool,
-    number: int,
-    kind: str,
-    fault: str,
     swap: Callable[[Path], None],
     half_done: Record,
     find_kept: Callable[..., Path],
     targets: list[Path],
     tmp_path: Path,
 ) -> None:
-    swap(find_kept(half_done, number, kind))
+    swap(find_kept(half_done, 0, "old"))
     before = read_state(tmp_path)
-    (run,) = find_half_done_runs([tmp_path])
-    with pytest.raises(WriteError, match=fault) as caught:
-        end_run(run, undo=undo)
-    assert caught.value.path == str(targets[number])
+    assert settle_stopped_runs(half_done.directories)
+    with pytest.raises(WriteError, match="has no copy of its old content") as caught:
+        play_back(half_done)
+    assert caught.value.path == str(targets[0])
     assert read_state(tmp_path) == before
 
 
 # Where runs are looked for.
-
-
-def test_runs_are_found_below_a_directory_and_not_through_links(
-    half_done: Record, tmp_path: Path
-) -> None:
-    outside = tmp_path.with_name(f"{tmp_path.name}-outside")
-    outside.mkdir()
-    (outside / "link").symlink_to(tmp_path)
-    assert find_half_done_runs([outside]) == []
-    assert len(find_half_done_runs([outside / "link"])) == 1
-    assert len(find_half_done_runs([tmp_path, tmp_path / "in"])) == 1
-    assert find_half_done_runs([tmp_path], is_recursive=False) == []
-    with pytest.raises(ModelError, match="no such file or directory"):
-        find_half_done_runs([tmp_path / "none"])
-
-
-@pytest.mark.parametrize("path", ["in", "in/a", "in/sub", "made"])
-def test_a_run_that_leads_out_is_skipped_and_the_directory_to_pass_named(
-    path: str, half_done: Record, tmp_path: Path
-) -> None:
-    skipped = find_skipped(tmp_path / path)
-    assert skipped
-    for error in skipped:
-        assert "also names a file in" in error.message
-        assert error.hint == "also pass this directory"
 
 
 def plant_garbage(path: Path) -> None:
@@ -243,16 +159,9 @@ def test_what_is_planted_is_skipped_and_hides_no_run(
 ) -> None:
     (tmp_path / "other").mkdir()
     plant(build_record_path(tmp_path / "other", build_key()))
-    skipped = list[KvRenameError]()
-    assert len(find_half_done_runs([tmp_path], skipped.append)) == 1
-    assert [Path(str(error.path)).parent.name for error in skipped] == ["other"]
-
-
-def test_what_runs_have_left_is_listed(half_done: Record, tmp_path: Path) -> None:
-    found = {path.name.rpartition("-")[2] for path in find_leftovers([tmp_path])}
-    assert found == {"record", "new", "old"}
-    files = {path.name for path in find_leftovers([tmp_path / "in" / "a"])}
-    assert len(files) == 7  # three new ones, three old ones, and the record
+    plant(build_record_path(tmp_path / "in", build_key()))
+    directories = [tmp_path / "other", tmp_path / "in"]
+    assert find_half_done_runs(directories) == [half_done]
 
 
 # The next run settles what it finds.
@@ -428,12 +337,11 @@ def test_a_run_that_is_at_work_is_not_settled(
 ) -> None:
     monkeypatch.setattr(lock, "_MAX_WAIT", 0)
     before = read_state(tmp_path)
-    (run,) = find_half_done_runs([tmp_path])
-    with hold_locks([tmp_path / "in" / "sub"]):
-        with pytest.raises(WriteError, match="is being processed by another run"):
-            settle_stopped_runs([tmp_path / "in"])
-        with pytest.raises(WriteError, match="is being processed by another run"):
-            end_run(run, undo=True)
+    with (
+        hold_locks([tmp_path / "in" / "sub"]),
+        pytest.raises(WriteError, match="is being processed by another run"),
+    ):
+        settle_stopped_runs([tmp_path / "in"])
     assert read_state(tmp_path) == before
 
 

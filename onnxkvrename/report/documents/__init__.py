@@ -15,7 +15,6 @@ MODULES = {
     "manifest": "onnxkvrename.layout.manifest",
     "pairs": "onnxkvrename.report.documents.pairs_json",
     "explain": "onnxkvrename.report.documents.explain_json",
-    "recover": "onnxkvrename.report.documents.recover_json",
 }
 """The module of each command's document."""
 
