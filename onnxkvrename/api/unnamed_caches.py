@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.findings import (
@@ -14,7 +15,6 @@ from onnxkvrename.findings import (
     quote_path,
     quote_word,
 )
-from onnxkvrename.layout.inspect import ModelSummary
 from onnxkvrename.limits import MAX_SEARCHED_NODES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
@@ -32,6 +32,9 @@ from onnxkvrename.verification.pairs.infer_rules import (
     infer_rules,
     trace_source,
 )
+
+if TYPE_CHECKING:
+    from onnxkvrename.layout.inspect import ModelSummary
 
 _LEFT_OUT = {
     *("models", "profile", "rules", "jobs", "dask", "output_format", "quiet", "verbose"),

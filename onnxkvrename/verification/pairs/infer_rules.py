@@ -199,7 +199,7 @@ def _check_exact(model: TracedModel, rules: Rules) -> None:
     if not wrong and _map_planned_pairs(plan) != expected:
         wrong = sorted(names)
     if wrong:
-        raise _build_misfit_error(f"{wrong[0]} would be taken for another one", str(model.path))
+        raise _build_misfit_error(f"{wrong[0]} would be mistaken for another one", str(model.path))
 
 
 def _map_planned_pairs(plan: RenamePlan) -> Mapping[str, str]:
