@@ -6,12 +6,14 @@ command runs; what lies beside it belongs to others and must never change.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import models
-import onnx
+import onnx.helper
 import qefficient_exports
 from window_sets import write_windows
 
@@ -90,6 +92,60 @@ def windows(directory: Path) -> None:
     write_windows(directory / "in", 3, weights=1024)
 
 
+def windows_renamed(directory: Path) -> None:
+    write_windows(directory / "in", 3, weights=1024, token="OTHER")
+
+
+def windows_half_renamed(directory: Path) -> None:
+    windows(directory)
+    write_windows(directory / "new", 3, weights=1024, token="VLLM")
+    name = "layer_1_2/Tiny_layer_tmp_1_2.onnx"
+    (directory / "new" / name).replace(directory / "in" / name)
+    shutil.rmtree(directory / "new")
+
+
+def windows_over_results(directory: Path) -> None:
+    windows(directory)
+    write_windows(directory / "out", 3, weights=1024, token="OTHER")
+
+
+def with_two_sidecars(directory: Path) -> None:
+    """A model as transformers names its caches, with both kinds of configuration beside it."""
+    caches = [(f"past_key_values.{n}", f"present.{n}") for n in ("0.key", "0.value")]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [
+                models.node("Neg", ["x"], ["logits"]),
+                *(models.node("Add", [past, "x"], [present]) for past, present in caches),
+            ],
+            "main",
+            [models.info("x", 2), *(models.info(past, 1, 1, 2) for past, _ in caches)],
+            [models.info("logits", 2), *(models.info(present, 1, 1, 2) for _, present in caches)],
+        )
+    )
+    inputs = {f"past_{part}_names": f"past_key_values.%d.{part}" for part in ("key", "value")}
+    outputs = {f"present_{part}_names": f"present.%d.{part}" for part in ("key", "value")}
+    names = {"inputs": inputs, "outputs": outputs}
+    config = {"model": {"decoder": {"filename": "model.onnx", **names}}, "search": {}}
+    texts = (f" - IOName: {name}\n   Precision: float16\n" for pair in caches for name in pair)
+    files = {
+        "in/model.onnx": model.SerializeToString(),
+        "in/genai_config.json": json.dumps(config, indent=4).encode(),
+        "in/custom_io.yaml": "".join(texts).encode(),
+    }
+    write_files(directory, files)
+
+
+def two_sides(directory: Path) -> None:
+    renamed = rename_bytes(INSIDE, "vllmKvCache")
+    write_files(directory, {"p.onnx": renamed, "d.onnx": renamed})
+
+
+def two_sides_with_page(directory: Path) -> None:
+    two_sides(directory)
+    write_files(directory, {"a.html": b"<html></html>"})
+
+
 def linked(directory: Path) -> None:
     write_files(directory, {"real/m.onnx": INSIDE})
     (directory / "m.onnx").symlink_to("real/m.onnx")
@@ -133,6 +189,10 @@ COMMANDS = (
     Command("a set in place", "in --prefix VLLM", windows),
     Command("three in place", "in --prefix VLLM", three),
     Command("three stripped", "in --strip", three_renamed),
+    Command("a set replaced", "in --prefix VLLM --replace", windows_renamed),
+    Command("a set stripped", "in --strip", windows_renamed),
+    Command("a set completed", "in --prefix VLLM", windows_half_renamed),
+    Command("with two sidecars", "in --prefix VLLM", with_two_sidecars),
     Command("stripped", "m.onnx --strip", one_renamed),
     Command("replaced", "m.onnx --prefix OTHER --replace", one_renamed),
     Command("through a link", "m.onnx --prefix VLLM --force", linked),
@@ -142,6 +202,7 @@ COMMANDS = (
     Command("a set to a directory", "in --prefix VLLM -d out", three_with_old),
     Command("a set to a new directory", "in --prefix VLLM -d new/dir", three),
     Command("a set over a directory", "in --prefix VLLM -d out --force", three_over_old),
+    Command("a set over earlier results", "in --prefix VLLM -d out --force", windows_over_results),
     Command("with a sidecar to a directory", "in --prefix VLLM -d out", with_sidecars),
     Command("seeded", "cache --prefix VLLM --seed-cache", export),
     Command("stripped in the cache", "cache --strip --seed-cache", export_renamed),
@@ -149,4 +210,10 @@ COMMANDS = (
     Command("over a manifest", "manifest m.onnx -o out.json --force", with_old_outputs),
     Command("a page", "inspect m.onnx --html a.html", one),
     Command("over a page", "inspect m.onnx --html a.html --force", with_old_outputs),
+    Command("a page of two sides", "compare p.onnx d.onnx --html a.html", two_sides),
+    Command(
+        "over a page of two sides",
+        "compare p.onnx d.onnx --html a.html --force",
+        two_sides_with_page,
+    ),
 )

@@ -1,60 +1,71 @@
-"""Programs that are broken on purpose, each in one way: the suite must catch every one."""
+"""Programs that are broken on purpose, each in one way: the suite must catch every one.
+
+What is broken is what the program asks of the system, so a control does not depend on how the
+program is written.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from faults.commands import COMMANDS, Command
 
-from onnxkvrename.renaming import write as writing
-from onnxkvrename.storage.temp_file import ReadyFile, TempFile
-from onnxkvrename.storage.transaction import Transaction
-
-
-class WriterInPlace(TempFile):
-    """Writes to the target itself."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        os.close(self.descriptor)
-        self.descriptor = os.open(self.target, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        self.has_name = True
-
-    def finish(self, *, replace: bool) -> ReadyFile:
-        os.link(self.target, self.temp_path)
-        return super().finish(replace=True)
+_RENAMING = ("replace", "rename")
 
 
 def write_in_place() -> None:
-    """Write to the target itself from now on."""
-    writing.TempFile = WriterInPlace  # type: ignore[misc]
+    """Write into the target itself from now on, wherever a file would replace it."""
+    for name in _RENAMING:
+        setattr(os, name, copy_into)
 
 
-def _leave_half_placed() -> None:
-    Transaction._undo = lambda self, error: None  # type: ignore[method-assign]
+def copy_into(source: Any, target: Any, **kwargs: Any) -> None:
+    """Do what replacing a file does, but not at once."""
+    with open(source, "rb") as file:
+        content = file.read()
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.write(descriptor, content)
+    os.close(descriptor)
+    os.unlink(source)
+
+
+def _skip_undo() -> None:
+    """Move no file back after an error or an interrupt."""
+    for name in _RENAMING:
+        setattr(os, name, _stop_after_interrupt(getattr(os, name)))
+
+
+def _stop_after_interrupt(real: Callable[..., None]) -> Callable[..., None]:
+    def move(*args: Any, **kwargs: Any) -> None:
+        if sys.exc_info()[0] is None:  # nothing is being handled
+            real(*args, **kwargs)
+
+    return move
 
 
 def _leave_leftovers() -> None:
-    ReadyFile.discard = lambda self: None  # type: ignore[method-assign]
+    """Remove no temporary file."""
     real = os.unlink
 
     def keep(path: Any, **kwargs: Any) -> None:
-        if "lock" not in os.fsdecode(path):
-            return
-        real(path, **kwargs)
+        if not os.path.basename(os.fsdecode(path)).startswith(".onnxkvrename-"):
+            real(path, **kwargs)
 
     os.unlink = keep
 
 
 def _hide_errors() -> None:
     """Report success whatever happened."""
-    from onnxkvrename.cli import rename as command
 
-    command.print_answer = lambda *args, **kwargs: 0  # type: ignore[assignment]
+    def end(code: int = 0) -> NoReturn:
+        raise SystemExit(0)
+
+    sys.exit = end  # type: ignore[assignment]
 
 
 def _write_outside() -> None:
@@ -89,7 +100,7 @@ class Control(NamedTuple):
 _BY_NAME = {command.name: command for command in COMMANDS}
 CONTROLS = (
     Control("a writer in place", write_in_place, _BY_NAME["in place"]),
-    Control("a set left half placed", _leave_half_placed, _BY_NAME["a set in place"]),
+    Control("no undo", _skip_undo, _BY_NAME["a set in place"]),
     Control("temporary files left", _leave_leftovers, _BY_NAME["three in place"]),
     Control("errors hidden", _hide_errors, _BY_NAME["in place"]),
     Control("a trace elsewhere", _write_outside, _BY_NAME["in place"]),

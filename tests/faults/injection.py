@@ -1,7 +1,8 @@
 """Run the command line in a child process, in which one call of the operating system goes wrong.
 
 Only calls that change something are counted: those that create, write, rename, remove, lock or
-close. The child is a fork, so a case takes a few milliseconds.
+close. The child is a fork, so a case takes a few milliseconds. It runs what the console script
+runs, with the handling of signals around it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import onnxkvrename
+from onnxkvrename.__main__ import run
 from onnxkvrename.cli.main import main
 
 CHILD_TIMEOUT = 60
@@ -30,13 +32,17 @@ CHANGING = (
     *("open", "close", "write", "pwrite", "ftruncate", "truncate", "fsync", "fdatasync"),
     *("copy_file_range", "sendfile", "splice", "pipe", "posix_fallocate"),
     *("fchmod", "chmod", "fchown", "chown", "setxattr", "removexattr", "utime"),
-    *("link", "symlink", "rename", "replace", "unlink", "remove", "mkdir", "rmdir", "flock"),
+    *("link", "symlink", "rename", "replace", "unlink", "remove", "mkdir", "rmdir"),
+    *("flock", "lockf"),
 )
 """Functions that change something. Opening for reading is not counted, closing always is."""
 COPYING = ("write", "pwrite", "copy_file_range", "sendfile", "splice")
 """Of these, those that do not both move bytes and give an error."""
 READING = ("open", "stat", "lstat", "fstat", "scandir", "listdir", "pread", "readlink", "statvfs")
 """Functions that look at files."""
+CHANGES_BY_NAME = ("open", "os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename")
+CHANGES_BY_NAME += ("os.rmdir", "os.symlink", "os.truncate", "os.utime", "subprocess.Popen")
+"""Events of Python's audit hook for what changes files, whoever asks for it."""
 
 ERRNOS = (
     *(errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES),
@@ -53,9 +59,10 @@ class Fault(NamedTuple):
 
     Attributes:
         nth: The number of the call, from 1.
-        number: The error it gives; 0 for SIGKILL before the call, -1 for an interrupt after it.
+        number: The error it gives, or minus the signal that the process gets; 0 for neither.
         lasting: Whether all later calls fail, too.
-        after: Whether the call does its work and then fails, as closing does on NFS.
+        after: Whether the call does its work and then fails, as closing does on NFS, or the
+            signal comes when it has returned.
         reading: Whether calls that look at files are counted instead.
     """
 
@@ -66,7 +73,8 @@ class Fault(NamedTuple):
     reading: bool = False
 
     def __str__(self) -> str:
-        what = {0: "SIGKILL", -1: "interrupt"}.get(self.number) or errno.errorcode[self.number]
+        signals = {-number: number.name for number in signal.Signals}
+        what = signals.get(self.number) or errno.errorcode.get(self.number, "nothing")
         when = f"{'reading ' if self.reading else ''}call {self.nth}{'+' if self.lasting else ''}"
         return f"{what} {'after' if self.after else 'at'} {when}"
 
@@ -118,15 +126,8 @@ def _refuse(number: int) -> Callable[..., Any]:
     return refuse
 
 
-def run_command(
-    args: Sequence[str],
-    directory: Path,
-    fault: Fault | None = None,
-    *,
-    system: System = SYSTEMS[0],
-    prepare: Callable[[], None] | None = None,
-) -> Result:
-    """Run the command line in a child process.
+class Child:
+    """A command line that runs in a child process.
 
     Args:
         args: Its arguments.
@@ -134,20 +135,42 @@ def run_command(
         fault: What goes wrong; by default nothing does.
         system: What the system can do.
         prepare: Called in the child before the command, to break the program for a control.
+        meet: Called in the child at the call of a fault that is neither an error nor a signal.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reader)
-            _run_in_child(args, directory, fault, system, prepare, (out, err), writer)
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        directory: Path,
+        fault: Fault | None = None,
+        *,
+        system: System = SYSTEMS[0],
+        prepare: Callable[[], None] | None = None,
+        meet: Callable[[], None] | None = None,
+    ) -> None:
+        self._streams = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
+        self._reader, writer = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._reader)
+            _run_in_child(args, directory, fault, system, (prepare, meet), self._streams, writer)
         os.close(writer)
-        with open(reader, "rb") as calls:
+
+    def wait(self) -> Result:
+        """Wait until it has ended, and return what came of it."""
+        with open(self._reader, "rb") as calls:
             counted = calls.read()
-        status = os.waitpid(child, 0)[1]
-        texts = [_read_text(file) for file in (out, err)]
-    code = os.waitstatus_to_exitcode(status)
-    return Result(code, *texts, tuple(json.loads(counted)) if counted else ())
+        status = os.waitpid(self._pid, 0)[1]
+        texts = [_read_text(file) for file in self._streams]
+        for file in self._streams:
+            file.close()
+        code = os.waitstatus_to_exitcode(status)
+        return Result(code, *texts, tuple(json.loads(counted)) if counted else ())
+
+
+def run_command(args: Sequence[str], directory: Path, *fault: Fault | None, **how: Any) -> Result:
+    """Run the command line in a child process; the arguments are those of :class:`Child`."""
+    return Child(args, directory, *fault, **how).wait()
 
 
 def _read_text(file: Any) -> str:
@@ -161,8 +184,8 @@ def _run_in_child(
     directory: Path,
     fault: Fault | None,
     system: System,
-    prepare: Callable[[], None] | None,
-    streams: tuple[Any, Any],
+    hooks: tuple[Callable[[], None] | None, Callable[[], None] | None],
+    streams: Sequence[Any],
     writer: int,
 ) -> NoReturn:
     """Run the command line with the fault and end the process."""
@@ -175,12 +198,14 @@ def _run_in_child(
             os.dup2(stream.fileno(), descriptor)
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.unraisablehook = sys.__unraisablehook__  # pytest has its own
         os.umask(0o022)
         system.install()
+        prepare, meet = hooks
         if prepare is not None:
             prepare()
-        _install(fault or Fault(0, errno.EIO), calls)
-        code = main(list(args))
+        _install(fault or Fault(0, 0), calls, meet)
+        code = _run_console_script(args)
         sys.stdout.flush()
         sys.stderr.flush()
         write(writer, json.dumps(calls).encode())
@@ -188,35 +213,85 @@ def _run_in_child(
         os._exit(code)
 
 
-def _install(fault: Fault, calls: list[str]) -> None:
+def _run_console_script(args: Sequence[str]) -> int:
+    """Run what the console script runs, and return its exit code."""
+    sys.argv = ["onnxkvrename", *args]
+    try:
+        run()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def _install(fault: Fault, calls: list[str], meet: Callable[[], None] | None) -> None:
     """Count the calls, and let the right one fail."""
+    inside: list[str] = []
     for name in READING if fault.reading else CHANGING:
-        module = importlib.import_module("fcntl" if name == "flock" else "os")
+        module = importlib.import_module("fcntl" if name in ("flock", "lockf") else "os")
         if hasattr(module, name):
-            setattr(module, name, _wrap(name, getattr(module, name), fault, calls))
+            stand_in = _wrap(name, getattr(module, name), fault, calls, inside, meet)
+            setattr(module, name, stand_in)
+    if fault.nth == 0 and not fault.reading:
+        sys.addaudithook(lambda event, args: _find_uncounted(event, args, calls, inside))
+
+
+def _find_uncounted(event: str, args: Any, calls: list[str], inside: list[str]) -> None:
+    """Note a change of a file that none of the counted functions makes."""
+    if event not in CHANGES_BY_NAME or inside:
+        return
+    if event != "open" or not _is_for_reading(args[0], args[2]):
+        calls.append(f"uncounted {event}")
 
 
 def _wrap(
-    name: str, real: Callable[..., Any], fault: Fault, calls: list[str]
+    name: str,
+    real: Callable[..., Any],
+    fault: Fault,
+    calls: list[str],
+    inside: list[str],
+    meet: Callable[[], None] | None,
 ) -> Callable[..., Any]:
+    def do(*args: Any, **kwargs: Any) -> Any:
+        inside.append(name)
+        try:
+            return real(*args, **kwargs)
+        finally:
+            inside.pop()
+
     def call(*args: Any, **kwargs: Any) -> Any:
         if name == "open" and _is_for_reading(*args, **kwargs) != fault.reading:
-            return real(*args, **kwargs)
+            return do(*args, **kwargs)
         if fault.reading and args and _is_of_python(args[0]):
-            return real(*args, **kwargs)
+            return do(*args, **kwargs)
         calls.append(name)
         hit = len(calls) == fault.nth or (fault.lasting and len(calls) > fault.nth > 0)
         if not hit:
-            return real(*args, **kwargs)
-        if fault.number == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if name == "close" or (fault.after and name not in COPYING):
-            real(*args, **kwargs)  # a descriptor is closed even if that gives an error
+            return do(*args, **kwargs)
         if fault.number < 0:
-            raise KeyboardInterrupt
+            return _meet_signal(-fault.number, lambda: do(*args, **kwargs), after=fault.after)
+        if fault.number == 0:
+            if meet is not None:
+                meet()
+            return do(*args, **kwargs)
+        if name == "close" or (fault.after and name not in COPYING):
+            do(*args, **kwargs)  # a descriptor is closed even if that gives an error
         raise OSError(fault.number, os.strerror(fault.number))
 
     return call
+
+
+def _meet_signal(number: int, call: Callable[[], Any], *, after: bool) -> Any:
+    """Send this process a signal before or after a call; Python handles it on the spot.
+
+    What the handler raises comes out of the call, as if the signal had come just then.
+    """
+    if not after:
+        os.kill(os.getpid(), number)
+    try:
+        return call()
+    finally:
+        if after:
+            os.kill(os.getpid(), number)
 
 
 def _is_of_python(path: object) -> bool:

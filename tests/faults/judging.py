@@ -7,9 +7,9 @@ again, ends the work.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
+import signal
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -17,14 +17,48 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from faults.commands import Command
-from faults.injection import SYSTEMS, Fault, Result, System, load_modules, run_command, walk_tree
-
-from onnxkvrename.storage.temp_file import TEMP_PREFIX
+from faults.injection import (
+    COPYING,
+    SYSTEMS,
+    Fault,
+    Result,
+    System,
+    load_modules,
+    run_command,
+    walk_tree,
+)
 
 Tree = dict[str, tuple[str, bytes]]
+TEMP_PREFIX = ".onnxkvrename-"
+"""What the name of each temporary file begins with, as the docs say."""
 BYSTANDERS = {"other/m.onnx": b"another's", "other/w.bin": b"another's", "note": b"note"}
 REMOVING = ("unlink", "remove", "rmdir")
 MAX_LINE_LENGTH = 600
+
+
+class BrokenPromise(AssertionError):
+    """A fault left what it may not leave.
+
+    Attributes:
+        promise: What is broken, one of the constants of this module.
+    """
+
+    def __init__(self, promise: str, where: str) -> None:
+        super().__init__(f"not {promise}: {where}")
+        self.promise = promise
+
+
+WHOLE = "every file whole, as it was or as it is to be"
+ALL_OR_NONE = "all files old or all new, or the new ones named"
+CLEAN = "free of temporary files"
+ANSWERED = "an exit code and one line that fit what was done"
+COMPLETED = "completed by the same command"
+
+
+def require(kept: bool, promise: str, where: str) -> None:
+    """Raise :class:`BrokenPromise` unless a promise is kept."""
+    if not kept:
+        raise BrokenPromise(promise, where)
 
 
 @contextmanager
@@ -64,6 +98,7 @@ class Trial:
         command.prepare(self.template / "here")
         self.args = command.args.split()
         self.calls: dict[bool, tuple[str, ...]] = {}
+        self._completed: list[Tree] = []  # what the same command is known to complete
         self.reset()
         load_modules(self.args, self.here)
         self.reset()
@@ -96,18 +131,19 @@ class Trial:
         where = f"{self.command} {self.system}: {fault}: {result.code} {result.err!r} {name}"
         assert result.code != -14, f"hangs: {where}"
         self.check_files(left, where)
-        if result.code == -9:
-            assert fault.number == 0, where
+        if left not in self._completed:
+            self.check_second_run(left, where, could_remove=name not in REMOVING)
+            if not list_leftovers(left):
+                self._completed.append(left)
+        if result.code == -signal.SIGKILL:
+            assert fault.number == -signal.SIGKILL, where
         else:
             check_text(result, where)
-            self.check_end(left, result, fault, name, where)
-        self.check_second_run(left, where, could_remove=name not in REMOVING)
+            if fault.number < 0:
+                self.check_interrupted(left, result, fault, where)
+            else:
+                self.check_end(left, result, fault, name, where)
         return result
-
-    @staticmethod
-    def has_files(left: Tree, expected: Tree) -> bool:
-        """Return whether files are as expected, but for temporary ones."""
-        return {path: value for path, value in left.items() if TEMP_PREFIX not in path} == expected
 
     def name_call(self, fault: Fault) -> str:
         """Return the function whose call fails, as counted without a fault."""
@@ -118,20 +154,41 @@ class Trial:
         """Return the calls that there are without a fault."""
         if reading not in self.calls:
             self.reset()
-            self.calls[reading] = self.run(Fault(0, errno.EIO, reading=reading)).calls
+            self.calls[reading] = self.run(Fault(0, 0, reading=reading)).calls
         return self.calls[reading]
 
     def check_files(self, left: Tree, where: str) -> None:
         """Check that each file is whole: as it was, as it is to be, or ours and temporary."""
         for path, description in left.items():
             if TEMP_PREFIX in path:
-                assert not path.endswith(".onnx") or "/" in path.partition(TEMP_PREFIX)[2], where
+                is_no_model = not path.endswith(".onnx") or "/" in path.partition(TEMP_PREFIX)[2]
+                require(is_no_model, CLEAN, f"{where}: {path}")
                 continue
-            assert description in self.allowed[Path(path).name], f"{where}: {path}"
+            require(description in self.allowed[Path(path).name], WHOLE, f"{where}: {path}")
         for path in BYSTANDERS:
-            assert left.get(path) == self.old[path], f"{where}: {path}"
+            require(left.get(path) == self.old[path], WHOLE, f"{where}: {path}")
         lost = [path for path in self.old.keys() & self.new.keys() if path not in left]
-        assert not lost, f"{where}: lost {lost}"
+        require(not lost, WHOLE, f"{where}: lost {lost}")
+
+    def check_interrupted(self, left: Tree, result: Result, fault: Fault, where: str) -> None:
+        """Check that a signal left all files old or all new, and nothing else.
+
+        Where the undo was not possible, each new file is named, with exit code 2.
+        """
+        leftovers = list_leftovers(left)
+        files = {path: value for path, value in left.items() if path not in leftovers}
+        kept = drop_new_empty_directories(files, self.old)
+        is_done = kept == self.new
+        if not (is_done or kept == self.old):
+            changed = [path for path, value in kept.items() if value != self.old.get(path)]
+            said = result.out + result.err
+            is_told = result.code == 2 and all(Path(path).name in said for path in changed)
+            require(is_told, ALL_OR_NONE, f"{where}: changed {changed}")
+            return
+        extra = sorted(left.keys() - kept.keys())
+        require(not extra, CLEAN, f"{where}: left {extra}")
+        is_too_late = is_done and not set(result.calls[fault.nth :]) & {*COPYING}
+        require(result.code == 130 or (result.code == 0 and is_too_late), ANSWERED, where)
 
     def check_end(self, left: Tree, result: Result, fault: Fault, name: str, where: str) -> None:
         """Check that all files are old or all new, and that the exit code tells which."""
@@ -139,22 +196,22 @@ class Trial:
         kept = {path: value for path, value in left.items() if path not in leftovers}
         if fault.lasting or name in REMOVING:
             kept = drop_new_empty_directories(kept, self.old)
-        if fault.number < 0:
-            assert code in (0, 130), where
-        else:
-            assert code in (0, 1, 2), where
-            reason = os.strerror(fault.number)
-            assert code != 2 or fault.lasting or reason in result.err, f"not the reason: {where}"
+        reason = os.strerror(fault.number)
+        require(code in (0, 1, 2), ANSWERED, where)
+        is_reason_told = code != 2 or fault.lasting or reason in result.err
+        require(is_reason_told, ANSWERED, f"not the reason: {where}")
         if leftovers:
             is_needed = fault.lasting or name in REMOVING or is_told_to_be_mixed(result)
-            assert is_needed, f"{where}: left {leftovers}"
+            require(is_needed, CLEAN, f"{where}: left {leftovers}")
         if code == 0:
-            assert kept == self.new, where
+            require(kept == self.new, ANSWERED, where)
         elif kept == self.new:
-            assert fault.after or is_told_to_be_in_place(result), f"{where}: done, but not said"
+            is_told = fault.after or is_told_to_be_in_place(result)
+            require(is_told, ANSWERED, f"{where}: done, but not said")
         elif kept != self.old:
-            assert is_told_to_be_mixed(result), f"{where}: mixed, but not said"
-            assert fault.lasting or not self.system.links, f"{where}: mixed"
+            require(is_told_to_be_mixed(result), ALL_OR_NONE, f"{where}: mixed, but not said")
+            is_beyond_help = fault.lasting or not self.system.links
+            require(is_beyond_help, ALL_OR_NONE, f"{where}: mixed")
 
     def check_second_run(self, left: Tree, where: str, *, could_remove: bool) -> None:
         """Check that the same command ends the work, whatever the first run left.
@@ -165,11 +222,11 @@ class Trial:
         again = self.run()
         after = walk_tree(self.root)
         leftovers = list_leftovers(left)
-        assert again.code == 0, f"{where}: then {again}"
+        require(again.code == 0, COMPLETED, f"{where}: then {again}")
         for path in leftovers:
             if path.endswith("-lock") or (path.endswith("-record") and not could_remove):
                 after.pop(path, None)
-        assert after == self.new, f"{where}: then {sorted(after)} after {leftovers}"
+        require(after == self.new, COMPLETED, f"{where}: then {sorted(after)} after {leftovers}")
 
 
 def drop_new_empty_directories(tree: Tree, old: Tree) -> Tree:
@@ -189,21 +246,19 @@ def list_leftovers(tree: Tree) -> list[str]:
 
 def check_text(result: Result, where: str) -> None:
     """Check that a run ended with a message for people, and none about a bug."""
-    assert "Traceback" not in result.err, where
-    assert "a bug in onnxkvrename" not in result.err, where
     lines = result.err.splitlines()
-    assert all(len(line) <= MAX_LINE_LENGTH for line in lines), where
-    if result.code == 2:
-        errors = [line for line in lines if line.startswith("error: ")]
-        assert errors, where
-    if result.code == 130:
-        assert lines[-1].startswith("error: interrupted"), where
+    errors = [line for line in lines if line.startswith("error: ")]
+    require("Traceback" not in result.err, ANSWERED, where)
+    require("a bug in onnxkvrename" not in result.err, ANSWERED, where)
+    require(all(len(line) <= MAX_LINE_LENGTH for line in lines), ANSWERED, where)
+    require(result.code != 2 or bool(errors), ANSWERED, where)
+    is_told = result.code != 130 or lines[-1].startswith("error: interrupted")
+    require(is_told, ANSWERED, where)
 
 
 def is_told_to_be_in_place(result: Result) -> bool:
     """Return whether a failed run says that its results are there all the same."""
-    texts = ("in place", "the work is done")
-    return result.code == 130 or any(text in result.err for text in texts)
+    return any(text in result.err for text in ("in place", "the work is done"))
 
 
 def is_told_to_be_mixed(result: Result) -> bool:

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
+from io import StringIO
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,19 +23,15 @@ from typing import Any, NamedTuple
 import models
 import onnx
 import pytest
-from faults.controls import WriterInPlace
+from faults.controls import copy_into
+from faults.judging import TEMP_PREFIX
 from models import saved
 from tiers import thin
 
-from onnxkvrename import KvRenameError, WriteError, load_rules, rename
-from onnxkvrename.model.file import splice_payloads, write_pieces
+from onnxkvrename import WriteError, rename
+from onnxkvrename.cli.main import main
+from onnxkvrename.model.file import splice_payloads
 from onnxkvrename.model.protobuf import Piece, Span
-from onnxkvrename.renaming import write as writing
-from onnxkvrename.renaming.request import Request
-from onnxkvrename.renaming.run import rename_batch
-from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.storage.temp_file import TEMP_PREFIX, TempFile
-from onnxkvrename.storage.transaction import Transaction
 
 WEIGHTS = bytes(range(256)) * 1024
 FLOCK = importlib.util.find_spec("fcntl") is not None
@@ -87,12 +84,6 @@ def fail_after(call: Callable[[], Any]) -> Any:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def interrupt(call: Callable[[], Any]) -> Any:
-    """A signal arrives during the call."""
-    call()
-    raise KeyboardInterrupt
-
-
 class Situation(NamedTuple):
     """A rename to interrupt: its models, its outputs, and whether temporary files are unnamed.
 
@@ -124,20 +115,14 @@ class Situation(NamedTuple):
             (directory / name).write_bytes(content)
 
     def rename(self, directory: Path) -> int:
-        """Rename them, and give the exit code."""
+        """Rename them by the command line, and give the exit code."""
         out = directory / ("new/dir" if self.place == "new" else "out")
-        where = None if self.place == "in place" else out
-        try:
-            jobs = find_jobs([directory / "in"], None, where)
-            request = Request(token="VLLM", force=self.place == "over")
-            return rename_batch(request, jobs, RULES).compute_exit_code()
-        except KvRenameError:
-            return 2
-        except KeyboardInterrupt:
-            return 130
+        where = [] if self.place == "in place" else ["-d", str(out)]
+        force = ["--force"] if self.place == "over" else []
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            return main([str(directory / "in"), "--prefix", "VLLM", *where, *force])
 
 
-RULES = load_rules()
 SMALL, LARGE, SPREAD = bytes(models.decoder().SerializeToString()), model(), model(external=True)
 SITUATIONS = [
     Situation(1, "in place", False),
@@ -195,7 +180,7 @@ class Harness:
             patch.setattr(module, name, stand_in)
             code = self.situation.rename(self.directory)
         where = f"{name} {nth}{'+' if lasting else ''}: exit code {code}"
-        if fault is not interrupt and (name in REMOVING or (lasting and name in NEEDED)):
+        if name in REMOVING or (lasting and name in NEEDED):
             self.judge_what_could_not_be_undone(where)
         else:
             self.judge(code, fault, where)
@@ -207,7 +192,7 @@ class Harness:
         left = contents(self.directory)
         said = f"{where} {sorted(left)}"
         # After the last change, a directory that cannot be synced is told, and nothing is undone.
-        if fault is interrupt or fault is fail_after or where.startswith(("fsync", "open")):
+        if fault is fail_after or where.startswith(("fsync", "open")):
             assert code in (0, 1, 2, 130), said
             assert left in (self.source, self.result), said
             assert code or left == self.result, said
@@ -302,20 +287,8 @@ def test_a_call_that_fails_after_its_work_leaves_the_source_or_the_result(
     exhaust(harness, name, fail_after)
 
 
-@pytest.mark.parametrize(
-    ("name", "harness"),
-    thin(itertools.product([*CALLS, "close"], SITUATIONS), 12),
-    indirect=["harness"],
-)
-def test_an_interrupt_at_any_call_leaves_the_source_or_the_result(
-    name: str, harness: Harness
-) -> None:
-    if harness.situation.models == 1 or name not in READING:
-        exhaust(harness, name, interrupt)
-
-
 def test_the_harness_meets_the_calls_it_fails(harness: Harness) -> None:
-    met = {name for name in CALLS if harness.trial(name, 0, interrupt) > 0}
+    met = {name for name in CALLS if harness.trial(name, 0, fail_after) > 0}
     assert {"open", "fstat", "pread", "write", "fchmod", "fsync", "flock"} <= met
     assert met & {"link", "replace"}
     # New directories, among them those within one that is there, are made in place.
@@ -326,20 +299,9 @@ def test_the_harness_meets_the_calls_it_fails(harness: Harness) -> None:
 def test_the_harness_catches_a_writer_that_is_careless(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "TempFile", WriterInPlace)
+    monkeypatch.setattr(os, "replace", copy_into)
     with pytest.raises(AssertionError):
-        exhaust(harness, "fchmod", refuse(errno.EIO))
-
-
-@pytest.mark.parametrize(
-    "harness", [Situation(3, "in place", False), Situation(3, "old", False)], indirect=True
-)
-def test_the_harness_catches_a_set_that_is_left_half_placed(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Transaction, "_undo", lambda self, error: None)
-    with pytest.raises(AssertionError):
-        exhaust(harness, "replace" if harness.situation.place == "in place" else "link", interrupt)
+        exhaust(harness, "write", refuse(errno.ENOSPC))
 
 
 def refusing(*args: object, **how: object) -> None:
@@ -402,14 +364,13 @@ for name in ("SIGTERM", "SIGINT", "SIGHUP"):
 STOPPED_HALF_WAY = """
 import os, signal, sys, time
 from onnxkvrename.cli import main as cli
-from onnxkvrename.renaming import write
 number, unnamed, *args = sys.argv[1:]
 if unnamed == "False":
     os.O_TMPFILE = 0
 def stop(*args):
     os.kill(os.getpid(), int(number))
     time.sleep(60)
-write.check_written_model = stop
+os.fsync = stop  # the file is written, and not yet in place
 sys.exit(cli.main(args))
 """
 
@@ -538,14 +499,14 @@ def test_a_full_disk_is_an_error(
 def test_a_directory_that_is_removed_meanwhile_is_an_error(
     big: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = write_pieces
+    real, new = os.fsync, tmp_path / "new"
 
-    def remove(file: Any, pieces: Any, draft: TempFile) -> None:
-        real(file, pieces, draft)
-        shutil.rmtree(draft.target.parent)
+    def remove(descriptor: int) -> None:
+        real(descriptor)
+        shutil.rmtree(new, ignore_errors=True)
 
-    monkeypatch.setattr("onnxkvrename.renaming.write.write_pieces", remove)
+    monkeypatch.setattr(os, "fsync", remove)
     with pytest.raises(WriteError, match="No such file or directory"):
-        rename(big, "VLLM", output=tmp_path / "new" / "m.onnx")
+        rename(big, "VLLM", output=new / "m.onnx")
     assert os.listdir(tmp_path) == ["big"]
     assert WEIGHTS in big.read_bytes()

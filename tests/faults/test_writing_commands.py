@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from faults.commands import COMMANDS, Command
 from faults.controls import CONTROLS
 from faults.injection import ERRNOS, READING_ERRNOS, SYSTEMS, Fault, System
 from faults.judging import Trial, in_memory
+from faults.signals import list_signals, try_signal
 from kill_commands import needs_fork
 from tiers import thin
 
@@ -47,11 +49,11 @@ def list_faults(calls: int, system: System) -> Iterator[Fault]:
         number = ERRNOS[nth // 2 % len(ERRNOS)]
         error = Fault(nth, number, lasting=nth % 4 == 0)
         if system == SYSTEMS[0]:
-            yield Fault(nth, 0)
+            yield Fault(nth, -signal.SIGKILL)
             if nth % 2 == 0:
                 yield error
         elif nth % 5 == 0:
-            yield Fault(nth, 0) if nth % 2 else error
+            yield Fault(nth, -signal.SIGKILL) if nth % 2 else error
 
 
 @pytest.fixture(scope="module", params=COMMANDS, ids=str)
@@ -64,8 +66,14 @@ def trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
 def test_a_fault_at_any_call_leaves_every_file_whole(trial: Trial, sample: Sample) -> None:
     calls = trial.count()
     assert {"open", "write", "fsync", "close"} <= set(calls)
+    assert not [name for name in calls if name.startswith("uncounted")]
     for fault in sample(list_faults(len(calls), trial.system), 1):
         trial.try_fault(fault)
+
+
+def test_signal_at_any_call_leaves_all_old_or_all_new(trial: Trial, sample: Sample) -> None:
+    for fault in sample(list_signals(len(trial.count())), 3):
+        try_signal(trial, fault)
 
 
 @pytest.mark.parametrize(
@@ -89,18 +97,16 @@ def test_a_call_that_cannot_look_at_a_file_is_an_error_and_no_answer(
 
 
 @pytest.mark.parametrize("trial", thin(COMMANDS, 7), indirect=True, ids=str)
-def test_an_interrupt_or_an_error_after_the_call_leaves_every_file_whole(
-    trial: Trial, sample: Sample
-) -> None:
+def test_an_error_after_the_call_leaves_every_file_whole(trial: Trial, sample: Sample) -> None:
     for nth in sample(range(1, len(trial.count()) + 1, 3), 1):
-        trial.try_fault(Fault(nth, (-1, errno.EIO)[nth % 2], after=True))
+        trial.try_fault(Fault(nth, errno.EIO, after=True))
 
 
 @pytest.mark.parametrize("control", thin(CONTROLS, 3), ids=str)
 def test_a_program_that_is_broken_on_purpose_is_caught(control) -> None:
     with in_memory() as root:
         trial = Trial(control.command, root, prepare=control.break_program)
-        faults = list_faults(len(trial.count()), SYSTEMS[0])
+        faults = [*list_faults(len(trial.count()), SYSTEMS[0])][::-1]  # results are placed late
         assert any(not is_kept(trial, fault) for fault in faults)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -17,8 +18,8 @@ from soak.parts import Part
 def list_faults(trial: Trial) -> Iterator[Fault]:
     """Yield all faults of a command."""
     for nth in range(1, len(trial.count()) + 1):
-        yield Fault(nth, 0)
-        yield Fault(nth, -1, after=True)
+        yield Fault(nth, -signal.SIGKILL)
+        yield Fault(nth, -signal.SIGINT, after=True)
         for number in ERRNOS:
             yield Fault(nth, number)
             yield Fault(nth, number, lasting=True)
@@ -47,7 +48,7 @@ def run(part: Part) -> None:
             for fault in part.take(faults):
                 if time_is_up(part, left):
                     break
-                kind = "killed" if fault.number == 0 else "error or interrupt"
+                kind = "killed" if fault.number == -signal.SIGKILL else "error or interrupt"
                 part.try_case(kind, partial(trial.try_fault, fault))
 
 

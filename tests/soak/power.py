@@ -104,7 +104,7 @@ class PowerTrial(Trial):
 
     def run(self, fault: Fault | None = None) -> Result:
         result = super().run(fault)
-        if fault is not None and fault.number == 0:
+        if fault is not None and fault.number == -signal.SIGKILL:
             if result.code == 0:
                 self.disk.cut(self.flag)  # right after it has said that it is done
             self.disk.unmount()
@@ -162,6 +162,6 @@ def _cut_again_and_again(part: Part, disk: Disk) -> None:
 def _cut(trial: PowerTrial, nth: int, flag: int) -> Callable[[], object]:
     def case() -> None:
         trial.flag = flag
-        trial.try_fault(Fault(nth, 0))
+        trial.try_fault(Fault(nth, -signal.SIGKILL))
 
     return case

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -64,7 +65,7 @@ class SystemCallFault(NamedTuple):
     def injection(self) -> str:
         """The fault as strace expects it."""
         code = errno.errorcode.get(self.number, "").replace("ENOTSUP", "EOPNOTSUPP")
-        what = f"error={code}" if self.number else "signal=KILL"
+        what = f"error={code}" if self.number > 0 else "signal=KILL"
         return f"inject={self.name}:{what}:when={self.nth}{'+' if self.lasting else ''}"
 
 
@@ -134,7 +135,7 @@ def list_faults(numbers: dict[str, list[int]]) -> Iterator[SystemCallFault]:
     """Yield all faults of a command."""
     for name, nths in numbers.items():
         for nth in nths:
-            yield SystemCallFault(name, nth, 0)
+            yield SystemCallFault(name, nth, -signal.SIGKILL)
             for number in ERRNOS:
                 # Python makes an interrupted call again, for ever if all are; and with no file
                 # to be opened, or no text to be written, it cannot even say so.
@@ -156,5 +157,5 @@ def run(part: Part) -> None:
                 trial = TracedTrial(command, root)
                 faults = list(list_faults(trial.count_calls()))
                 for fault in part.take(random.sample(faults, min(len(faults), 60))):
-                    kind = "killed" if fault.number == 0 else "error"
+                    kind = "killed" if fault.number < 0 else "error"
                     part.try_case(kind, partial(trial.try_fault, fault))
