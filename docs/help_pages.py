@@ -1,7 +1,6 @@
-"""Hook for mkdocs: the help of all commands, and of all findings a table and messages in logs.
+"""Hook for mkdocs: the help of all commands, and a table of all findings.
 
-They are written where a page has the mark `<!-- commands -->` or `<!-- codes -->`; the messages
-follow each passage.
+They are written where a page has the mark `<!-- commands -->` or `<!-- codes -->`.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ import click
 
 from onnxkvrename.cli.main import COMMANDS, load_command
 from onnxkvrename.findings import CODES
-from onnxkvrename.report.finding_pages import quote_messages
-
-_PASSAGE = re.compile(r"^### (KV\d{3})\n.*?(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class MarkdownFormatter(click.HelpFormatter):
@@ -51,8 +47,6 @@ def escape_markdown(text: str) -> str:
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
     """Replace the marks of a page."""
-    if "<!-- codes -->" in markdown:
-        markdown = _PASSAGE.sub(lambda match: match[0] + render_messages(match[1]), markdown)
     for mark, render in (("commands", render_commands), ("codes", render_codes)):
         if f"<!-- {mark} -->" in markdown:
             markdown = markdown.replace(f"<!-- {mark} -->", render())
@@ -82,15 +76,3 @@ def render_codes() -> str:
         for code, (severity, meaning) in CODES.items()
     ]
     return "\n".join(["| code | severity | meaning |", "|---|---|---|", *rows])
-
-
-def render_messages(code: str) -> str:
-    """Return the messages that mean a finding, collapsed; or nothing.
-
-    A browser that searches a page opens the block.
-    """
-    quotes = quote_messages(code)
-    if not quotes:
-        return ""
-    summary = "<summary>In a log of vLLM</summary>"
-    return f'\n<details markdown="1">{summary}\n\n{" · ".join(quotes)}\n\n</details>\n\n'

@@ -79,24 +79,6 @@ def parse_toml(text: str) -> dict[str, Any]:
     return table
 
 
-def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text of the user's own, by the rules of YAML 1.1.
-
-    Raises:
-        UnreadableTextError: The text is not YAML.
-    """
-    from ruamel.yaml import YAML  # a plain rename reads no YAML
-    from ruamel.yaml.error import YAMLError
-
-    parser = YAML(typ="safe", pure=True)
-    parser.version = (1, 1)
-    try:
-        return parser.load(text)
-    except (YAMLError, RecursionError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UnreadableTextError(f"is not YAML: {shorten_text(reason)}") from None
-
-
 class ObjectReader:
     """Reads the values of one object of a parsed document, each as the type it must have.
 

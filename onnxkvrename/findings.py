@@ -11,8 +11,8 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.limits import MAX_LISTED
 
 Severity = Literal["error", "warning"]
-UNKNOWN_WORKERS = "KV630"
-"""The finding of workers of vLLM of which it is not known whether they meet."""
+UNKNOWN_TRANSFER = "KV630"
+"""The finding of a value of which it is not known whether decode gets it."""
 _BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -107,21 +107,14 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV616": ("error", "tokens differ between prefill and decode, or nothing is selected"),
     "KV617": ("error", "a buffer that decode reads as a different one"),
     "KV618": ("error", "a buffer whose bytes are at different offsets on the two sides"),
-    "KV619": ("error", "heads or states that tensor parallelism cannot divide evenly"),
-    "KV620": ("error", "layers of a draft model on one side only"),
-    "KV622": ("error", "a layer or a pair of workers that vLLM rejects"),
     "KV624": (
         "error",
         "the numbers of selected inputs and outputs differ: prefill counts them, and stops",
     ),
-    "KV628": ("error", "a factor of vLLM's compatibility hash differs, so decode refuses prefill"),
-    "KV629": (
+    UNKNOWN_TRANSFER: (
         "error",
-        "the shortest of the prompts that decode does not get, though vLLM accepts both workers",
-    ),
-    UNKNOWN_WORKERS: (
-        "error",
-        "not known: whether vLLM accepts workers with these settings, and decode gets every prompt",
+        "an input that decode requires and the consumer does not move: whether decode gets it is "
+        "not known",
     ),
 }
 """Severity and meaning of every code; `docs/findings.md` explains each."""
@@ -226,14 +219,6 @@ def report_names(
     """
     if names:
         yield build_finding(code, names[0], f"{begin_message(names, *verbs, noun)} {text}", hint)
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a time with three digits, in the largest unit of which it is 1 or more: ``82 µs``."""
-    units = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns"))
-    factor, unit = next((each for each in units if seconds * each[0] >= 1), units[-1])
-    number = seconds * factor
-    return f"{number:,.3g} {unit}" if number < 1000 else f"{number:,.0f} {unit}"
 
 
 def format_count(count: int, noun: str, plural: str | None = None) -> str:

@@ -13,8 +13,6 @@ MAX_MODEL_BYTES = (1 << 31) - 1
 """Bytes of a model: what protobuf, and so every ONNX reader, accepts."""
 MAX_TEXT_BYTES = 1 << 23
 """Bytes of a text that is parsed: its values take up to 40 times as much memory."""
-MAX_LINE_BYTES = 1 << 16
-"""Bytes of a line of a log: what follows them is ignored, so that any log can be read."""
 MAX_YAML_CHARS = 1 << 18
 """Characters of a YAML text: ruamel.yaml takes up to 10 seconds for a megabyte."""
 MAX_DEPTH = 100

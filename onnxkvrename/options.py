@@ -9,7 +9,7 @@ its help are made from it (:mod:`onnxkvrename.cli.options`), and the library fil
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NewType, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 SIDES = ("prefill", "decode")
 """The sides of a hand-off, for which a value may be given with ``SIDE:`` in front."""
@@ -157,16 +157,6 @@ JOBS = Option(
     most=10_000,
     envvar="ONNXKVRENAME_JOBS",
 )
-
-SERVE = Option(
-    "--serve",
-    "The line that starts vLLM, such as 'VLLM_KV_CACHE_LAYOUT=HND vllm serve MODEL "
-    "--tensor-parallel-size 2', or flags alone; @FILE for a script with such a line, or for the "
-    "YAML of vLLM's --config.",
-    "LINE",
-)
-ServeLine = NewType("ServeLine", str)
-"""A value of `SERVE`."""
 
 Models = Annotated[tuple[Path, ...], Option("", metavar="MODEL...")]
 Strict = Annotated[

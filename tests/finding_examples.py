@@ -664,69 +664,27 @@ def make_kv618() -> None:
     onnx.save(decode, "decode.onnx")
 
 
-# 2 heads on 3 ranks.
-show(
-    "KV619",
-    "fixtures/plain/decoder.onnx --target vllm-qaic -o model.onnx",
-    "compare model.onnx model.onnx --serve 'prefill:-tp 1' --serve 'decode:-tp 3'",
-    fix=("compare model.onnx model.onnx --serve 'prefill:-tp 1' --serve 'decode:-tp 2'",),
-)
-
-
-@show("KV620", "compare prefill.onnx decode.onnx")
-def make_kv620() -> None:
-    """Decode has a third layer, after the last layer of prefill."""
-    prefill = build_cache_model(["full", "full"], tokens=TOKENS)
-    onnx.save(prefill, "prefill.onnx")
-    decode = build_cache_model(["full", "full", "full"], tokens=TOKENS)
-    onnx.save(decode, "decode.onnx")
-
-
-# Block sizes that vLLM does not accept together.
-show(
-    "KV622",
-    "fixtures/plain/decoder.onnx --target vllm-qaic -o model.onnx",
-    "compare model.onnx model.onnx --block-size 64:16",
-    fix=("compare model.onnx model.onnx --block-size 16:64",),
-)
-
-
 @show("KV624", "model.onnx --prefix vllmKvCache", "compare model.onnx model.onnx")
 def make_kv624() -> None:
     """An Optimum export, renamed for vllm-qaic."""
     onnx.save(build_decoder(), "model.onnx")
 
 
-@show("KV628", "compare prefill.onnx decode.onnx --target vllm-nixl")
-def make_kv628() -> None:
-    """Prefill has 8 heads, decode has 4."""
-    for name, heads in (("prefill", 8), ("decode", 4)):
-        model = build_cache_model(["full"] * 2, tokens=TOKENS)
-        for value in (*model.graph.input, *model.graph.output):
-            dims = value.type.tensor_type.shape.dim
-            if len(dims) == 4:
-                dims[1].dim_value = heads
-        onnx.save(model, f"{name}.onnx")
-
-
-# Blocks of which the attention backend makes several on one side.
-show(
-    "KV629",
-    "compare model.onnx model.onnx --target vllm-nixl "
-    "--serve 'prefill:--attention-backend FLASHMLA --block-size 128' "
-    "--serve 'decode:--attention-backend FLASHMLA --block-size 64'",
-    fix=(
-        "compare model.onnx model.onnx --target vllm-nixl "
-        "--serve '--attention-backend FLASHMLA --block-size 64'",
-    ),
-)(lambda: onnx.save(build_cache_model(["full"] * 2), "model.onnx"))
-
-# Pipeline stages, which the handshake here does not follow.
-show(
+@show(
     "KV630",
-    "compare model.onnx model.onnx --target vllm-nixl --serve '-pp 2'",
-    fix=("compare model.onnx model.onnx --target vllm-nixl --serve '-pp 1'",),
-)(lambda: onnx.save(build_cache_model(["full"] * 2), "model.onnx"))
+    "model.onnx --target vllm-qaic -o renamed.onnx",
+    fix=("model.onnx --prefix vllmKvCache -o renamed.onnx",),
+)
+def make_kv630() -> None:
+    """A static cache of transformers, of which an input counts the positions that are written."""
+    names = [f"{side}.past_key_values.layers.{{layer}}.{{part}}" for side in ("input", "output")]
+    shape = ("batch_size", 2, 16, 4)
+    int64 = onnx.TensorProto.INT64
+    caches = [
+        *list_caches(names, parts=["cumulative_length"], update="inplace", shape=(), dtype=int64),
+        *list_caches(names, parts=["keys", "values"], update="inplace", shape=shape),
+    ]
+    onnx.save(build_model(caches), "model.onnx")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from handoff_sides import build_side_layout, describe_attention, predict_handoff
 
 from onnxkvrename import load_rules
 from onnxkvrename.findings import Finding
-from onnxkvrename.handoff.compare import Handoff
+from onnxkvrename.handoff.compare import Handoff, SimulatedPrompt
+from onnxkvrename.handoff.simulate import is_in_ranges
 from onnxkvrename.report.documents.compare_json import describe_handoff
 from onnxkvrename.report.pages.compare import render_compare_page
 
@@ -68,24 +69,35 @@ class Reader(HTMLParser):
                 self.texts[key] = self.texts.get(key, "") + data
 
 
-def render(handoff: Handoff, *requested: int, findings: tuple[Finding, ...] = ()) -> str:
+def render(handoff: Handoff, *, findings: tuple[Finding, ...] = ()) -> str:
     """Return the page of a hand-off, as the command writes it.
 
     Args:
         handoff: The hand-off.
-        requested: The prompt lengths of ``--tokens``.
         findings: Findings of prefill itself.
     """
     content = describe_handoff(handoff, ((), ()), load_rules().profile_choice)
     assert content.prefill is not None
     prefill = content.prefill._replace(findings=findings)
     content = content._replace(prefill=prefill)
-    return render_compare_page(content, requested, is_paged=handoff.consumer.is_paged)
+    return render_compare_page(content)
 
 
-def compare_window(
-    prefill_window: bool = False, tokens: tuple[int, ...] = (), **sizes: int
-) -> Handoff:
+def render_length(handoff: Handoff, tokens: int) -> str:
+    """Return the page of a hand-off for a prompt of this length alone."""
+    setup, simulation = handoff.comparison.setup, handoff.comparison.simulation
+    assert simulation is not None
+    prompt = SimulatedPrompt(
+        tokens,
+        setup.build_prefill_slots(tokens),
+        setup.build_decode_slots(tokens),
+        tuple(i for i, each in simulation.wrong_ranges.items() if is_in_ranges(tokens, each)),
+        is_in_ranges(tokens, handoff.verdict.refused_ranges),
+    )
+    return render(handoff._replace(simulated_prompts=(prompt,)))
+
+
+def compare_window(prefill_window: bool = False, **sizes: int) -> Handoff:
     """Compare three layers, of which one side keeps a window in the middle one."""
     window = (
         *describe_attention(0),
@@ -96,7 +108,7 @@ def compare_window(
         build_side_layout(*describe_attention(0, 1, 2), **sizes),
         build_side_layout(*window, **sizes),
     ]
-    return predict_handoff(*(reversed(sides) if prefill_window else sides), tokens=tokens)
+    return predict_handoff(*(reversed(sides) if prefill_window else sides))
 
 
 def find_class(attributes: dict[str, str | None]) -> list[str]:

@@ -17,7 +17,6 @@ from onnxkvrename import load_rules
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import load_consumer
-from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.worker import HandoffSide, build_handoff_side
 from onnxkvrename.layout.layout import Layout, apply_sizes, build_layout
 from onnxkvrename.layout.updates import BufferUpdate
@@ -129,17 +128,13 @@ def predict_handoff(
     *,
     consumer: Consumer = CONSUMER,
     full_transfer: bool = False,
-    ranks: tuple[int, int] | None = None,
-    tokens: tuple[int, ...] = (),
 ) -> Handoff:
     """Predict the hand-off between two layouts."""
     return compare_sides(
         build_side("prefill", prefill, consumer),
         build_side("decode", decode, consumer),
         consumer,
-        ranks=None if ranks is None else TensorParallelSizes(*ranks),
         full_transfer=full_transfer,
-        tokens=tokens,
     )
 
 

@@ -172,12 +172,6 @@ def test_layouts_consumers_and_two_sides(decoder: Path) -> None:
     assert not onnxkvrename.compare(loaded, decoder).failed
     window, full = SERVING / "window.onnx", SERVING / "window_whole.onnx"
     assert onnxkvrename.compare(full, window).failed
-    full_line = "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M"
-    assert onnxkvrename.check_consumer(decoder, serve=full_line) == ()
-    assert not onnxkvrename.compare(decoder, decoder, serve="-tp 2").failed
-    lines = {"prefill": "-tp 1", "decode": "-tp 3"}
-    handoff = onnxkvrename.compare(decoder, decoder, serve=lines, vllm="0.24")
-    assert {finding.code for finding in handoff.findings} == {"KV619"}
     with pytest.raises(KvRenameError, match="no such target"):
         onnxkvrename.check_consumer(loaded, "nobody")
 
@@ -210,10 +204,8 @@ ACCEPTED = {
     ("check_consumer", "layout"): IN_MEMORY,
     ("compare", "decode"): IN_MEMORY,
     ("compare", "prefill"): IN_MEMORY,
-    ("compare", "serve"): (dict,),
     ("compare_page", "decode"): IN_MEMORY,
     ("compare_page", "prefill"): IN_MEMORY,
-    ("compare_page", "serve"): (dict,),
     ("find_pairs", "model"): IN_MEMORY,
     ("inspect", "model"): IN_MEMORY,
     ("inspect_page", "models"): (list, dict, *IN_MEMORY),
@@ -328,7 +320,6 @@ def test_the_table_has_all_functions() -> None:
         ),
         (lambda: onnxkvrename.load_layout(PLAIN, sizes={3: 5}), "each key of sizes must be a str"),
         (lambda: onnxkvrename.load_layout(PLAIN, sizes={"a": "x"}), "sizes['a'] must be an int"),
-        (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=["a"]), "each of prompts must be an i"),
     ],
 )
 def test_a_wrong_type_names_the_right_function(
@@ -376,9 +367,6 @@ def test_the_path_of_a_directory_is_no_output(tmp_path: Path) -> None:
             "sidecars must be one of auto, require, off, not 'no'",
         ),
         (lambda: onnxkvrename.load_layout(PLAIN, sizes={"ctx_len": 0}), "must be 1 or more, not 0"),
-        (lambda: onnxkvrename.compare(PLAIN, PLAIN, prompts=[-4]), "must be 1 or more, not -4"),
-        (lambda: onnxkvrename.compare(PLAIN, PLAIN, serve={"both": "-tp 2"}), "has the key 'both'"),
-        (lambda: onnxkvrename.compare(PLAIN, PLAIN, vllm="9"), "vllm must be one of 0.23, "),
         (
             lambda: onnxkvrename.rename(PLAIN, strip=True, replace=True),
             "strip and replace cannot be used together",

@@ -19,19 +19,19 @@ from onnxkvrename.rules.pick import pick_rules
 from onnxkvrename.verification import trace_buffer_updates
 
 OTHER_EXPORTS = EXPORTS.parent / "exports-other"
-CONSUMERS = ("vllm-qaic", "vllm-qaic-legacy", "qefficient", "vllm-nixl")
+CONSUMERS = ("vllm-qaic", "vllm-qaic-legacy", "qefficient")
 NONE = "0/0 KV601"
-PREFIXES = (NONE, "4/4", "4/4", "4/4")
-GROWS = ("0/0 KV120", "4/0 KV120", "4/0 KV120", "4/4")
+PREFIXES = (NONE, "4/4", "4/4")
+GROWS = ("0/0 KV120", "4/0 KV120", "4/0 KV120")
 QEFFICIENT = {
-    "deepseekv3_mla": (NONE, NONE, "4/4", "4/4"),
-    "gemma3text": ("0/0 KV120", "4/4 KV120", "4/4 KV120", "4/4"),
+    "deepseekv3_mla": (NONE, NONE, "4/4"),
+    "gemma3text": ("0/0 KV120", "4/4 KV120", "4/4 KV120"),
     "gemma3vlm_dual/*/Gemma3DecoderWrapper.onnx": PREFIXES,
-    "llama12l": (NONE, "24/24", "24/24", "24/24"),
+    "llama12l": (NONE, "24/24", "24/24"),
     "llama2l": PREFIXES,
     "llama2l_cb": PREFIXES,
     "llama2l_dynamo": PREFIXES,
-    "llama2l_sampler": ("0/0 KV601 KV604", "4/4 KV604", "6/6 KV610", "4/4"),
+    "llama2l_sampler": ("0/0 KV601 KV604", "4/4 KV604", "6/6 KV610"),
     "llama2l_subfn": PREFIXES,
     "lw_qwen3moe/*/merged_0-2.onnx": PREFIXES,
 }
@@ -41,19 +41,18 @@ OTHERS = {
     "optimum/gpt_bigcode": GROWS,
     "genai/llama-int4": GROWS,
     "genai/gemma2-fp32": GROWS,
-    "genai/lfm2-fp32-t5": (*GROWS[:3], "6/6"),
-    "genai/llama-cuda-paged-int8kv": ("0/0 KV610", "8/0 KV610", "9/0 KV608 KV610", "8/8"),
-    "genai/whisper-fp32-t5/decoder.onnx": ("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120", "8/4"),
-    "optimum/t5/decoder_model_merged.onnx": ("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120", "8/8"),
+    "genai/lfm2-fp32-t5": GROWS,
+    "genai/llama-cuda-paged-int8kv": ("0/0 KV610", "8/0 KV610", "9/0 KV608 KV610"),
+    "genai/whisper-fp32-t5/decoder.onnx": ("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120"),
+    "optimum/t5/decoder_model_merged.onnx": ("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120"),
     "optimum/t5/decoder_with_past_model.onnx": (
         "0/0 KV120",
         "8/0 KV120 KV605",
         "8/0 KV120",
-        "8/4",
     ),
     "mobius/llama-ort-genai": GROWS,
-    "mobius/llama-static": ("0/0 KV610", "0/0 KV610", NONE, "4/4"),  # three axes
-    "mobius/qwen3_5-ort-genai/decoder": ("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120", "8/8"),
+    "mobius/llama-static": ("0/0 KV610", "0/0 KV610", NONE),  # three axes
+    "mobius/qwen3_5-ort-genai/decoder": ("0/0 KV120", "8/0 KV120 KV605", "8/0 KV120"),
 }
 
 

@@ -39,7 +39,6 @@ from disaggregated_example import (
     undivided,
     workers,
 )
-from nixl_example import INSTALL, with_nixl
 from tiers import full, thin
 
 from onnxkvrename import rename
@@ -536,7 +535,7 @@ def test_options_without_a_model_are_refused() -> None:
 
 
 def test_the_examples_import_nothing_from_onnxkvrename() -> None:
-    for path in (*EXAMPLES.glob("disaggregated/*.py"), *EXAMPLES.glob("nixl/*.py")):
+    for path in EXAMPLES.glob("disaggregated/*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names]
@@ -581,22 +580,9 @@ def test_the_story_is_as_the_page_tells_it(machine: ci_machine.Machine) -> None:
     check_story(says(machine, "run"), "disaggregated")
 
 
-@with_nixl
-def test_the_story_of_nixl_is_as_the_page_tells_it(machine: ci_machine.Machine) -> None:
-    check_story(says(machine, "nixl"), "nixl")
-
-
 def test_models_of_ones_own(machine: ci_machine.Machine) -> None:
     said = says(machine, "own")
     assert "1x2x28x4  past_key.0_vllmKvCache" in said
-    assert said.endswith("  the same\n")
-
-
-@with_nixl
-def test_models_of_ones_own_by_nixl(machine: ci_machine.Machine) -> None:
-    said = says(machine, "nixl_own")
-    assert "posted    16 descriptors in 1 region, 2,048 bytes\n" in said
-    assert "manifest  16 descriptors in 1 region, 2,048 bytes\n" in said
     assert said.endswith("  the same\n")
 
 
@@ -611,13 +597,8 @@ def test_the_exit_code_tells(models: Path, model: str, code: int) -> None:
 def test_every_block_is_run_here() -> None:
     own = Path(__file__).read_text("utf-8")
     run_here = set(re.findall(r'says\(\w+, "(\w+)"', own))
-    assert run_here | {"install_nixl"} == BLOCKS.keys()  # .ci/run runs that one
+    assert run_here == BLOCKS.keys()
     assert PAGE.count("```") == 2 * (len(BLOCKS) + len(TOLD))
-
-
-def test_nixl_is_installed_as_the_page_says() -> None:
-    assert BLOCKS["install_nixl"] == f"{INSTALL}\n"
-    assert "docs/disaggregated.md install_nixl" in (ROOT / ".ci" / "run").read_text("utf-8")
 
 
 def test_the_picture_is_what_its_script_draws() -> None:

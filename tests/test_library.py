@@ -68,7 +68,7 @@ def test_a_model_in_memory_is_what_its_file_is(path: Path) -> None:
         onnxkvrename.load_layout,
     ]
     calls: list[tuple[Any, ...]] = [(function,) for function in functions]
-    calls += [(onnxkvrename.check_consumer, name) for name in ("vllm-qaic", "vllm-nixl")]
+    calls += [(onnxkvrename.check_consumer, name) for name in ("vllm-qaic", "qefficient")]
     for function, *more in calls:
         expected = describe(function, path, *more)
         assert describe(function, path.read_bytes(), *more) == expected
@@ -83,7 +83,7 @@ def test_no_consumer_can_use_a_broken_model(tmp_path: Path) -> None:
     del broken.graph.output[-1]
     onnx.save(broken, tmp_path / "broken.onnx")
     for source in (broken, tmp_path / "broken.onnx", onnxkvrename.load_layout(broken)):
-        codes = list_codes(onnxkvrename.check_consumer(source, "vllm-nixl"))
+        codes = list_codes(onnxkvrename.check_consumer(source, "qefficient"))
         assert codes[0] == "KV102"
     assert list_codes(onnxkvrename.check_consumer(WITHOUT_CACHE))[0] == "KV001"
 
@@ -190,9 +190,10 @@ def list_hints(value: Any) -> Iterable[str]:
 
 
 def test_an_argument_of_another_function_comes_with_it() -> None:
-    chunked = onnx.load(FIXTURES / "plain" / "chunked.onnx")
-    handoff = onnxkvrename.compare(chunked, chunked, "vllm-nixl")
-    assert "(load_layout(..., sizes={'chunk_ctx_len': SIZE}))" in str(handoff)
+    names = ("window_whole", "window")
+    full, window = (FIXTURES / "plain" / "serving" / f"{name}.onnx" for name in names)
+    handoff = onnxkvrename.compare(full, window)
+    assert "load_layout(..., sizes={'sliding_window': SIZE})" in str(handoff)
 
 
 def test_a_model_on_both_sides_is_renamed_once() -> None:
@@ -326,9 +327,6 @@ def test_pages_are_those_of_the_command(
         page = getattr(onnxkvrename, f"{function}_page")(*arguments)
         assert page == Path("page.html").read_text("utf-8")
     assert "past_key" in onnxkvrename.inspect_page(onnx.load("p.onnx"))
-    paged = onnxkvrename.compare_page("p.onnx", "p.onnx", "vllm-nixl", prompts=[40])
-    run("compare", "p.onnx", "p.onnx", "--target", "vllm-nixl", "--tokens", 40, "--html", "n.html")
-    assert paged == Path("n.html").read_text("utf-8")
 
 
 # The page of the documentation.
@@ -376,8 +374,8 @@ def use_the_rest(proto: onnx.ModelProto, data: bytes, path: Path) -> str:
     each: onnxkvrename.ModelReport = onnxkvrename.rename(path, "X", seed_cache=True, force=True)
     smaller: bytes = onnxkvrename.rename_bytes(data, strip=True)
     layout: onnxkvrename.Layout = onnxkvrename.load_layout([path, str(path)]).layout
-    findings: tuple[onnxkvrename.Finding, ...] = onnxkvrename.check_consumer(layout, serve="-tp 2")
-    handoff: onnxkvrename.Handoff = onnxkvrename.compare(proto, data, prompts=[3], serve={})
+    findings: tuple[onnxkvrename.Finding, ...] = onnxkvrename.check_consumer(layout)
+    handoff: onnxkvrename.Handoff = onnxkvrename.compare(proto, data)
     pairs: tuple[onnxkvrename.StatePair, ...] = onnxkvrename.find_pairs(smaller)
     rules: onnxkvrename.Rules = onnxkvrename.suggest_rules(proto)
     summary: onnxkvrename.ModelSummary = onnxkvrename.inspect(path, rules=rules)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 import pytest
-from cache_models import build_cache_model
 from conftest import FIXTURES
 from onnx import ModelProto, NodeProto, numpy_helper
 from onnx.helper import make_node
@@ -243,13 +242,6 @@ def turned(tmp_path: Path, run) -> Example:
     return Example(path, decode=save(model, tmp_path / "decode.onnx"))
 
 
-def other_cache_dtype(tmp_path: Path, run) -> Example:
-    path = save(load_decoder(tmp_path, run), tmp_path / "model.onnx")
-    vllm = ("--serve", "--kv-cache-dtype fp8")
-    run("manifest", path, *vllm, "-o", tmp_path / "decode.json")
-    return Example(path, decode=tmp_path / "decode.json")
-
-
 def paged(tmp_path: Path, run) -> Example:
     """The caches are pools of blocks of all sequences."""
     model = load_decoder(tmp_path, run)
@@ -258,12 +250,6 @@ def paged(tmp_path: Path, run) -> Example:
             dims = value.type.tensor_type.shape.dim
             dims[0].dim_param, dims[2].dim_param = "total_num_kv_blocks", "kv_block_size"
     return Example(save(model, tmp_path / "model.onnx"))
-
-
-def states_only(tmp_path: Path, run) -> Example:
-    model = build_cache_model(["linear", "linear"], tokens=(TOKEN, TOKEN))
-    options = ("--full-transfer", "--block-size", "16:16")
-    return Example(save(model, tmp_path / "model.onnx"), compare_options=options)
 
 
 DANGERS: dict[str, Callable[..., Example]] = {
@@ -285,10 +271,8 @@ DANGERS: dict[str, Callable[..., Example]] = {
     "logits that the consumer does not find by their name": misnamed_logits,
     "a buffer that the consumer cuts": cut_state,
     "a paged cache": paged,
-    "workers that vLLM's NIXL connector does not connect (`--block-size`)": states_only,
     "axes in another order on the other side": turned,
     "a window on one side, the whole context on the other": other_window,
-    "another cache dtype of vLLM on the other side": other_cache_dtype,
 }
 
 

@@ -14,7 +14,7 @@ from witness import Witness
 
 from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.vllm.groups import group_layers
-from onnxkvrename.vllm.memory_v024 import build_allocations_v024
+from onnxkvrename.vllm.memory import build_allocations
 from onnxkvrename.vllm.nixl import build_transfers
 from onnxkvrename.vllm.projection import project_layout
 from onnxkvrename.vllm.specs import KvCacheSpec, ProjectionRequest
@@ -69,7 +69,7 @@ def make_deepseek_v4_specs(interface: Any, ratios: tuple[int, ...]) -> dict[str,
 
 @pytest.fixture(scope="module")
 def vllm() -> Witness:
-    return Witness("0.24.0")
+    return Witness()
 
 
 def group_deepseek_v4(vllm: Witness, ratios: tuple[int, ...]) -> tuple[list[Any], int]:
@@ -127,10 +127,11 @@ def project_deepseek_v4(ratios: tuple[int, ...]) -> list[KvCacheSpec]:
 
 
 def test_deepseek_v4_flash_is_projected_as_vllm_plans_it() -> None:
-    grouping = group_layers(project_deepseek_v4(FLASH), "0.24")
+    grouping = group_layers(project_deepseek_v4(FLASH))
     blocks = [(len(group.specs), group.first_spec.block_size) for group in grouping.groups]
     assert blocks == [(62, 256), (22, 64), (21, 64), (42, 4), (20, 8)]
-    packed = next(each for each in build_allocations_v024(grouping) if each.name == "packed")
+    allocations = build_allocations(grouping, ProjectionRequest(64))
+    packed = next(each for each in allocations if each.name == "packed")
     assert packed.registration is not None
     assert (packed.bytes_per_block, packed.registration.regions) == (1_039_680, 1)
     lengths = (*[512] * 7, *[768] * 10)
@@ -145,7 +146,7 @@ def test_the_published_stride_of_deepseek_v4_pro_comes_out(vllm: Witness) -> Non
 
 
 def test_the_architectures_of_model_runner_v2_are_vllms() -> None:
-    wheel = find_wheel("0.24.0")
+    wheel = find_wheel()
     if isinstance(wheel, str):
         pytest.skip(wheel)
     with zipfile.ZipFile(wheel) as archive:
@@ -160,7 +161,7 @@ def test_the_architectures_of_model_runner_v2_are_vllms() -> None:
     assert isinstance(value, ast.Call)
     architectures = {name.removesuffix("ForCausalLM") for name in ast.literal_eval(value.args[0])}
     plain = build_layers(build_attention(0), build_attention(1))
-    allocations = project_layout(plain, ProjectionRequest(16, vllm_version="0.24")).allocations
+    allocations = project_layout(plain, ProjectionRequest(16)).allocations
     (reason,) = [c.why for a in allocations for c in a.conditions if c.name == "model runner"]
     spelled = {name.replace("-", "").lower() for name in reason.replace(",", " ").split()}
     assert {name.lower() for name in architectures} <= spelled

@@ -59,7 +59,7 @@ def test_what_a_layer_holds_of_the_encoder_is_cross_attention(model: Path, run) 
 def test_vllm_takes_the_two_caches_of_a_layer_as_two(model: Path, run) -> None:
     outcome = run("manifest", model, "--block-size", "16")
     assert outcome.code == 0
-    groups = json.loads(outcome.out)["vllm"]["groupings"][0]["groups"]
+    groups = json.loads(outcome.out)["vllm"]["grouping"]["groups"]
     assert [(group["kind"], group["layers"]) for group in groups] == [
         ("full_attention", [0, 1]),
         ("cross_attention", [0, 1]),

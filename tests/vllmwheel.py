@@ -21,8 +21,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
+VERSION = "0.24.0"
+"""The version of vLLM that is followed."""
 VARIABLE = "ONNXKVRENAME_VLLM_WHEELS"
-"""The environment variable that names the directory with the wheels."""
+"""The environment variable that names the directory with the wheel."""
 _DEFAULT_DIRECTORY = Path(__file__).resolve().parents[1] / "build" / "witness" / "wheels"
 _CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 EXECUTED_MODULES = {
@@ -61,7 +63,7 @@ EXECUTED_MODULES = {
     "vllm.v1.worker.kv_connector_model_runner_mixin",
     "vllm.v1.worker.utils",
 }
-"""The modules that are vLLM's own; each version has only some of them."""
+"""The modules that are vLLM's own."""
 DTYPES = {"FLOAT16": "float16", "BFLOAT16": "bfloat16", "FLOAT": "float32", "FLOAT8E4M3FN": "fp8"}
 """Names of torch's dtypes by ONNX's; torch itself says float8_e4m3fn."""
 _ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "fp8": 1}
@@ -76,13 +78,13 @@ if not HAS_TORCH:
     _REPLACED.add("torch")
 
 
-def find_wheel(version: str) -> Path | str:
-    """Return the wheel of a version of vLLM, or the reason why there is none."""
+def find_wheel() -> Path | str:
+    """Return vLLM's wheel, or the reason why there is none."""
     directory = Path(os.environ.get(VARIABLE) or _DEFAULT_DIRECTORY)
     if sys.version_info < (3, 11):
         return "vLLM's modules require Python 3.11"
-    wheels = sorted(directory.glob(f"vllm-{version}-*.whl"))
-    return wheels[0] if wheels else f"no vLLM {version} to compare with: make witness"
+    wheels = sorted(directory.glob(f"vllm-{VERSION}-*.whl"))
+    return wheels[0] if wheels else f"no vLLM {VERSION} to compare with: make witness"
 
 
 class DType(NamedTuple):
@@ -198,17 +200,13 @@ def _is_replaced(module: str) -> bool:
     return module.split(".")[0] in _REPLACED
 
 
-def make_config(
-    *, cross_layers: bool = False, layout: Any = None, has_hybrid_manager: bool = True
-) -> SimpleNamespace:
+def make_config(*, cross_layers: bool = False) -> SimpleNamespace:
     """Return what vLLM's modules read of its configuration, for one rank and one stage."""
     return SimpleNamespace(
-        attention_config=SimpleNamespace(hisparse_config=None),
         cache_config=SimpleNamespace(
             cache_dtype="auto",
             enable_prefix_caching=False,
             mamba_cache_mode="none",
-            get_resolved_kv_cache_layout=lambda: layout,
             kv_sharing_fast_prefill=False,
             num_gpu_blocks_override=None,
             prefix_cache_retention_interval=None,
@@ -241,7 +239,7 @@ def make_config(
             tensor_parallel_size=1,
             world_size=1,
         ),
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=not has_hybrid_manager),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
         speculative_config=None,
     )
 
@@ -254,5 +252,4 @@ class _Port(int):
 
 
 if __name__ == "__main__":
-    for version in ("0.24.0", "0.33.0"):
-        print(find_wheel(version))
+    print(find_wheel())

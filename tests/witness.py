@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,38 +23,26 @@ _SPEC_CLASSES = {
 
 
 class Witness:
-    """Planning by vLLM of one version; skips the test where its wheel is missing.
-
-    Args:
-        version: A version from 0.24.0 on, such as ``0.33.0``.
-    """
+    """Planning by vLLM; skips the test where its wheel is missing."""
 
     can_allocate = False
     """Whether tensors can be made of what is planned."""
-    is_v024: bool
-    """Whether memory is planned as in 0.24, without the layouts of 0.33."""
 
-    def __init__(self, version: str) -> None:
-        self.version = version
-        wheel = find_wheel(version)
+    def __init__(self) -> None:
+        wheel = find_wheel()
         if isinstance(wheel, str):
             import pytest
 
             pytest.skip(wheel)
         self.modules = WheelModules(wheel)
-        self.is_v024 = "vllm.v1.kv_cache_layout" not in self.modules.sources
         with self.modules.importable():
             import torch
             import vllm.platforms as current
             import vllm.platforms.interface as platforms
+            import vllm.v1.core.kv_cache_utils as planning
             import vllm.v1.kv_cache_interface as interface
 
             current.current_platform = _Platform()
-            if "vllm.v1.core.kv_cache_planning" in self.modules.sources:
-                import vllm.v1.core.kv_cache_planning as planning
-            else:
-                import vllm.v1.core.kv_cache_utils as planning
-            planning.get_hisparse_kv_cache_groups = lambda *_: None
             self.torch, self.interface, self.planning = torch, interface, planning
             self.platform = platforms.Platform
 
@@ -93,32 +80,10 @@ class Witness:
         config = make_config(**settings)
         with self.modules.importable():
             try:
-                memory = block_count * self.measure_block(config, groups)
+                memory = block_count * self.planning._pool_bytes_per_block(config, groups)
                 return self.planning.get_kv_cache_config_from_groups(config, groups, memory)
             except REFUSALS:
                 return None
-
-    def measure_concurrency(self, plan: Any, max_model_len: int, in_flight: int) -> float:
-        """Return how many requests fit, with a number of tokens that are scheduled at once."""
-        config = make_config()
-        config.model_config.max_model_len = max_model_len
-        config.scheduler_config.max_num_batched_tokens = config.max_in_flight_tokens = in_flight
-        with self.modules.importable():
-            import vllm.v1.core.kv_cache_utils as utils
-
-            return utils.get_max_concurrency_for_kv_cache_config(config, plan)
-
-    def measure_block(self, config: Any, groups: Any) -> int:
-        """Return vLLM's bytes of one block of all groups."""
-        measure = self.planning._pool_bytes_per_block
-        takes_config = len(inspect.signature(measure).parameters) > 1
-        return int(measure(config, groups) if takes_config else measure(groups))
-
-    def count_page_shapes(self, architecture: Architecture) -> int:
-        """Return how many shapes of pages vLLM's resolution of the layout counts."""
-        specs = self.make_specs(architecture).values()
-        with self.modules.importable():
-            return len({(spec.num_heads, spec.num_states, spec.page_size_bytes) for spec in specs})
 
     def _make_spec(
         self, layer: LayerShape, tp: int, block_size: int, padded: int | None, indexed: bool = True

@@ -305,15 +305,6 @@ def _read_sizes(argument: _Argument, sizes: Any) -> Mapping[str, int]:
     return dict(sizes)
 
 
-def _read_lengths(argument: _Argument, lengths: Any) -> tuple[int, ...]:
-    are_several = isinstance(lengths, Iterable) and not isinstance(lengths, (str, bytes))
-    argument.require(are_several, lengths, "several integers")
-    values = tuple(lengths)
-    for value in values:
-        _check_positive(_Argument(f"each of {argument.name}"), value)
-    return values
-
-
 def _check_positive(argument: _Argument, value: Any) -> None:
     argument.require(isinstance(value, int) and not isinstance(value, bool), value, "an int")
     if value < 1:
@@ -329,17 +320,6 @@ def _read_layout(argument: _Argument, layout: object) -> object:
     return _read_model(argument, layout, f"a LoadedLayout, a Layout, {_MODEL}")
 
 
-def _read_lines(argument: _Argument, value: Any) -> Mapping[str, str]:
-    """Return the line of each side; that of both has the key ``""``."""
-    lines = {"": value} if isinstance(value, str) else value
-    argument.require(isinstance(lines, Mapping), value, "a str, or a mapping of sides to str")
-    for side, line in lines.items():
-        argument.require(isinstance(line, str), line, "a str for each side")
-        if side not in ("", "prefill", "decode"):
-            raise ValueError(f"{argument.name} has the key {side!r}, not prefill or decode")
-    return dict(lines)
-
-
 _READERS: Mapping[str, Callable[[_Argument, Any], Any]] = {
     **{kind: partial(_read_plain, kind=kind) for kind in _PLAIN_TYPES},
     "SidecarPolicy": _read_sidecar_policy,
@@ -348,8 +328,6 @@ _READERS: Mapping[str, Callable[[_Argument, Any], Any]] = {
     "ModelLike": _read_model,
     "ModelLike | Iterable[PathLike]": _read_models,
     "Mapping[str, int]": _read_sizes,
-    "Sequence[int]": _read_lengths,
-    "str | Mapping[str, str]": _read_lines,
     "LoadedLayout | Layout | ModelLike": _read_layout,
 }
 """How to read an argument, by its annotation."""

@@ -15,19 +15,13 @@ from onnxkvrename.api.arguments import (
     read_arguments,
     speak_python,
 )
-from onnxkvrename.api.serving import (
-    ServedHandoff,
-    apply_serve,
-    check_connectors,
-    check_role,
-    compare_served,
-    read_served_pair,
-)
 from onnxkvrename.api.unnamed_caches import explain_unknown_summaries
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff import consumer_checks
-from onnxkvrename.handoff.compare import Handoff
+from onnxkvrename.handoff.compare import Handoff, compare_sides
+from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
+from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.inspect import ModelSummary, fold_windows, inspect_model, inspect_models
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
@@ -36,12 +30,11 @@ from onnxkvrename.layout.load import (
     LoadedLayout,
 )
 from onnxkvrename.layout.load import load_layout as load_layouts
+from onnxkvrename.options import SIDES
 from onnxkvrename.rules.find_models import list_models
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import MemoryFile, ModelSource
 from onnxkvrename.verification import trace_buffer_updates
-from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
-from onnxkvrename.vllm.specs import VLLM_RELEASES, VLLM_VERSIONS
 
 Sides = tuple[LoadedLayout, LoadedLayout]
 """The buffers of prefill and of decode."""
@@ -172,7 +165,6 @@ def check_consumer(
     target: str = DEFAULT_CONSUMER,
     *,
     full_transfer: bool = False,
-    serve: str | None = None,
 ) -> tuple[Finding, ...]:
     """Return why a consumer cannot use the KV buffers, or how it would damage them.
 
@@ -182,14 +174,13 @@ def check_consumer(
         layout: The buffers, a model in memory, or the path of a model or manifest.
         target: The consumer's name.
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
-        serve: The line that starts vLLM, or ``@`` and the path of a script with it.
 
     Returns:
-        The errors of the models, findings KV601 to KV610, and KV630 for a line whose connector is
-        not the consumer's; none if the consumer can use all buffers.
+        The errors of the models, and findings KV601 to KV610; none if the consumer can use all
+        buffers.
 
     Raises:
-        KvRenameError: The consumer does not exist, or the line cannot be read.
+        KvRenameError: The consumer does not exist.
         ModelError: The model cannot be read.
         TypeError: An argument has the wrong type.
 
@@ -198,20 +189,10 @@ def check_consumer(
         ['KV601']
     """
     arguments = read_arguments(check_consumer, locals())
-    loaded, settings = _load(arguments["layout"]), ServeSettings()
-    if serve is not None:
-        settings = read_serve_option(serve, VLLM_VERSIONS[-1])
-        full_transfer = settings.decide_full_transfer(full_transfer)
-        loaded = apply_serve(loaded, settings, VLLM_VERSIONS[-1])
+    loaded = _load(arguments["layout"])
     buffers = loaded.layout
     consumer = load_consumer(target)
-    findings = (
-        *consumer_checks.check_consumer(
-            buffers, consumer, full_transfer=full_transfer, connector=settings.connector
-        ),
-        *check_connectors(consumer, (settings.connector,)),
-        *check_role(consumer, settings),
-    )
+    findings = consumer_checks.check_consumer(buffers, consumer, full_transfer=full_transfer)
     of_models = (finding for report in loaded.reports for finding in report.findings)
     return (*(each for each in of_models if each.severity == "error"), *findings)
 
@@ -223,9 +204,6 @@ def compare(
     target: str = DEFAULT_CONSUMER,
     *,
     full_transfer: bool = False,
-    prompts: Sequence[int] = (),
-    serve: str | Mapping[str, str] | None = None,
-    vllm: str = VLLM_VERSIONS[-1],
     rules: RulesLike = None,
 ) -> Handoff:
     """Predict whether decode finds prefill's KV buffers where it looks for them.
@@ -236,10 +214,6 @@ def compare(
         decode: The same for the decode worker.
         target: The consumer's name.
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
-        prompts: Also simulate prompts of these lengths, in tokens.
-        serve: The line that starts vLLM on both sides, or ``@`` and the path of a script with it;
-            for two lines a mapping with the keys ``prefill`` and ``decode``.
-        vllm: The version of vLLM that runs them.
         rules: Rules, a profile's name or the path of a rules file.
 
     Returns:
@@ -248,8 +222,7 @@ def compare(
         error of a model itself is in the verdict if the side is a path or a loaded layout.
 
     Raises:
-        KvRenameError: The consumer does not exist, or a line cannot be read.
-        ValueError: The version is not known, or a line is for neither side.
+        KvRenameError: The consumer does not exist.
         ModelError: A model cannot be read.
         RulesError: The rules cannot be used.
         TypeError: An argument has the wrong type.
@@ -259,8 +232,8 @@ def compare(
         >>> handoff.failed, handoff.verdict.outcome, handoff.findings
         (False, 'works', ())
     """
-    served, _, _ = _compare(read_arguments(compare, locals()))
-    return served.handoff
+    handoff, _, _ = _compare(read_arguments(compare, locals()))
+    return handoff
 
 
 @speak_python
@@ -270,45 +243,62 @@ def compare_page(
     target: str = DEFAULT_CONSUMER,
     *,
     full_transfer: bool = False,
-    prompts: Sequence[int] = (),
-    serve: str | Mapping[str, str] | None = None,
-    vllm: str = VLLM_VERSIONS[-1],
     rules: RulesLike = None,
 ) -> str:
     """Return a page with the verdict of `compare`, and the memory of both sides for any prompt.
 
-    ``full_transfer``, ``serve``, ``vllm`` and ``rules`` are as for `compare`.
+    ``full_transfer`` and ``rules`` are as for `compare`.
 
     Args:
         prefill: As for `compare`.
         decode: The same for the decode worker.
         target: The consumer's name.
-        prompts: Also show prompts of these lengths, in tokens, the first of them at first.
 
     Returns:
         The HTML, with its style and script in it.
 
     Raises:
         KvRenameError: As for `compare`.
-        ValueError: The version is not known, or a line is for neither side.
         TypeError: An argument has the wrong type.
 
     Examples:
-        >>> onnxkvrename.compare_page("prefill.onnx", "decode.onnx", prompts=[40])[:15]
+        >>> onnxkvrename.compare_page("prefill.onnx", "decode.onnx")[:15]
         '<!DOCTYPE html>'
     """
     from onnxkvrename.report.documents.compare_json import describe_handoff
     from onnxkvrename.report.pages.compare import render_compare_page  # jinja2, only for a page
 
     arguments = read_arguments(compare_page, locals())
-    (handoff, reads), (first, second), found = _compare(arguments)
+    handoff, (first, second), found = _compare(arguments)
     reports = (first.reports, second.reports)
-    content = describe_handoff(handoff, reports, found.profile_choice, reads)
-    is_paged = load_consumer(target).is_paged
-    return render_compare_page(content, arguments["prompts"], is_paged=is_paged)
+    return render_compare_page(describe_handoff(handoff, reports, found.profile_choice))
 
 
-def _compare(arguments: Mapping[str, Any]) -> tuple[ServedHandoff, Sides, Rules]:
+def compare_loaded(
+    paths: tuple[Path | None, Path | None],
+    sides: Sides,
+    consumer: Consumer,
+    rules: Rules,
+    *,
+    full_transfer: bool = False,
+) -> Handoff:
+    """Compare two sides.
+
+    Args:
+        paths: The path that was read for prefill, and for decode; ``None`` for what is in memory.
+        sides: Their buffers.
+        consumer: The consumer.
+        rules: The rules that recognize KV names.
+        full_transfer: Whether all of each buffer is moved.
+    """
+    writer, reader = (
+        build_loaded_side(label, path, loaded, consumer, rules)
+        for label, path, loaded in zip(SIDES, paths, sides, strict=True)
+    )
+    return compare_sides(writer, reader, consumer, full_transfer=full_transfer)
+
+
+def _compare(arguments: Mapping[str, Any]) -> tuple[Handoff, Sides, Rules]:
     """Compare two sides, as the arguments of :func:`compare` say; also return their buffers."""
     consumer = load_consumer(arguments["target"])
     given = (arguments["prefill"], arguments["decode"])
@@ -316,22 +306,14 @@ def _compare(arguments: Mapping[str, Any]) -> tuple[ServedHandoff, Sides, Rules]
     found = find_rules(arguments["profile"], arguments["rules"], models)
     prefill, decode = (side if isinstance(side, Path) else None for side in given)
     first, second = (_load(side, found) for side in given)
-    served = compare_served(
+    handoff = compare_loaded(
         (prefill, decode),
         (first, second),
         consumer,
         found,
-        read_served_pair(arguments["serve"] or {}, _read_version(arguments["vllm"])),
         full_transfer=arguments["full_transfer"],
-        tokens=arguments["prompts"],
     )
-    return served, (first, second), found
-
-
-def _read_version(version: str) -> str:
-    if version not in VLLM_RELEASES:
-        raise ValueError(f"vllm must be one of {', '.join(VLLM_RELEASES)}, not {version!r}")
-    return version
+    return handoff, (first, second), found
 
 
 def _load(layout: LoadedLayout | Layout | ModelSource, rules: Rules | None = None) -> LoadedLayout:

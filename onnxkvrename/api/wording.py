@@ -22,7 +22,7 @@ from onnxkvrename.options import Option, list_options
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.storage.read import is_in_memory
 
-_OTHER_NAMES = {"--dim": ("sizes",), "--profile": ("rules",), "--tokens": ("prompts",)}
+_OTHER_NAMES = {"--dim": ("sizes",), "--profile": ("rules",)}
 """Arguments that are not called like the field or the flag of their option."""
 _OPTION = re.compile(r"(?<![^\s(])(--[a-z-]+)(?: (\S+=\w+))?")
 _OWNERS = {"sizes": "load_layout", "directory": "rename_all"}

@@ -9,16 +9,8 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.api.serving import (
-    VLLM,
-    apply_serve,
-    check_cache_dtype,
-    check_connectors,
-    check_role,
-    judge_unless_unknown,
-)
 from onnxkvrename.cli.options import declare_command
-from onnxkvrename.cli.output import print_answer, print_choice, print_notes
+from onnxkvrename.cli.output import print_answer, print_choice
 from onnxkvrename.findings import Finding, decide_exit_code, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
@@ -33,7 +25,6 @@ from onnxkvrename.options import (
     CUSTOM_IO,
     DIM,
     FULL_TRANSFER,
-    SERVE,
     SPECIALIZATIONS,
     TARGET,
     VERBOSE,
@@ -43,7 +34,6 @@ from onnxkvrename.options import (
     Profile,
     Quiet,
     RulesFile,
-    ServeLine,
     Strict,
 )
 from onnxkvrename.records import fill_record
@@ -51,11 +41,6 @@ from onnxkvrename.report.check_consumer_text import ConsumerCheck, build_consume
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.sidecars.stale import find_stale_sidecars
-from onnxkvrename.vllm.compatibility import Worker
-from onnxkvrename.vllm.projection import build_request
-from onnxkvrename.vllm.serve import ServeSettings, read_serve_option
-from onnxkvrename.vllm.specs import VLLM_VERSIONS
-from onnxkvrename.vllm.workers import judge_worker
 
 
 class CheckConsumerArguments(NamedTuple):
@@ -64,14 +49,6 @@ class CheckConsumerArguments(NamedTuple):
     models: Models = ()
     target: Annotated[str, TARGET] = DEFAULT_CONSUMER
     full_transfer: Annotated[bool, FULL_TRANSFER] = False
-    serve: Annotated[ServeLine | None, SERVE] = None
-    vllm_version: Annotated[
-        str | None,
-        VLLM._replace(
-            help=f"With --serve: the version of vLLM, by default {VLLM_VERSIONS[-1]}.",
-            needs=("serve",),
-        ),
-    ] = None
     sizes: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     specializations: Annotated[Path | None, SPECIALIZATIONS] = None
     custom_io: Annotated[Path | None, CUSTOM_IO] = None
@@ -112,61 +89,29 @@ def _check_models(arguments: CheckConsumerArguments) -> ConsumerCheck:
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     compile_info = fill_record(CompileInfo, arguments)
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
-    serve, version = ServeSettings(), arguments.vllm_version or VLLM_VERSIONS[-1]
-    if arguments.serve is not None:
-        serve = read_serve_option(arguments.serve, version)
-        print_notes(serve.notes, arguments.quiet)
-        full_transfer = serve.decide_full_transfer(arguments.full_transfer)
-        arguments = arguments._replace(full_transfer=full_transfer)
-        loaded = apply_serve(loaded, serve, version)
     layout = loaded.layout
-    check_cache_dtype(layout, consumer)
     reports = tuple(_check_sidecars(report, rules, arguments) for report in loaded.reports)
-    findings = tuple(
-        check_consumer(
-            layout,
-            consumer,
-            full_transfer=arguments.full_transfer,
-            connector=serve.connector,
-        )
-    )
-    unknown = check_connectors(consumer, (serve.connector,)) or check_role(consumer, serve)
-    if consumer.is_paged and layout.buffers:
-        request = build_request(serve, version)._replace(
-            kv_cache_dtype=layout.kv_cache_dtype, serve=None if arguments.serve is None else serve
-        )
-        judgement = judge_unless_unknown(judge_worker(Worker(layout, request)), unknown)
-        findings += judgement.findings
-    else:
-        findings += unknown
+    findings = tuple(check_consumer(layout, consumer, full_transfer=arguments.full_transfer))
     if arguments.strict:
         findings = promote_to_errors(findings)
     is_sound = not any(report.failed for report in reports)  # else no consumer can use it
     alternative = None
     if findings and is_sound:
-        alternative = _find_alternative(consumer, layout, arguments, serve.connector)
+        alternative = _find_alternative(consumer, layout, arguments)
     reports = tuple(_add_findings(report, loaded, findings) for report in reports)
-    return ConsumerCheck(
-        consumer, layout, reports, rules.profile_choice, alternative, unread=serve.unread
-    )
+    return ConsumerCheck(consumer, layout, reports, rules.profile_choice, alternative)
 
 
 def _find_alternative(
     consumer: Consumer,
     layout: Layout,
     arguments: CheckConsumerArguments,
-    connector: str | None,
 ) -> Consumer | None:
     """Return the same program with another setting, if that one can use the buffers."""
     if not consumer.alternative:
         return None
     alternative = load_consumer(consumer.alternative)
-    findings = (
-        *check_consumer(
-            layout, alternative, full_transfer=arguments.full_transfer, connector=connector
-        ),
-        *check_connectors(alternative, (connector,)),
-    )
+    findings = tuple(check_consumer(layout, alternative, full_transfer=arguments.full_transfer))
     if arguments.strict:
         findings = promote_to_errors(findings)
     return None if any(finding.severity == "error" for finding in findings) else alternative

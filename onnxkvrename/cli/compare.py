@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import click
-
 from onnxkvrename.api.arguments import find_rules
-from onnxkvrename.api.layouts import load_traced
-from onnxkvrename.api.serving import BANDWIDTH, VLLM, ServedPair, compare_served, read_served_pair
+from onnxkvrename.api.layouts import compare_loaded, load_traced
 from onnxkvrename.cli.files import check_page, collect_inputs
 from onnxkvrename.cli.options import (
     SideValues,
     declare_command,
-    parse_bandwidth,
     parse_dim_sizes,
 )
 from onnxkvrename.cli.output import print_answer, print_choice
@@ -34,7 +29,6 @@ from onnxkvrename.options import (
     DIM,
     FULL_TRANSFER,
     PAGE,
-    SERVE,
     TARGET,
     Example,
     Format,
@@ -43,7 +37,6 @@ from onnxkvrename.options import (
     Quiet,
     ReplacedByPage,
     RulesFile,
-    ServeLine,
     Strict,
     Verbose,
 )
@@ -59,12 +52,9 @@ from onnxkvrename.report.formats import (
     Note,
     build_file_result,
 )
-from onnxkvrename.report.vllm_text import render_reads
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.storage.write_file import write_files
-from onnxkvrename.vllm.reads import PromptReads
-from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
 
 
 class CompareArguments(NamedTuple):
@@ -75,27 +65,6 @@ class CompareArguments(NamedTuple):
     target: Annotated[str, TARGET] = DEFAULT_CONSUMER
     dims: Annotated[SideValues[str], DIM] = SideValues()
     full_transfer: Annotated[bool, FULL_TRANSFER] = False
-    serve: Annotated[
-        SideValues[ServeLine],
-        SERVE._replace(help=f"Also: do these workers accept each other? {SERVE.help}"),
-    ] = SideValues()
-    block_size: Annotated[
-        str | None,
-        Option(
-            "--block-size",
-            "Also check that vLLM's NIXL connector accepts blocks of P tokens in prefill and D in "
-            "decode, whatever both are started with.",
-            "P:D",
-            excludes=("serve",),
-            why="the line says it",
-        ),
-    ] = None
-    vllm_version: Annotated[str | None, VLLM] = None
-    tokens: Annotated[
-        tuple[int, ...],
-        Option("--tokens", "Also simulate a prompt of N tokens. May be repeated.", "N"),
-    ] = ()
-    bandwidth: Annotated[str | None, BANDWIDTH] = None
     strict: Strict = False
     profile: Profile = None
     rules: RulesFile = None
@@ -118,11 +87,6 @@ class CompareArguments(NamedTuple):
     "be decided; 2 the job could not be done; 130 interrupted.",
     Example("onnxkvrename compare prefill.onnx decode.onnx", "Check for every prompt length."),
     Example("onnxkvrename compare prefill.onnx decode.onnx --html page.html", "Also draw a page."),
-    Example(
-        "onnxkvrename compare prefill.onnx decode.onnx --serve prefill:@prefill.sh "
-        "--serve decode:@decode.sh",
-        "Check two workers of vLLM, too: each script has one line that starts it.",
-    ),
 )
 def command(arguments: CompareArguments) -> int:
     """Predict for every prompt length whether decode reads the KV buffers that prefill wrote.
@@ -136,20 +100,13 @@ def command(arguments: CompareArguments) -> int:
     sides = (arguments.prefill, arguments.decode)
     rules = find_rules(arguments.profile, arguments.rules, sides)
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
-    served = _read_served_pair(arguments)
-    if arguments.bandwidth is not None:
-        if served is None:
-            raise click.UsageError("--bandwidth requires --serve LINE or --block-size P:D")
-        served = served.set_bandwidth(parse_bandwidth("--bandwidth", arguments.bandwidth))
     prefill, decode = _load_sides(arguments, rules)
-    handoff, reads = compare_served(
+    handoff = compare_loaded(
         sides,
         (prefill, decode),
         consumer,
         rules,
-        served,
         full_transfer=arguments.full_transfer,
-        tokens=arguments.tokens,
     )
     content = cache(
         partial(
@@ -157,32 +114,12 @@ def command(arguments: CompareArguments) -> int:
             handoff,
             (prefill.reports, decode.reports),
             rules.profile_choice,
-            reads,
         )
     )
     if arguments.html is not None:
         _write_page(arguments.html, content, (prefill, decode), arguments)
-    answer = _build_answer(handoff, reads, prefill, decode, arguments, content)
+    answer = _build_answer(handoff, prefill, decode, arguments, content)
     return print_answer(answer, arguments.output_format)
-
-
-def _read_served_pair(arguments: CompareArguments) -> ServedPair | None:
-    """Return how both sides are started, if that is known."""
-    version = arguments.vllm_version or VLLM_VERSIONS[-1]
-    values = {"": arguments.serve.both, **arguments.serve._asdict()}
-    lines = {side: value[0] for side, value in values.items() if side != "both" and value}
-    if arguments.block_size is None:
-        return read_served_pair(lines, version)
-    sizes = re.fullmatch("([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", arguments.block_size)
-    if sizes is None:
-        raise click.UsageError(
-            f"--block-size {arguments.block_size!r}: pass a number for prefill and one for decode, "
-            "such as 64:128"
-        )
-    prefill, decode = (
-        ProjectionRequest(int(size), vllm_version=version) for size in sizes.groups()
-    )
-    return ServedPair((prefill, decode), from_lines=False)
 
 
 def _load_sides(arguments: CompareArguments, rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:
@@ -241,14 +178,12 @@ def _write_page(
         )
     )
     check_page(path, "compare", files, force=arguments.force)
-    is_paged = load_consumer(arguments.target).is_paged
-    page = render_compare_page(build_content(), arguments.tokens, is_paged=is_paged)
+    page = render_compare_page(build_content())
     write_files({path: page.encode("utf-8")}, force=True, inputs=files.list_inputs())
 
 
 def _build_answer(
     handoff: Handoff,
-    reads: Sequence[PromptReads],
     prefill: LoadedLayout,
     decode: LoadedLayout,
     arguments: CompareArguments,
@@ -261,7 +196,7 @@ def _build_answer(
         "compare",
         code,
         build_content=build_content,
-        render_text=partial(_render_text, handoff, reads, arguments),
+        render_text=partial(_render_text, handoff, arguments),
         files=(*map(build_file_result, _list_failed_models(prefill, decode)), result),
         notes=() if arguments.quiet else (verdict,),
         is_verbose=arguments.verbose,
@@ -279,7 +214,6 @@ def _list_failed_models(prefill: LoadedLayout, decode: LoadedLayout) -> list[Mod
 
 def _render_text(
     handoff: Handoff,
-    reads: Sequence[PromptReads],
     arguments: CompareArguments,
     width: int | None,
 ) -> Iterator[Line]:
@@ -287,4 +221,3 @@ def _render_text(
         if arguments.html is not None:
             yield Line(f"{arguments.html}: page written", err=True)
         yield from render_handoff(handoff, width)
-        yield from render_reads(reads, width)

@@ -68,9 +68,6 @@ EXAMPLES = (
 _HELP = "help"
 """The word that asks for the help of what follows it."""
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
-_JSON_WITHOUT_QUOTES = re.compile(
-    r"[^\"]*(?:transfer|speculative|attention)[-_]config[ =][^\"]*", re.DOTALL
-)
 _VERBOSE = re.compile("--verbose|-[a-z]*v[a-z]*")
 """``-v``, alone or as in ``-nv``."""
 _COMPLETION_VARIABLE = "_ONNXKVRENAME_COMPLETE"
@@ -203,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, MissingFileError):
             options = load_command(name).command.options
             hint = error.hint or suggest_option(options, error.path or "")
-            failure.hint = _explain_lost_quotes(name, args) or hint
+            failure.hint = hint
     except (KeyboardInterrupt, click.Abort) as stop:
         cause = stop.__cause__ or stop  # click makes an Abort of an interrupt
         done = f"; {cause}" if isinstance(cause, KeyboardInterrupt) and cause.args else ""
@@ -272,22 +269,11 @@ def _build_usage_failure(
         params = {flag: each for each in load_command(name).command.params for flag in each.opts}
         kind = getattr(params.get(error.option_name), "type", None)  # none: click's own --help
         hint = f"one of: {', '.join(kind.choices)}" if isinstance(kind, click.Choice) else None
-    if message.startswith("Got unexpected extra"):
-        hint = _explain_lost_quotes(name, args)
     if hint is None and not message.endswith(")"):  # else it says itself what to do
         hint = f"`onnxkvrename {name} --help` lists all options"
     if message[1:2].islower():  # not the name of a variable
         message = message[:1].lower() + message[1:]
     return KvRenameError(message, hint=hint)
-
-
-def _explain_lost_quotes(name: str, args: Sequence[str]) -> str | None:
-    """Return a hint if a line for ``--serve`` ended within its JSON; `None` if none did."""
-    if not any(map(_JSON_WITHOUT_QUOTES.fullmatch, args)):
-        return None
-    from onnxkvrename.vllm.serve import explain_lost_quotes  # only for a mistake in a line
-
-    return explain_lost_quotes("--serve prefill:" if name == "compare" else "--serve")
 
 
 def load_command(name: str) -> Any:

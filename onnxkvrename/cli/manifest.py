@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
@@ -14,26 +13,15 @@ from onnxkvrename.api.layouts import load_traced
 from onnxkvrename.api.manifests import (
     check_manifest_outputs,
 )
-from onnxkvrename.api.serving import BANDWIDTH, VLLM
-from onnxkvrename.cli.options import declare_command, parse_bandwidth
-from onnxkvrename.cli.output import print_answer, print_choice, print_lines, print_notes
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import decide_exit_code, quote_path
-from onnxkvrename.layout.layout import Layout
-from onnxkvrename.layout.load import (
-    CompileInfo,
-    LoadedLayout,
-    apply_compile_info,
-    list_cache_dtype_notes,
-    load_layout,
-    set_cache_dtype,
-)
+from onnxkvrename.cli.options import declare_command
+from onnxkvrename.cli.output import print_answer, print_choice, print_lines
+from onnxkvrename.findings import decide_exit_code
+from onnxkvrename.layout.load import CompileInfo, LoadedLayout
 from onnxkvrename.layout.manifest import ManifestContent, describe_layout
 from onnxkvrename.options import (
     CUSTOM_IO,
     DIM,
     FORMAT,
-    SERVE,
     SPECIALIZATIONS,
     Example,
     Models,
@@ -41,7 +29,6 @@ from onnxkvrename.options import (
     Profile,
     Quiet,
     RulesFile,
-    ServeLine,
     Strict,
     Verbose,
 )
@@ -54,18 +41,10 @@ from onnxkvrename.report.manifest_text import (
     render_layout,
 )
 from onnxkvrename.report.vllm_text import render_projection
-from onnxkvrename.rules.profile import ProfileChoice, Rules
+from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.storage.write_file import write_files
-from onnxkvrename.vllm.projection import (
-    Projection,
-    build_request,
-    check_nixl,
-    check_projection,
-    list_serve_notes,
-    project_layout,
-)
-from onnxkvrename.vllm.serve import read_serve_option
-from onnxkvrename.vllm.specs import VLLM_VERSIONS, ProjectionRequest
+from onnxkvrename.vllm.projection import Projection, project_layout
+from onnxkvrename.vllm.specs import ProjectionRequest
 
 
 class ManifestArguments(NamedTuple):
@@ -75,41 +54,23 @@ class ManifestArguments(NamedTuple):
     sizes: Annotated[Mapping[str, int], DIM] = MappingProxyType({})
     specializations: Annotated[Path | None, SPECIALIZATIONS] = None
     custom_io: Annotated[Path | None, CUSTOM_IO] = None
-    serve: Annotated[
-        ServeLine | None, SERVE._replace(help=f"Also: what vLLM makes of it. {SERVE.help}")
-    ] = None
     block_size: Annotated[
         int | None,
         Option(
             "--block-size",
-            "Also: what vLLM makes of it, with blocks of N tokens, whatever it is started with.",
+            "Also: what vLLM makes of it, with blocks of N tokens.",
             "N",
-            excludes=("serve",),
-            why="the line says it",
         ),
     ] = None
-    draft: Annotated[
-        Path | None,
-        Option(
-            "--draft",
-            "With --serve or --block-size: a draft model, or its manifest, whose layers vLLM "
-            "groups with these.",
-            "MODEL",
-            needs=("serve", "block_size"),
-        ),
-    ] = None
-    vllm_version: Annotated[str | None, VLLM] = None
     tokens: Annotated[
         tuple[int, ...],
         Option(
             "--tokens",
-            "With --serve or --block-size: the length of a prompt that is handed over. May be "
-            "repeated.",
+            "With --block-size: the length of a prompt that is handed over. May be repeated.",
             "N",
-            needs=("serve", "block_size"),
+            needs=("block_size",),
         ),
     ] = ()
-    bandwidth: Annotated[str | None, BANDWIDTH] = None
     output: Annotated[
         Path | None,
         Option(
@@ -168,15 +129,10 @@ def command(arguments: ManifestArguments) -> int:
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     compile_info = fill_record(CompileInfo, arguments)
     loaded = load_traced(arguments.models, rules, compile_info, strict=arguments.strict)
-    request, notes = _build_request(arguments)
-    if request is not None:
-        if arguments.serve is not None:
-            notes = (*notes, *list_cache_dtype_notes(loaded.layout, request.kv_cache_dtype))
-        loaded = loaded._replace(layout=set_cache_dtype(loaded.layout, request.kv_cache_dtype))
-    projection = _build_projection(loaded.layout, request, arguments, rules)
-    if projection is not None:
-        loaded = loaded.add_findings(chain(check_projection(projection), check_nixl(projection)))
-    print_notes(notes, arguments.quiet)
+    projection = None
+    if arguments.block_size is not None:
+        request = ProjectionRequest(arguments.block_size, prompt_lengths=arguments.tokens)
+        projection = project_layout(loaded.layout, request)
     result = _ManifestResult(loaded, projection, rules.profile_choice)
     answer = _build_answer(result, arguments)
     files = {} if arguments.output_path is None else _render_file(answer, arguments)
@@ -188,59 +144,6 @@ def command(arguments: ManifestArguments) -> int:
     )
     write_files(files, force=arguments.force, inputs=inputs)
     return _print_answer(answer, loaded, arguments)
-
-
-def _build_request(
-    arguments: ManifestArguments,
-) -> tuple[ProjectionRequest | None, tuple[str, ...]]:
-    """Return the settings of vLLM, if its projection is asked for, and notes on them."""
-    version = arguments.vllm_version or VLLM_VERSIONS[-1]
-    if arguments.serve is not None:
-        serve = read_serve_option(arguments.serve, version)
-        notes = tuple(list_serve_notes(serve, version))
-        return build_request(serve, version, arguments.tokens), notes
-    if arguments.block_size is None:
-        return None, ()
-    request = ProjectionRequest(
-        arguments.block_size, vllm_version=version, prompt_lengths=arguments.tokens
-    )
-    return request, ()
-
-
-def _build_projection(
-    layout: Layout,
-    request: ProjectionRequest | None,
-    arguments: ManifestArguments,
-    rules: Rules,
-) -> Projection | None:
-    """Project the layout onto vLLM, if that was asked for."""
-    if request is None:
-        return None
-    request = request._replace(kv_cache_dtype=layout.kv_cache_dtype)
-    if arguments.bandwidth is not None:
-        rate = parse_bandwidth("--bandwidth", arguments.bandwidth)
-        request = request._replace(bandwidth=rate)
-    return project_layout(layout, request, _load_draft(arguments, rules))
-
-
-def _load_draft(arguments: ManifestArguments, rules: Rules) -> Layout | None:
-    """Return the buffers of the draft model, with those of the sizes given that it has.
-
-    Raises:
-        KvRenameError: It cannot be read, or has an error or no KV buffers.
-    """
-    if arguments.draft is None:
-        return None
-    loaded = load_layout([arguments.draft], rules)
-    if loaded.failed or not loaded.layout.buffers:
-        raise KvRenameError(
-            "the draft model has errors or no KV buffers",
-            path=str(arguments.draft),
-            hint=f"`onnxkvrename verify {quote_path(str(arguments.draft))}` says what is wrong",
-        )
-    layout, sizes = loaded.layout, arguments.sizes
-    known = {symbol: size for symbol, size in sizes.items() if symbol in layout.symbols}
-    return apply_compile_info(layout, CompileInfo(known))
 
 
 def _build_answer(result: _ManifestResult, arguments: ManifestArguments) -> Answer:

@@ -241,15 +241,8 @@ def _list_consumers() -> Sequence[str]:
     return list_consumers()
 
 
-def _list_rename_consumers() -> Sequence[str]:
-    from onnxkvrename.handoff.find_consumers import list_rename_consumers  # only for the help
-
-    return list_rename_consumers()
-
-
 NAMES: Mapping[str, Callable[[], Sequence[str]]] = {
     "consumers": _list_consumers,
-    "consumers for a rename": _list_rename_consumers,
     "formats": list_formats,
     "profiles": list_profiles,
     "profiles, auto": lambda: (*list_profiles(), AUTO_PROFILE),
@@ -474,23 +467,3 @@ def _parse_dim_size(text: str, prefix: str) -> tuple[str, int]:
             f"--dim {prefix + text!r}: a size must be at least 1 and less than 2^31"
         )
     return symbol, int(size)
-
-
-def parse_bandwidth(option: str, text: str) -> int:
-    """Return the bytes in a second of a bandwidth such as ``25GB/s``; its units are powers of 1000.
-
-    ``GB`` is bytes; ``Gbit``, ``GBit`` and ``Gb`` are bits.
-
-    Raises:
-        click.UsageError: The text is not a bandwidth, or one of nothing.
-    """
-    pattern = r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?([MGT])(B/s|[bB]it/s|b/s|bps)"
-    match = re.fullmatch(pattern, text.strip(), re.ASCII)
-    units = {"M": 10**6, "G": 10**9, "T": 10**12}
-    bandwidth = float(match[1]) * units[match[2]] / (1 if match[3] == "B/s" else 8) if match else 0
-    if bandwidth < 1:
-        raise click.UsageError(
-            f"{option} {text!r}: pass a bandwidth such as 25GB/s (bytes), or 200Gbit/s, which is "
-            "the same"
-        )
-    return int(bandwidth)

@@ -45,12 +45,6 @@ def print_choice(
         print_lines([Line(choice.describe(), err=True)])
 
 
-def print_notes(notes: Iterable[str], quiet: bool) -> None:
-    """Print notes on what was asked for, on stderr, unless only findings are wanted."""
-    if not quiet:
-        print_lines(Line(f"note: {note}", err=True) for note in notes)
-
-
 def print_lines(lines: Iterable[Line]) -> None:
     """Print lines on stdout and stderr; nothing else of the package prints.
 

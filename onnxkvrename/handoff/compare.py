@@ -22,17 +22,10 @@ from onnxkvrename.handoff.side_checks import (
 )
 from onnxkvrename.handoff.simulate import find_full_lengths, is_in_ranges
 from onnxkvrename.handoff.slots import MemorySlot
-from onnxkvrename.handoff.tensor_parallel import (
-    TensorParallelSizes,
-    check_tensor_parallelism,
-    list_sharding_notes,
-)
 from onnxkvrename.handoff.verdict import (
-    NO_FAULTS,
     Evidence,
     HandoffVerdict,
     PairResult,
-    PromptFaults,
     RootCause,
     build_verdict,
     check_order,
@@ -65,9 +58,6 @@ class Basis(NamedTuple):
     conditions: tuple[str, ...] = ()
 
 
-NO_BASIS = Basis()
-
-
 class SimulatedPrompt(NamedTuple):
     """A simulated hand-off of one prompt: what is written and read, and what decode reads wrongly.
 
@@ -88,7 +78,6 @@ class Handoff(NamedTuple):
     Attributes:
         consumer: The consumer on both sides.
         full_transfer: Whether all of each buffer is moved, whatever the prompt.
-        ranks: The requested tensor parallel sizes, `None` without a request.
         prefill: The side that writes.
         decode: The side that reads.
         pair_results: The result for each buffer, sorted by layer.
@@ -97,17 +86,13 @@ class Handoff(NamedTuple):
         notes: Harmless differences that are worth knowing.
         verdict: The overall result.
         comparison: The paired buffers and the simulation, from which the rest follows.
-        requested_lengths: The requested prompt lengths in tokens.
         shared_symbols: The symbols without a size that must be equal on both sides.
         root_causes: The findings that are not consequences of others, with their buffers.
         basis: What a success rests on.
-        context_limits: The tokens that prefill and decode take of a prompt and its answer, as they
-            are started; ``None`` where that is not said.
     """
 
     consumer: Consumer
     full_transfer: bool
-    ranks: TensorParallelSizes | None
     prefill: HandoffSide
     decode: HandoffSide
     pair_results: tuple[PairResult, ...]
@@ -116,11 +101,9 @@ class Handoff(NamedTuple):
     notes: tuple[str, ...]
     verdict: HandoffVerdict
     comparison: Comparison
-    requested_lengths: tuple[int, ...] = ()
     shared_symbols: tuple[str, ...] = ()
     root_causes: tuple[RootCause, ...] = ()
     basis: Basis = Basis()
-    context_limits: tuple[int | None, int | None] = (None, None)
 
     @property
     def failed(self) -> bool:
@@ -133,74 +116,43 @@ def compare_sides(
     decode: HandoffSide,
     consumer: Consumer,
     *,
-    ranks: TensorParallelSizes | None = None,
     full_transfer: bool = False,
-    tokens: Sequence[int] = (),
-    more_findings: Sequence[Finding] = (),
-    more_notes: Sequence[str] = (),
-    more_basis: Basis = NO_BASIS,
-    faults: PromptFaults = NO_FAULTS,
-    context_limits: tuple[int | None, int | None] = (None, None),
-    connectors: tuple[str | None, str | None] = (None, None),
 ) -> Handoff:
-    """Compare two sides, and simulate the hand-off between them for every prompt length.
-
-    Without `ranks`, heads and states are not checked. Prompts of the lengths in `tokens` are
-    simulated, in addition to those at which something changes, unless they are beyond the context
-    of a side. Further findings, notes and what a success rests on are about both sides together;
-    further findings explain the `faults` of prompts. `context_limits` are as in `Handoff`;
-    `connectors` are what vLLM is started with, if that is said.
-    """
-    writer, reader = (
-        check_side(side, consumer, full_transfer, connector)
-        for side, connector in zip((prefill, decode), connectors, strict=True)
-    )
+    """Compare two sides, and simulate the hand-off between them for every prompt length."""
+    writer, reader = (check_side(side, consumer, full_transfer) for side in (prefill, decode))
     comparison = build_comparison(writer, reader)
     root_causes = find_root_causes(comparison)
     findings, notes = _collect_findings(writer, reader, comparison, root_causes)
-    if ranks is not None:
-        findings += check_tensor_parallelism(prefill.layout, decode.layout, ranks)
-        notes += list_sharding_notes(prefill.layout, decode.layout, ranks)
-    findings += more_findings
-    notes += more_notes
-    basis = find_basis((prefill.layout, decode.layout), consumer)
     model_finding = prefill.model_finding or decode.model_finding
     model_cause = RootCause(model_finding) if model_finding and comparison.pairs else None
-    evidence = Evidence(comparison, root_causes, tuple(findings), model_cause, faults)
+    evidence = Evidence(comparison, root_causes, tuple(findings), model_cause)
     verdict = build_verdict(evidence)
     return Handoff(
         consumer=consumer,
         full_transfer=full_transfer,
-        ranks=ranks,
         prefill=prefill,
         decode=decode,
         pair_results=judge_pairs(evidence),
-        simulated_prompts=_simulate_prompts(prefill, decode, comparison, verdict, tokens),
+        simulated_prompts=_simulate_prompts(prefill, decode, comparison, verdict),
         findings=evidence.findings,
         notes=tuple(notes),
         verdict=verdict,
         comparison=comparison,
-        requested_lengths=tuple(dict.fromkeys(tokens)),
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
         root_causes=root_causes,
-        context_limits=context_limits,
-        basis=Basis((*basis.facts, *more_basis.facts), (*basis.conditions, *more_basis.conditions)),
+        basis=find_basis((prefill.layout, decode.layout), consumer),
     )
 
 
 def find_basis(layouts: tuple[Layout, Layout], consumer: Consumer) -> Basis:
     """Return what the success of a hand-off from prefill to decode rests on."""
-    facts, conditions = list[str](), ["have the same weights"]
+    facts, conditions = [f"{consumer.name}'s rules"], ["have the same weights"]
     if any(is_quantized(buffer.dtype) for layout in layouts for buffer in layout.buffers):
         conditions.append("use the same scales")
-    if consumer.is_paged:  # nothing is compiled, and no rule is about a graph
-        facts.append("equal layers, dtypes and sizes")
+    if all(layout.has_compiled_dtypes for layout in layouts):
+        facts.append("the precision of both compiles")
     else:
-        facts.append(f"{consumer.name}'s rules")
-        if all(layout.has_compiled_dtypes for layout in layouts):
-            facts.append("the precision of both compiles")
-        else:
-            conditions.append("are compiled with the same precision")
+        conditions.append("are compiled with the same precision")
     return Basis(tuple(facts), tuple(conditions))
 
 
@@ -243,42 +195,36 @@ def _simulate_prompts(
     decode: HandoffSide,
     comparison: Comparison,
     verdict: HandoffVerdict,
-    tokens: Sequence[int],
 ) -> tuple[SimulatedPrompt, ...]:
-    """Simulate prompts of all lengths of interest; none if offsets depend on unknown windows.
-
-    Pages have no offsets that depend on the prompt: then only `tokens` are of interest.
-    """
+    """Simulate prompts of all lengths of interest; none if offsets depend on unknown windows."""
     setup, simulation = comparison.setup, comparison.simulation
     if simulation is None or (comparison.window_placeholder and setup.full_transfer):
         return ()
-    is_paged = setup.consumer.is_paged
-    lengths = tokens if is_paged else _choose_lengths(prefill, decode, comparison, tokens)
     return tuple(
         SimulatedPrompt(
             length,
-            () if is_paged else setup.build_prefill_slots(length),
-            () if is_paged else setup.build_decode_slots(length),
+            setup.build_prefill_slots(length),
+            setup.build_decode_slots(length),
             tuple(i for i, each in simulation.wrong_ranges.items() if is_in_ranges(length, each)),
             is_in_ranges(length, verdict.refused_ranges),
         )
-        for length in lengths
+        for length in _choose_lengths(prefill, decode, comparison)
     )
 
 
 def _choose_lengths(
-    prefill: HandoffSide, decode: HandoffSide, comparison: Comparison, tokens: Sequence[int]
+    prefill: HandoffSide, decode: HandoffSide, comparison: Comparison
 ) -> tuple[int, ...]:
     """Return the prompt lengths to simulate, in ascending order.
 
     These are 1, each window and one more, the contexts, those at which a result changes or a
-    buffer becomes full, so that all sizes between two of them are on a straight line, and
-    `tokens`. Where nothing limits the context, the last is a sample. With a window of unknown
-    size, only the result for 1 token is certain.
+    buffer becomes full, so that all sizes between two of them are on a straight line. Where nothing
+    limits the context, the last is a sample. With a window of unknown size, only the result for 1
+    token is certain.
     """
     if comparison.window_placeholder or comparison.simulation is None:
         return (1,)
-    lengths = {1, *tokens}
+    lengths = {1}
     for layout in (prefill.layout, decode.layout):
         for buffer in layout.buffers:
             window = layout.resolve_shape((buffer.window,))[0]

@@ -15,12 +15,10 @@ from onnxkvrename.handoff.simulate import (
     SimulationResult,
     TransferSetup,
     build_transfer_setup,
-    simulate_pages,
     simulate_transfer,
 )
 from onnxkvrename.handoff.slots import find_clipped_axes
 from onnxkvrename.handoff.worker import (
-    UNLIMITED_LENGTH,
     fill_missing_sizes,
     find_longest_prompt,
 )
@@ -104,7 +102,7 @@ def pair_buffers(prefill: Layout, decode: Layout) -> tuple[BufferPair, ...]:
 
 def format_buffer_type(layout: Layout, buffer: KvBuffer) -> str:
     """Return the dtype and the shape of one sequence: ``FLOAT16 [8, ctx_len=4096, 64]``."""
-    dtype = layout.find_used_dtype(buffer)
+    dtype = buffer.dtype
     if buffer.sequence_shape is None:
         return dtype
     sizes = layout.resolve_shape(buffer.sequence_shape)
@@ -125,7 +123,8 @@ def find_differences(
     """
     if pair.prefill is None or pair.decode is None:
         return
-    yield from _compare_dtypes((prefill, pair.prefill), (decode, pair.decode))
+    if pair.prefill.dtype != pair.decode.dtype:
+        yield Difference("KV612", pair.prefill.dtype, pair.decode.dtype)
     if pair.prefill.sequence_shape is None or pair.decode.sequence_shape is None:
         return
     prefill_shape = prefill.resolve_shape(pair.prefill.sequence_shape)
@@ -153,53 +152,6 @@ def find_differences(
     axes = sorted(comparison.compare_axes(), key=lambda each: (not each.is_certain, each.code))
     for gravest in axes[:1]:
         yield gravest._replace(prefill=types[0], decode=types[1])
-
-
-def _compare_dtypes(
-    written: tuple[Layout, KvBuffer], read: tuple[Layout, KvBuffer]
-) -> Iterator[Difference]:
-    """Yield the difference between the dtypes of two buffers."""
-    before, after = (layout.find_used_dtype(buffer) for layout, buffer in (written, read))
-    if before != after:
-        yield Difference("KV612", before, after)
-
-
-def find_page_differences(
-    pair: BufferPair, prefill: Layout, decode: Layout
-) -> Iterator[Difference]:
-    """Yield the differences between two buffers that a consumer copies into pages of its own.
-
-    The order of axes and the length of the context do not matter: elements for a token do, or those
-    of a state, and which tokens are kept.
-    """
-    if pair.prefill is None or pair.decode is None:
-        return
-    yield from _compare_dtypes((prefill, pair.prefill), (decode, pair.decode))
-    types = format_buffer_type(prefill, pair.prefill), format_buffer_type(decode, pair.decode)
-    sizes = _list_page_sizes(prefill, pair.prefill), _list_page_sizes(decode, pair.decode)
-    windows = [
-        layout.resolve_shape((buffer.window,))[0]
-        for layout, buffer in ((prefill, pair.prefill), (decode, pair.decode))
-    ]
-    if None not in sizes and sizes[0] != sizes[1]:
-        yield Difference("KV613", *types)
-    elif (windows[0] is None) != (windows[1] is None):
-        yield Difference("KV614", *types)
-    elif isinstance(windows[0], int) and isinstance(windows[1], int) and windows[0] != windows[1]:
-        yield Difference("KV614", *types, window_sizes=(windows[0], windows[1]))
-
-
-def _list_page_sizes(layout: Layout, buffer: KvBuffer) -> list[int] | None:
-    """Return the sizes of all axes but the batch and the tokens; ``None`` if one is not known."""
-    if buffer.sequence_shape is None:
-        return None
-    sizes = [
-        size
-        for axis, size in enumerate(layout.resolve_shape(buffer.sequence_shape), 1)
-        if axis != buffer.prompt_axis
-    ]
-    known = sorted(size for size in sizes if isinstance(size, int) and size != 1)
-    return known if all(isinstance(size, int) for size in sizes) else None
 
 
 class _ShapeComparison(NamedTuple):
@@ -305,22 +257,11 @@ def build_comparison(writer: CheckedSide, reader: CheckedSide) -> Comparison:
     """Pair the buffers of two sides, compare each pair, and simulate the hand-off."""
     views = (writer.view, reader.view)
     consumer, full_transfer = writer.view.consumer, writer.view.full_transfer
-    longest = UNLIMITED_LENGTH  # of pages there may be any number, whatever a graph has room for
-    if not consumer.is_paged:
-        longest = min(find_longest_prompt(view.layout) for view in views)
+    longest = min(find_longest_prompt(view.layout) for view in views)
     prefill, decode = writer.side.original_layout, reader.side.original_layout
     pairs: tuple[BufferPair, ...] = ()
     if prefill.buffers and decode.buffers:
         pairs = pair_buffers(prefill, decode)
-    if consumer.is_paged:
-        paged_differences = tuple(
-            (pair, difference)
-            for pair in pairs
-            for difference in find_page_differences(pair, prefill, decode)
-        )
-        setup = build_transfer_setup(*views, longest_prompt=longest)
-        result = simulate_pages(setup, {pair.buffer_id for pair, _ in paged_differences})
-        return Comparison(pairs, paged_differences, setup, result, None)
     differences = tuple(
         (pair, difference)
         for pair in pairs

@@ -10,19 +10,17 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from onnxkvrename.findings import Finding
-from onnxkvrename.layout.layout import Layout, Shape
+from onnxkvrename.layout.layout import Shape
 from onnxkvrename.model.proto_reader import get_dtype_bits
 
 if TYPE_CHECKING:
     from onnxkvrename.handoff.selection import ConsumerView
 
-MemoryKind = Literal["shared", "separate", "paged"]
+MemoryKind = Literal["shared", "separate"]
 """Where a consumer puts the buffers that it hands from prefill to decode.
 
 ``shared``: one after the other into one piece of memory, so that the size of each buffer decides
-where the next one starts; ``separate``: each into a separate array, by position; ``paged``: into
-pages of its own, which it fills from the model itself, whatever the names, the order and the axes
-of a graph.
+where the next one starts; ``separate``: each into a separate array, by position.
 """
 
 
@@ -80,16 +78,10 @@ class Consumer(NamedTuple):
         is_written_elsewhere: Returns whether another model writes an input of this name, as an
             encoder does, so that it needs no output. `None` if every input needs one.
         memory: Where the consumer puts the buffers that it hands over.
-        configure: Returns the consumer with the buffers of a layout. `None` for a consumer without
-            pages of its own.
         setting: The setting of its program that selects this consumer, empty for the default:
             ``VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1``.
         alternative: The name of the same program with another setting, which `check-consumer`
             mentions if that one can use a model that this one cannot; empty for none.
-        connectors: The values of ``kv_connector`` with which vLLM hands over as this consumer
-            does; empty if vLLM does not start it.
-        one_role_connectors: Those of them that refuse ``kv_role`` ``kv_both``, and only write as
-            ``kv_producer`` and read as ``kv_consumer``.
         source: The code that the fields repeat, for the verdict: ``NAME at COMMIT``; empty if it
             has no fixed state.
     """
@@ -112,22 +104,14 @@ class Consumer(NamedTuple):
     unselected_hint: str = ""
     is_written_elsewhere: Callable[[str], bool] | None = None
     memory: MemoryKind = "shared"
-    configure: Callable[[Layout], Consumer] | None = None
     setting: str = ""
     alternative: str = ""
-    connectors: tuple[str, ...] = ()
-    one_role_connectors: tuple[str, ...] = ()
     source: str = ""
 
     @property
     def pairs_by_name(self) -> bool:
         """True if it finds the output of an input by its name, not by its position."""
         return self.sort_key is None
-
-    @property
-    def is_paged(self) -> bool:
-        """True if it has pages of its own, so that names, order and axes do not matter."""
-        return self.memory == "paged"
 
     @property
     def selecting_trait(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import UNKNOWN_WORKERS, Finding, report_names
+from onnxkvrename.findings import UNKNOWN_TRANSFER, Finding, report_names
 from onnxkvrename.handoff import name_checks
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import ConsumerView, SelectedValue, build_view
@@ -67,14 +67,12 @@ def check_consumer(
     consumer: Consumer,
     *,
     full_transfer: bool = False,
-    connector: str | None = None,
 ) -> Iterator[Finding]:
     """Yield the findings about a layout for a consumer.
 
-    With `full_transfer` the consumer moves all of each buffer, whatever the prompt; the `connector`
-    is the one that vLLM is started with, if that is said.
+    With `full_transfer` the consumer moves all of each buffer, whatever the prompt.
     """
-    for problem in find_problems(build_view(layout, consumer, full_transfer, connector)):
+    for problem in find_problems(build_view(layout, consumer, full_transfer)):
         yield from problem.findings
 
 
@@ -262,7 +260,7 @@ def _check_counters(view: ConsumerView) -> Iterator[Finding]:
     kept = [item.name for item in view.layout.kept if item.reason == REASON_POSITION]
     if view.consumer.needs_in_place:
         yield from report_names(
-            UNKNOWN_WORKERS,
+            UNKNOWN_TRANSFER,
             [name for name in kept if name in inputs],
             ("counts", "count"),
             f"the positions that are written; {view.consumer.name} moves no such value, and "
@@ -301,11 +299,8 @@ def _check_shapes(view: ConsumerView) -> ConsumerProblem:
     """Find KV610: shapes from which the consumer cannot compute bytes.
 
     An axis without a name or a size matters only for a hand-off: no option of `compare` can set
-    its size. So it is not a finding, but its value is among the problem's values. A consumer with
-    pages of its own computes no bytes from shapes of a graph.
+    its size. So it is not a finding, but its value is among the problem's values.
     """
-    if view.consumer.is_paged:
-        return ConsumerProblem((), "shape")
     buffers = (b for b in view.buffers if not b.shape or is_empty_shape(b.shape))
     findings = report_names(
         "KV610",

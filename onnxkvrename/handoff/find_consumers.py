@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -21,15 +20,7 @@ def list_consumers() -> tuple[str, ...]:
     return tuple(sorted(module.name.replace("_", "-") for module in modules))
 
 
-def list_rename_consumers() -> tuple[str, ...]:
-    """Return the names of the consumers that a rename can serve.
-
-    To one with pages of its own names do not matter.
-    """
-    return tuple(name for name in list_consumers() if not load_consumer(name).is_paged)
-
-
-def load_consumer(name: str, list_known: Callable[[], Sequence[str]] = list_consumers) -> Consumer:
+def load_consumer(name: str) -> Consumer:
     """Return the consumer of this name; the error for another one suggests a known one.
 
     Raises:
@@ -39,18 +30,9 @@ def load_consumer(name: str, list_known: Callable[[], Sequence[str]] = list_cons
         module = import_module(f"{consumers.__name__}.{name.replace('-', '_')}")
         consumer: Consumer = module.CONSUMER
         return consumer
-    known = list_known()
+    known = list_consumers()
     hint = suggest_similar(name, known) or f"targets: {', '.join(known)}"
     raise KvRenameError(f"no such target: {name}", hint=hint)
-
-
-def find_connector_owners() -> Mapping[str, str]:
-    """Return the connectors of vLLM with which consumers hand over, and the consumer of each."""
-    owners: dict[str, str] = {}
-    for name in list_consumers():
-        for connector in load_consumer(name).connectors:
-            owners.setdefault(connector, name)
-    return owners
 
 
 def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
@@ -60,12 +42,18 @@ def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
     removes it.
 
     Raises:
-        KvRenameError: There is no such consumer; it requires another token, or names do not matter
-            to it; or the token is missing.
+        KvRenameError: There is no such consumer; it requires another token; or the token is
+            missing.
     """
-    consumer = load_consumer(name, list_rename_consumers)
+    consumer = load_consumer(name)
     if not consumer.token:
-        return _choose_free_token(consumer, prefix, strip=strip)
+        if prefix is None and not strip:
+            raise KvRenameError(
+                f"--target {name} has no token of its own: it selects names without one",
+                hint="pass --prefix TOKEN, or leave the names as they are and check them with "
+                f"`check-consumer --target {name}`",
+            )
+        return prefix
     if strip:
         raise KvRenameError(
             f"--strip and --target {name} cannot be combined: {name} requires its token"
@@ -76,18 +64,3 @@ def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
             hint=f"`--target {name}` alone sets it",
         )
     return consumer.token
-
-
-def _choose_free_token(consumer: Consumer, prefix: str | None, *, strip: bool) -> str | None:
-    check = f"check them with `check-consumer --target {consumer.name}`"
-    if consumer.is_paged:
-        raise KvRenameError(
-            f"nothing to rename for {consumer.name}: names of buffers do not matter to it",
-            hint=f"leave the names as they are; {check}",
-        )
-    if prefix is None and not strip:
-        raise KvRenameError(
-            f"--target {consumer.name} has no token of its own: it selects names without one",
-            hint=f"pass --prefix TOKEN, or leave the names as they are and {check}",
-        )
-    return prefix

@@ -104,15 +104,13 @@ class BufferName(NamedTuple):
 class ConsumerView(NamedTuple):
     """A layout as a consumer sees it, with the inputs and outputs that it selects.
 
-    With `full_transfer` it moves all of each buffer, whatever the prompt. The `connector` is the
-    one that vLLM is started with; ``None`` if that is not said.
+    With `full_transfer` it moves all of each buffer, whatever the prompt.
     """
 
     layout: Layout
     consumer: Consumer
     selection: Selection
     full_transfer: bool = False
-    connector: str | None = None
 
     @property
     def buffers(self) -> tuple[KvBuffer, ...]:
@@ -151,22 +149,13 @@ class ConsumerView(NamedTuple):
         return len(find_distinct_types(self.layout, self.selection.inputs)) > 1
 
 
-def build_view(
-    layout: Layout, consumer: Consumer, full_transfer: bool = False, connector: str | None = None
-) -> ConsumerView:
+def build_view(layout: Layout, consumer: Consumer, full_transfer: bool = False) -> ConsumerView:
     """Return a layout as a consumer sees it."""
-    consumer = _apply_layout(consumer, layout)
-    return ConsumerView(layout, consumer, select_values(layout, consumer), full_transfer, connector)
-
-
-def _apply_layout(consumer: Consumer, layout: Layout) -> Consumer:
-    """Return a consumer with pages of its own for the buffers of one layout."""
-    return consumer.configure(layout) if consumer.is_paged and consumer.configure else consumer
+    return ConsumerView(layout, consumer, select_values(layout, consumer), full_transfer)
 
 
 def select_values(layout: Layout, consumer: Consumer) -> Selection:
     """Return the inputs and outputs that a consumer selects, also those that are not KV buffers."""
-    consumer = _apply_layout(consumer, layout)
     inputs_to_buffers = {buffer.input: buffer for buffer in layout.buffers}
     outputs_to_buffers = {buffer.output: buffer for buffer in layout.buffers}
     inputs = [

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.findings import (
-    UNKNOWN_WORKERS,
+    UNKNOWN_TRANSFER,
     Finding,
     begin_message,
     build_finding,
@@ -44,7 +44,7 @@ from onnxkvrename.handoff.worker import HandoffSide, list_rename_paths
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 
-_SIDE_CODES = ("KV120", "KV602", "KV606", "KV609", "KV610", UNKNOWN_WORKERS)
+_SIDE_CODES = ("KV120", "KV602", "KV606", "KV609", "KV610", UNKNOWN_TRANSFER)
 """Findings of one side that are also findings of a hand-off, if they are errors.
 
 The others are either checked in more detail (KV601, KV603 to KV605, KV608), or do not affect a
@@ -61,11 +61,9 @@ class CheckedSide(NamedTuple):
     problems: tuple[ConsumerProblem, ...]
 
 
-def check_side(
-    side: HandoffSide, consumer: Consumer, full_transfer: bool, connector: str | None = None
-) -> CheckedSide:
+def check_side(side: HandoffSide, consumer: Consumer, full_transfer: bool) -> CheckedSide:
     """Return a side with the values that the consumer selects and the problems that it has."""
-    view = build_view(side.layout, consumer, full_transfer, connector)
+    view = build_view(side.layout, consumer, full_transfer)
     return CheckedSide(side, view, tuple(find_problems(view)))
 
 
@@ -135,7 +133,7 @@ def _choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:
 def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
     """Yield KV616 for buffers without the token on a side where others have it."""
     side, consumer, selection = checked.side, checked.view.consumer, checked.view.selection
-    if side.lacks_token or consumer.is_paged:
+    if side.lacks_token:
         return
     buffers = find_unselected_buffers(selection.inputs, side.layout.buffers)
     if side.label == "prefill":

@@ -6,7 +6,7 @@ is full, so the two ends of each linear segment determine all lengths between th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.handoff.consumer import Consumer
@@ -18,7 +18,6 @@ from onnxkvrename.handoff.slots import (
     find_clipped_axes,
 )
 from onnxkvrename.layout.layout import KvBuffer, Layout, Shape
-from onnxkvrename.model.signature import Value
 
 PromptRanges = tuple[tuple[int, int], ...]
 """Ranges of prompt lengths in tokens, first and last of each, sorted and disjoint."""
@@ -112,21 +111,8 @@ def build_transfer_setup(
 ) -> TransferSetup:
     """Return both sides in the consumer's order, without outputs that have no slot.
 
-    With separate memory decode makes the slots, and prefill fills one with each output. With pages
-    each side has its buffers, in the order of layers.
+    With separate memory decode makes the slots, and prefill fills one with each output.
     """
-    if writer.consumer.is_paged:
-        written, read = (_list_buffers(view) for view in (writer, reader))
-        return TransferSetup(
-            writer.layout,
-            reader.layout,
-            written,
-            written,
-            read,
-            writer.consumer,
-            writer.full_transfer,
-            longest_prompt,
-        )
     inputs, outputs = writer.selection.inputs, writer.selection.outputs
     if writer.consumer.memory == "separate":
         values = {value.name: value for value in writer.layout.inputs}
@@ -142,33 +128,6 @@ def build_transfer_setup(
         writer.consumer,
         writer.full_transfer,
         longest_prompt,
-    )
-
-
-def _list_buffers(view: ConsumerView) -> tuple[SelectedValue, ...]:
-    """Return all buffers, also those that have only an input or only an output."""
-    buffers = sorted(view.layout.buffers, key=lambda buffer: (buffer.layer, buffer.part))
-    return tuple(
-        SelectedValue(Value(buffer.names[0], buffer.dtype, buffer.shape), buffer, buffer.names[0])
-        for buffer in buffers
-    )
-
-
-def simulate_pages(setup: TransferSetup, differing: Collection[BufferId]) -> SimulationResult:
-    """Return what is read wrongly where each buffer has pages of its own: what differs itself.
-
-    Args:
-        setup: Both sides.
-        differing: The buffers that differ between the sides.
-    """
-    every_length = ((1, setup.longest_prompt),)
-    read = {each.buffer_id for each in setup.decode_inputs}
-    right = setup.transferred_ids.difference(differing)
-    return SimulationResult(
-        {each: () if each in right else every_length for each in read},
-        dict.fromkeys(read & {*differing}, every_length),
-        {},
-        (),
     )
 
 
@@ -315,8 +274,7 @@ def _has_same_dtype(source: _SlotContent, reader: _SlotContent) -> bool:
     """Return whether both buffers have the same dtype in use."""
     if source.buffer is None or reader.buffer is None:
         return True
-    dtypes = {each.layout.find_used_dtype(each.buffer) for each in (source, reader) if each.buffer}
-    return len(dtypes) == 1
+    return source.buffer.dtype == reader.buffer.dtype
 
 
 def _has_matching_bytes(source: _SlotContent, reader: _SlotContent, tokens: int) -> bool:

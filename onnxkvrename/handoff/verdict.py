@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import (
     CODES,
-    UNKNOWN_WORKERS,
+    UNKNOWN_TRANSFER,
     Finding,
     begin_message,
     build_finding,
@@ -50,29 +50,21 @@ STARTUP_FAILURE_CODES = (
     "KV604",
     "KV606",
     "KV610",
-    "KV619",
-    "KV622",
     "KV624",
-    "KV628",
 )
 """Findings that stop a side before any hand-off: it cannot be compiled, started, connected, run."""
 COUNT_CODES = ("KV604", "KV624")
 """Those that stop it at start-up or at the first prompt, as its consumer counts buffers."""
-HANDSHAKE_CODES = ("KV628",)
-"""Those that stop it when decode meets prefill, which both have started."""
 _CORRUPTING_CODES = ("KV609", "KV615", "KV617")
 """Findings after which decode reads wrong values, even if a simulated prompt does not show it."""
-_UNDECIDED_CODES = ("KV602", UNKNOWN_WORKERS)
+_UNDECIDED_CODES = ("KV602", UNKNOWN_TRANSFER)
 """Findings after which the hand-off may work."""
 _TOKEN_CODE = "KV616"
 """The finding of names without the token; the verdict assumes that they are renamed."""
-PROMPT_FAULT = "KV629"
-"""The finding of prompts that go wrong after both workers have accepted each other."""
 _FALLBACK_RANKS = {
     **dict.fromkeys(("KV608", "KV609", "KV617"), 0),  # positions on the two sides differ
     _TOKEN_CODE: 1,
     "KV618": 2,
-    PROMPT_FAULT: 3,
 }
 """Findings that explain a prompt which no root cause explains, the likeliest first."""
 
@@ -80,7 +72,6 @@ REFUSALS: Mapping[MemoryKind, str] = MappingProxyType(
     {
         "shared": "decode finds the shared memory too small and stops",
         "separate": "prefill writes a different number of buffers than decode has",
-        "paged": "decode refuses prefill",
     }
 )
 """Why a hand-off is refused, by the memory that it goes through."""
@@ -92,18 +83,10 @@ _HINTS = {
     "KV615": "export both with the same version of the exporter",
     "KV618": "compile both for the same context",
 }
-_PAGED_HINTS = {
-    **_HINTS,
-    "KV612": "export both with the same precision, or start both with one --kv-cache-dtype",
-    "KV614": "export both from the same model, with the same windows",
-}
-"""What to do where the consumer has pages of its own, and nothing is compiled from a graph."""
-_MAX_DRAFT_LAYERS = 3
-"""The most layers of a draft model."""
 _SHIFTING_CAUSES = {
     **dict.fromkeys(("KV613", "KV614", "KV615", "KV618"), "shape mismatch"),
     "KV612": "dtype mismatch",
-    **dict.fromkeys(("KV611", "KV620"), "missing buffers"),
+    "KV611": "missing buffers",
     "KV605": "truncated buffers",
 }
 """Codes of root causes that shift other buffers, with a short name for each."""
@@ -131,7 +114,7 @@ class RootCause(NamedTuple):
         KV001 says which side has no cache, KV624 which names the consumer does not select, KV630
         what is not known.
         """
-        if self.finding.code in ("KV001", UNKNOWN_WORKERS):
+        if self.finding.code in ("KV001", UNKNOWN_TRANSFER):
             return self.finding.message
         if self.finding.code == "KV624" and self.finding.name:
             return f"{self.finding.subject} {self.finding.message.partition(';')[0]}".lstrip()
@@ -141,21 +124,6 @@ class RootCause(NamedTuple):
     def is_undecided(self) -> bool:
         """True if it is a difference only for some sizes that are not known."""
         return self.difference is not None and self.difference.is_undecided
-
-
-class PromptFaults(NamedTuple):
-    """Prompts that go wrong for reasons beside their buffers.
-
-    Attributes:
-        refused_ranges: The prompt lengths at which decode stops.
-        corrupt_ranges: The prompt lengths at which decode reads wrong bytes.
-    """
-
-    refused_ranges: PromptRanges = ()
-    corrupt_ranges: PromptRanges = ()
-
-
-NO_FAULTS = PromptFaults()
 
 
 class Evidence(NamedTuple):
@@ -168,7 +136,6 @@ class Evidence(NamedTuple):
     root_causes: tuple[RootCause, ...]
     findings: tuple[Finding, ...]
     model_cause: RootCause | None
-    faults: PromptFaults = NO_FAULTS
 
     @property
     def codes(self) -> frozenset[str]:
@@ -236,7 +203,7 @@ class HandoffVerdict(NamedTuple):
 def find_root_causes(comparison: Comparison) -> tuple[RootCause, ...]:
     """Return missing buffers, differing buffers and truncated ones, in this order."""
     return (
-        *_find_missing_buffers(comparison.pairs, is_otherwise_equal=not comparison.differences),
+        *_find_missing_buffers(comparison.pairs),
         *_find_differing_buffers(comparison),
         *_find_truncated_buffers(comparison),
     )
@@ -250,14 +217,8 @@ def _list_layers(pairs: Iterable[BufferPair]) -> list[int]:
     return sorted({pair.present_buffer.layer for pair in pairs})
 
 
-def _find_missing_buffers(
-    pairs: Sequence[BufferPair], *, is_otherwise_equal: bool
-) -> Iterator[RootCause]:
-    """Find buffers on one side only: KV620 if they may be a draft model's, otherwise KV611.
-
-    A draft model that shares the graph has one to three whole layers, directly after the last
-    layer of its target model, and fewer than that one. All else must be equal.
-    """
+def _find_missing_buffers(pairs: Sequence[BufferPair]) -> Iterator[RootCause]:
+    """Find KV611: buffers on one side only."""
     incomplete = [pair for pair in pairs if None in pair]
     for index, (side, other_side) in enumerate((("prefill", "decode"), ("decode", "prefill"))):
         group = [pair for pair in incomplete if pair[index] is not None]
@@ -275,27 +236,12 @@ def _find_missing_buffers(
         names = [pair.name for pair in group]
         text = f"{begin_message(names, f'{names[0]} is', 'are', 'buffers')} on {side} only"
         text += f" ({buffers})"
-        if is_otherwise_equal and group == incomplete and _can_be_draft(layers, other_layers):
-            text += f", directly after the last layer of {other_side} ({max(other_layers)})"
-            hint = (
-                "export both sides with the layers of the draft model, or both without; or check "
-                f"whether {other_side} is cut short"
-            )
-            finding = build_finding("KV620", "", text, hint)
-            summary += ", perhaps those of a draft model"
-        else:
-            hint = (
-                f"check whether {other_side} is another model, cut short, or passed without some "
-                "of its windows"
-            )
-            finding = build_finding("KV611", "", text, hint)
+        hint = (
+            f"check whether {other_side} is another model, cut short, or passed without some of "
+            "its windows"
+        )
+        finding = build_finding("KV611", "", text, hint)
         yield RootCause(finding, _list_ids(group), own_summary=summary)
-
-
-def _can_be_draft(layers: Sequence[int], other_layers: Sequence[int]) -> bool:
-    first = max(other_layers, default=-1) + 1
-    has_room = len(layers) <= min(_MAX_DRAFT_LAYERS, len(other_layers) - 1)
-    return has_room and layers == [*range(first, first + len(layers))]
 
 
 def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
@@ -319,18 +265,10 @@ def _find_differing_buffers(comparison: Comparison) -> Iterator[RootCause]:
             known_last = None if last_equal == placeholder else last_equal
             groups.setdefault((difference, known_last), []).append(pair)
     for (difference, known_last), pairs in groups.items():
-        hint = _choose_hint(difference.code, comparison.setup)
+        hint = _HINTS[difference.code]
         finding = _build_difference_finding(difference, pairs, known_last, hint)
         summary = _summarize_windows(difference) if finding.code == "KV614" else ""
         yield RootCause(finding, _list_ids(pairs), difference, summary)
-
-
-def _choose_hint(code: str, setup: TransferSetup) -> str:
-    """Return what to do about a difference: a dtype may be that of a compile, or of a line."""
-    has_flag = any(layout.kv_cache_dtype is not None for layout in (setup.prefill, setup.decode))
-    if code == "KV612" and has_flag:
-        return "start both sides with the same --kv-cache-dtype"
-    return (_PAGED_HINTS if setup.consumer.is_paged else _HINTS)[code]
 
 
 def _build_difference_finding(
@@ -554,10 +492,8 @@ def _find_wrong_ranges(evidence: Evidence) -> tuple[PromptRanges, PromptRanges]:
         return (), ()
     is_all_wrong = "KV609" in evidence.codes
     all_lengths = ((1, evidence.comparison.setup.longest_prompt),) if is_all_wrong else ()
-    faults = evidence.faults
-    wrong = merge_ranges(*simulation.wrong_ranges.values(), all_lengths, faults.corrupt_ranges)
-    refused = merge_ranges(simulation.refused_ranges, faults.refused_ranges)
-    return refused, subtract_ranges(wrong, refused)
+    wrong = merge_ranges(*simulation.wrong_ranges.values(), all_lengths)
+    return simulation.refused_ranges, subtract_ranges(wrong, simulation.refused_ranges)
 
 
 def _decide_outcome(evidence: Evidence, refused: PromptRanges, corrupt: PromptRanges) -> Outcome:

@@ -69,7 +69,7 @@ def build_loaded_side(
 def build_handoff_side(label: str, layout: Layout, consumer: Consumer, rules: Rules) -> HandoffSide:
     """Return a side, with the names after a rename if the consumer selects none of them now."""
     names = [buffer.input for buffer in layout.buffers if buffer.input is not None]
-    lacks_token = not consumer.is_paged and not any(map(consumer.selects_input, names))
+    lacks_token = not any(map(consumer.selects_input, names))
     signature = Signature(layout.inputs, layout.outputs)
     change = TokenChange(consumer.token, replace=True) if consumer.token else TokenChange(None)
     plan = build_rename_plan(signature, rules, change)
@@ -160,8 +160,6 @@ def find_shared_symbols(
         for axis, dim in enumerate(shape[1:], 1):
             is_context = axis == buffer.prompt_axis and buffer.window is None
             is_free = axis in clipped and is_context
-            if consumer.is_paged:
-                is_free = axis == buffer.prompt_axis and buffer.window is None
             if isinstance(dim, str) and not is_free:
                 shared.add(dim)
     return tuple(sorted(shared))
@@ -169,7 +167,7 @@ def find_shared_symbols(
 
 def list_order_notes(prefill: HandoffSide, decode: HandoffSide, consumer: Consumer) -> list[str]:
     """Return a note if the graphs list their buffers in different orders, which is harmless."""
-    if prefill.order == decode.order or consumer.is_paged:
+    if prefill.order == decode.order:
         return []
     return [
         f"the graphs list their buffers in different orders, prefill {_ORDER_NAMES[prefill.order]} "

@@ -164,8 +164,6 @@ class Layout(NamedTuple):
         other_stages: The paths of the other files of its set, as of the windows that a merged
             model was made from.
         has_compiled_dtypes: Whether the dtypes of all buffers are known to be those of a compile.
-        kv_cache_dtype: The ``--kv-cache-dtype`` that vLLM is started with; ``None`` if none is
-            given.
     """
 
     models: tuple[str, ...]
@@ -176,7 +174,6 @@ class Layout(NamedTuple):
     sizes: Sizes = MappingProxyType({})
     other_stages: tuple[str, ...] = ()
     has_compiled_dtypes: bool = False
-    kv_cache_dtype: str | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -197,18 +194,6 @@ class Layout(NamedTuple):
     def resolve_shape(self, shape: Shape) -> Shape:
         """Return a shape with the known sizes."""
         return resolve_symbols(shape, self.sizes)
-
-    def find_used_dtype(self, buffer: KvBuffer) -> str:
-        """Return the dtype that a cache has in use: ONNX's name, or vLLM's for its own formats.
-
-        ``fp8_e4m3`` is ``fp8``: vLLM has two names for that format.
-        """
-        if self.kv_cache_dtype is None or buffer.is_state:
-            return buffer.dtype
-        dtype = self.kv_cache_dtype.upper()
-        if dtype in ("FLOAT16", "BFLOAT16", "MXINT8"):
-            return dtype
-        return self.kv_cache_dtype.removesuffix("_e4m3")
 
     def compute_token_bytes(self, buffer: KvBuffer) -> int | None:
         """Return the bytes that a token adds; ``None`` for a state, or if not known."""
@@ -541,14 +526,12 @@ def compute_layout_digest(layout: Layout) -> str:
     It is SHA-256, in hexadecimal, of the JSON list of ``[layer, part, kind, dtype, shape, name]``
     of each buffer in order, without blanks and in ASCII. The name is the input's. The batch is
     ``null``, since one sequence is transferred at a time; a symbol whose size is known is that
-    size. A ``--kv-cache-dtype`` comes last, if one is given.
+    size.
     """
     rows: list[object] = [
         [b.layer, b.part, b.kind, b.dtype, _normalize_shape(layout, b), b.input or b.output]
         for b in layout.buffers
     ]
-    if layout.kv_cache_dtype is not None:
-        rows.append(layout.kv_cache_dtype)
     return sha256(json.dumps(rows, separators=(",", ":")).encode("ascii")).hexdigest()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -91,24 +91,6 @@ class LoadedLayout(NamedTuple):
     def failed(self) -> bool:
         """True if any model has an error or a finding of severity error."""
         return any(report.failed for report in self.reports)
-
-    def add_findings(self, findings: Iterable[Finding]) -> LoadedLayout:
-        """Return a copy with findings about the layout, as findings of its first model.
-
-        For a layout from a manifest, they are findings of the manifest.
-        """
-        paths = [report.path for report in self.reports]
-        first_path = next(
-            (path for path in self.layout.models if path in paths), next(iter(paths), None)
-        )
-        added = tuple(findings)
-        reports = (
-            replace_findings(report, (*report.findings, *added))
-            if report.path == first_path
-            else report
-            for report in self.reports
-        )
-        return self._replace(reports=tuple(reports))
 
     def remove_findings(self, code: str) -> LoadedLayout:
         """Return a copy without the findings of one code."""
@@ -230,42 +212,6 @@ def replace_findings(
     found = tuple(findings)
     report = report._replace(findings=promote_to_errors(found) if strict else found)
     return report._replace(status="failed" if report.failed else "unchanged")
-
-
-def set_cache_dtype(layout: Layout, dtype: str | None) -> Layout:
-    """Return the layout with the cache dtype that vLLM is started with; that of a manifest stays.
-
-    Raises:
-        KvRenameError: A manifest has another one.
-    """
-    recorded = layout.kv_cache_dtype
-    if dtype is not None and recorded not in (None, dtype):
-        raise KvRenameError(
-            f"a manifest says {recorded}, and --kv-cache-dtype says {dtype}",
-            hint="leave it out, or write the manifest again",
-        )
-    return layout._replace(kv_cache_dtype=dtype or recorded)
-
-
-def list_cache_dtype_notes(layout: Layout, dtype: str | None) -> Iterator[str]:
-    """Yield where the cache dtype of a line is not the one that is used, or not the only one.
-
-    Args:
-        layout: The layout before `set_cache_dtype`.
-        dtype: The ``--kv-cache-dtype`` of the line; ``None`` for ``auto`` and for none.
-    """
-    if dtype is None and layout.kv_cache_dtype is not None:
-        yield f"the manifest's --kv-cache-dtype {layout.kv_cache_dtype} is used, and not auto"
-    if dtype is None or not layout.has_compiled_dtypes:
-        return
-    name = "FLOAT8" if dtype.startswith("fp8") else dtype.upper()
-    compiled = {buffer.dtype for buffer in layout.buffers if not buffer.is_state}
-    others = sorted(each for each in compiled if each.partition("E")[0] != name)
-    if others:
-        yield (
-            f"--kv-cache-dtype {dtype} in the line and {format_list(others)} of the compile "
-            "contradict each other"
-        )
 
 
 def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:

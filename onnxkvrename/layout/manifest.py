@@ -74,14 +74,11 @@ class ManifestContent(NamedTuple):
         models: The models that make up the layout, in the order of their layers.
         kv_layout_sha256: SHA-256 over the JSON list of [layer, part, kind, dtype, shape, name] of
             each buffer in order, without blanks and in ASCII: name is the input's, the batch in a
-            shape is `None`, a symbol whose size is known is that size. A --kv-cache-dtype comes
-            last in the list, if one is given. `None` without buffers.
+            shape is `None`, a symbol whose size is known is that size. `None` without buffers.
         layers: The numbers of the layers with buffers.
         sizes: The sizes of the symbols in the shapes of buffers.
         compiled_dtypes: Whether the dtypes of all buffers are those of a compile, from its
             custom_io.yaml; otherwise they are the graph's.
-        kv_cache_dtype: The --kv-cache-dtype that vLLM is started with; `None` if none is given.
-            Dtypes and bytes are those without it; what vLLM makes of it has its own.
         missing: Symbols in the shapes of buffers whose sizes are not known, the batch's aside.
         inputs: All inputs of the graph.
         outputs: All outputs of the graph.
@@ -98,7 +95,6 @@ class ManifestContent(NamedTuple):
     layers: tuple[int, ...]
     sizes: Mapping[str, int]
     compiled_dtypes: bool
-    kv_cache_dtype: str | None
     missing: tuple[str, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]

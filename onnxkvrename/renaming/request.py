@@ -54,7 +54,7 @@ class Request(NamedTuple):
             "Use the token of this consumer (vllm-qaic has one, others need --prefix), and check "
             "that it can use the results. One of: {names}.",
             "NAME",
-            names="consumers for a rename",
+            names="consumers",
             envvar="ONNXKVRENAME_TARGET",
             yields_to=("token", "strip"),
             is_main=True,

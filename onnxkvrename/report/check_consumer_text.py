@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from onnxkvrename.findings import UNKNOWN_WORKERS, format_count, format_layers
+from onnxkvrename.findings import UNKNOWN_TRANSFER, format_count, format_layers
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
 from onnxkvrename.layout.layout import Layout
@@ -28,7 +28,6 @@ class ConsumerCheck(NamedTuple):
         profile: The profile that says which names are KV buffers.
         alternative: The same program with another setting, which can use the buffers that the
             consumer cannot; ``None`` if there is none.
-        unread: What is not read of the line that starts vLLM, and may change caches.
     """
 
     consumer: Consumer
@@ -36,7 +35,6 @@ class ConsumerCheck(NamedTuple):
     reports: tuple[ModelReport, ...]
     profile: ProfileChoice | None = None
     alternative: Consumer | None = None
-    unread: tuple[str, ...] = ()
 
     @property
     def selection(self) -> Selection:
@@ -101,7 +99,7 @@ def _format_verdict(check: ConsumerCheck) -> str:
         return "no KV buffer"
     it = "it" if len(check.paths) == 1 else "them"
     errors = {f.code for report in check.reports for f in report.findings if f.severity == "error"}
-    if errors == {UNKNOWN_WORKERS}:
+    if errors == {UNKNOWN_TRANSFER}:
         return f"not known whether {check.consumer.name} can use {it}"
     if check.failed:
         alternative = _format_alternative(check.alternative)
@@ -114,12 +112,8 @@ def _format_verdict(check: ConsumerCheck) -> str:
     elif len(selection.inputs) > 1:
         details.append("all with the same shape and dtype")
     basis = "based on names, shapes, dtypes and dataflow"
-    if check.consumer.is_paged:
-        basis = "based on layers, shapes and dtypes"
     if check.consumer.source:
         basis += f", and on the code of {check.consumer.source}"
-    condition = f", if what is not read changes no cache ({', '.join(check.unread)})"
-    basis += condition if check.unread else ""
     return f"{check.consumer.name} can use {it}: {', '.join(details)}; {basis}"
 
 

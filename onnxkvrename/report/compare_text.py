@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from onnxkvrename.findings import format_count, format_layer_numbers, format_layers
-from onnxkvrename.handoff.compare import Handoff
+from onnxkvrename.handoff.compare import Handoff, SimulatedPrompt
 from onnxkvrename.handoff.comparison import BufferPair, format_buffer_type
 from onnxkvrename.handoff.consumer import MemoryKind
 from onnxkvrename.handoff.consumer_checks import find_count_failure
@@ -18,8 +18,6 @@ from onnxkvrename.handoff.simulate import (
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.verdict import (
     COUNT_CODES,
-    HANDSHAKE_CODES,
-    PROMPT_FAULT,
     STARTUP_FAILURE_CODES,
     AffectedRange,
     HandoffVerdict,
@@ -28,18 +26,15 @@ from onnxkvrename.handoff.verdict import (
     RootCause,
 )
 from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
-from onnxkvrename.layout.layout import fold_alike, format_size_option
+from onnxkvrename.layout.layout import fold_alike
 from onnxkvrename.report.formats import FileResult, Line, Span
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED, build_verdict_line
 from onnxkvrename.report.tables import Cell, render_table, wrap_line
 
-_STOPS = {"at start-up": "not started", "when decode meets prefill": "not connected"}
-"""What becomes of a buffer, by the time when a side fails."""
 _SOME_PROMPTS = "prompts from some length on, which depends on unknown sizes"
 _REFUSALS: dict[MemoryKind, str] = {
     "shared": "the shared memory is too small for decode",
     "separate": "prefill writes a different number of buffers than decode has",
-    "paged": "decode refuses prefill",
 }
 
 
@@ -91,28 +86,18 @@ def _format_outcome(handoff: Handoff) -> str:
         return f"would fail {_find_failure_time(handoff, first)}{cause}"
     if len(verdict.affected_ranges) > 1:
         ranges = _format_each_range(verdict.affected_ranges, verdict)
-        return f"would fail because {_explain_refusal(handoff)}, for {ranges}"
+        return f"would fail because {_REFUSALS[handoff.consumer.memory]}, for {ranges}"
     prompts = format_prompt_ranges(verdict.refused_ranges, verdict)
     causes = _format_causes(verdict.affected_ranges[0])
-    return f"would fail for {prompts} because {_explain_refusal(handoff)}{causes}"
+    return f"would fail for {prompts} because {_REFUSALS[handoff.consumer.memory]}{causes}"
 
 
 def _find_failure_time(handoff: Handoff, code: str | None) -> str:
     """Return when a side fails before any hand-off."""
-    if code in HANDSHAKE_CODES:
-        return "when decode meets prefill"
     if code in COUNT_CODES:
         side = handoff.prefill if handoff.consumer.memory == "shared" else handoff.decode
         return find_count_failure(side.layout, handoff.consumer)
     return "at start-up"
-
-
-def _explain_refusal(handoff: Handoff) -> str:
-    """Return why decode refuses prompts."""
-    causes = [c for each in handoff.verdict.affected_ranges if each.is_refused for c in each.causes]
-    if any(cause.finding.code == PROMPT_FAULT for cause in causes):
-        return "decode stops"
-    return _REFUSALS[handoff.consumer.memory]
 
 
 def _format_undecided(handoff: Handoff) -> str:
@@ -144,9 +129,9 @@ def _format_size_arguments(undecided: Sequence[RootCause]) -> str:
 
 
 def _format_stop(handoff: Handoff, code: str) -> str:
-    """Return that nothing is handed over: a side does not start, or decode refuses prefill."""
+    """Return that nothing is handed over, as a side does not start or stops at the first prompt."""
     when = _find_failure_time(handoff, code)
-    return f"{_STOPS.get(when, f'fails {when}')} ({code})"
+    return f"{'not started' if when == 'at start-up' else f'fails {when}'} ({code})"
 
 
 def list_startup_codes(handoff: Handoff) -> list[str]:
@@ -262,7 +247,7 @@ def _format_length(tokens: int, verdict: HandoffVerdict) -> str:
 
 
 def render_handoff(handoff: Handoff, width: int | None) -> Iterator[Line]:
-    """Yield the verdict, the buffers as a table, a line for each asked prompt, and notes.
+    """Yield the verdict, the buffers as a table, and notes.
 
     Args:
         handoff: The compared hand-off; with a side that has no buffer there is no table.
@@ -271,12 +256,10 @@ def render_handoff(handoff: Handoff, width: int | None) -> Iterator[Line]:
     style = f"{RED if handoff.failed else GREEN};{BOLD}"
     verdict = build_verdict_line("", format_handoff_verdict(handoff), style)
     yield from wrap_line(verdict, width)
-    sentences = [f"note: {note}" for note in handoff.notes]
     if handoff.prefill.layout.buffers and handoff.decode.layout.buffers:
         yield from _render_table(handoff, width)
-        sentences = [*list_prompt_outcomes(handoff), *sentences]
-    for sentence in sentences:
-        yield from wrap_line(Line(sentence), width)
+    for note in handoff.notes:
+        yield from wrap_line(Line(f"note: {note}"), width)
 
 
 def _render_table(handoff: Handoff, width: int | None) -> Iterator[Line]:
@@ -371,41 +354,17 @@ def _format_common_state(handoff: Handoff, code: str) -> str:
     return "ok"
 
 
-def list_prompt_outcomes(handoff: Handoff) -> Iterator[str]:
-    """Yield a sentence on each requested prompt length."""
-    is_renamed = handoff.consumer.token and list_sides_without_token(handoff)
-    condition = " after a rename" if is_renamed else ""
-    for tokens in handoff.requested_lengths:
-        outcome = format_prompt_outcome(handoff, tokens)
-        yield f"a prompt of {format_token_count(tokens)}{condition}: {outcome}"
-
-
-def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
-    """Return the result for one prompt, or the arguments that decide it."""
+def format_prompt_outcome(handoff: Handoff, prompt: SimulatedPrompt) -> str:
+    """Return the result for one prompt."""
     verdict = handoff.verdict
     startup_codes = list_startup_codes(handoff)
     if startup_codes:
         return _format_stop(handoff, startup_codes[0])
-    if verdict.longest_prompt is None and tokens >= UNLIMITED_LENGTH:
-        return "longer than any context"
-    if verdict.longest_prompt is not None and tokens > verdict.longest_prompt:
-        return f"longer than the context of {format_token_count(verdict.longest_prompt)}"
-    if too_long := _explain_context_limits(handoff, tokens):
-        return too_long
-    undecided = _find_undecided(handoff)
-    if undecided:
-        return f"cannot decide; pass {_format_size_arguments(undecided)}"
-    prompt = next((each for each in handoff.simulated_prompts if each.tokens == tokens), None)
-    if prompt is None or (verdict.window_placeholder is not None and tokens > 1):
-        symbols = sorted(_find_unresolved(handoff))
-        if verdict.window_symbol is not None:
-            symbols = [verdict.window_symbol]
-        arguments = " ".join(map(format_size_option, symbols))
-        return f"cannot decide; pass {arguments}" if arguments else "cannot decide"
+    tokens = prompt.tokens
     affected = [each for each in verdict.affected_ranges if is_in_ranges(tokens, each.ranges)]
     codes = f" ({', '.join(_list_codes(affected[0]))})" if affected and affected[0].causes else ""
     if prompt.is_refused:
-        return f"refused: {_explain_refusal(handoff)}{codes}"
+        return f"refused: {_REFUSALS[handoff.consumer.memory]}{codes}"
     count = format_count(len(handoff.pair_results), "buffer")
     if affected:
         wrong_ids = prompt.wrong_buffer_ids
@@ -417,22 +376,6 @@ def format_prompt_outcome(handoff: Handoff, tokens: int) -> str:
     if verdict.outcome == "unknown" and verdict.first_cause is not None:
         return f"cannot decide ({verdict.first_cause.finding.code})"
     return f"ok{_format_free_sizes(handoff)}{_join_conditions(_list_size_conditions(handoff))}"
-
-
-def _explain_context_limits(handoff: Handoff, tokens: int) -> str:
-    """Return which side does not accept a prompt of this length; empty if both do.
-
-    vLLM refuses one that leaves no room for a token of the answer
-    (``v1/engine/input_processor.py``).
-    """
-    sides = zip(("prefill", "decode"), handoff.context_limits, strict=True)
-    limits = [
-        f"{limit:,} of {side}" for side, limit in sides if limit is not None and tokens >= limit
-    ]
-    if not limits:
-        return ""
-    reason = "one position is for the first new token"
-    return f"too long for --max-model-len {' and '.join(limits)} ({reason})"
 
 
 def build_handoff_result(handoff: Handoff) -> FileResult:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import CODES, format_list
+from onnxkvrename.findings import CODES
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import fold_text, render_table
 from onnxkvrename.storage.read import is_occupied, read_text_file
-from onnxkvrename.vllm.messages import load_messages
 
-_MAX_QUOTES = 3
-_QUOTED_CHARS = 70
-"""Characters of a message that are quoted: people search for its beginning."""
 _PAGE = "findings.md"
 _PLACES = (
     Path(__file__).parent / _PAGE,  # in a wheel
     Path(__file__).parent.parent.parent / "docs" / _PAGE,  # in a clone
 )
-_FIX = "*Fix:* "
 _BLOCKS = re.compile(r"^```.*?^```$|^[^\n]+(?:\n[^\n]+)*", re.MULTILINE | re.DOTALL)
 
 
@@ -36,7 +30,7 @@ def render_finding_list(width: int | None) -> Iterator[Line]:
 
 
 def describe_finding(code: str, width: int = 80) -> list[str]:
-    """Return the passage about a code as lines, with the first of many messages in a log.
+    """Return the passage about a code as lines.
 
     Args:
         code: A code such as ``KV402``, in any case.
@@ -53,34 +47,7 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
     lines = [name]
     for block in _read_passage(name):
         lines += ["", *_render_block(block, width)]
-    quotes = quote_messages(name)
-    if quotes:
-        listed = format_list(quotes, " · ", limit=_MAX_QUOTES)
-        lines += ["", *fold_text(f"In a log: {listed}", width)]
     return lines
-
-
-def quote_messages(code: str) -> list[str]:
-    """Return the beginnings of the messages of vLLM and vllm-qaic that mean a finding."""
-    quotes = (
-        textwrap.shorten(message.text, _QUOTED_CHARS, placeholder=" …", break_on_hyphens=False)
-        for message in load_messages()
-        if message.code == code
-    )
-    return [f"`{re.sub(r'{[^}]*}?', '…', quote)}`" for quote in quotes]
-
-
-def read_fix(code: str) -> str:
-    """Return what the page says about how to fix a finding, as plain text.
-
-    Args:
-        code: One of `CODES`.
-
-    Raises:
-        ModelError: The page cannot be read.
-    """
-    fix = next(block for block in _read_passage(code) if block.startswith(_FIX))
-    return _strip_markup(fix.removeprefix(_FIX))
 
 
 def _read_passage(code: str) -> list[str]:

@@ -129,12 +129,6 @@ def list_layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
     if layout.sizes:
         known_sizes = (f"{symbol}={size}" for symbol, size in layout.sizes.items())
         yield "sizes", ", ".join(known_sizes)
-    if layout.kv_cache_dtype is not None:
-        dtypes = "the compile" if layout.has_compiled_dtypes else "the graph"
-        yield (
-            "kv_cache_dtype",
-            f"{layout.kv_cache_dtype}; dtypes and bytes above are those of {dtypes}",
-        )
     yield "kv_layout_sha256", compute_kv_layout_sha256(layout) or ""
 
 

@@ -2,8 +2,7 @@
 
 Shapes become specs as in ``get_kv_cache_spec`` of the layers in vLLM's
 ``model_executor/layers/attention`` and ``mamba/abstract.py``; ``ModelConfig.get_num_kv_heads``
-(``config/model.py``) says what tensor parallelism leaves to a rank. Both are alike in 0.24.0
-and 0.33.0.
+(``config/model.py``) says what tensor parallelism leaves to a rank. Both are those of vLLM 0.24.0.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from onnxkvrename.vllm.specs import (
     MLA_KINDS,
     STATE_ITEMSIZES,
     STATE_KINDS,
-    VERSION_TRAITS,
     WINDOWED_KINDS,
     Condition,
     KvCacheSpec,
@@ -100,16 +98,10 @@ def align_blocks(
             "fp8_ds_mla beside states: vLLM aligns blocks to different rows than it stores",
             "choose --kv-cache-dtype fp8",
         )
-    # The layers of a draft model get the block size of the model that it drafts for.
-    start = request.draft_start
-    own = [spec for spec in attention if start is None or spec.layer < start]
-    token_bytes = _resolve_token_bytes(own or attention)
+    token_bytes = _resolve_token_bytes(attention)
     state_bytes = max(spec.unpadded_page_size for spec in states)
-    alignment = request.block_size
-    if any(spec.kind in MLA_KINDS for spec in attention):
-        alignment = max(alignment, VERSION_TRAITS[request.vllm_version].min_mla_block_size)
-    units = -(-state_bytes // (alignment * token_bytes))
-    block_size = max(request.block_size, units * alignment)
+    units = -(-state_bytes // (request.block_size * token_bytes))
+    block_size = max(1, units) * request.block_size
     page_size = block_size * token_bytes
     padded = None if page_size == state_bytes else page_size
     return tuple(
@@ -174,7 +166,7 @@ def _refuse_joint_caches(buffers: Iterable[KvBuffer]) -> Iterator[Refusal]:
         part = joint[0].part
         reason = f"{part} holds key and value in one, which vLLM keeps in a format of its own"
         hint = "no option helps; docs/vllm.md says what the export lacks"
-        yield Refusal(layers, "KV622", reason, hint)
+        yield Refusal(layers, reason, hint)
 
 
 def _merge_refusals(refusals: Iterable[Refusal]) -> Iterator[Refusal]:
@@ -247,7 +239,6 @@ def _build_state_spec(
                 [layer],
                 f"a state of {shape[0]} cannot be divided among {ranks} ranks",
                 "choose a --tensor-parallel-size that divides it",
-                "KV619",
             )
     dtypes = tuple(_check_dtype(layer, buffer.dtype, STATE_ITEMSIZES) for buffer in buffers)
     divided = tuple((shape[0] // ranks, *shape[1:]) for shape in shapes)
@@ -259,7 +250,7 @@ def _check_dtype(layer: int, dtype: str, allowed: Iterable[str]) -> str:
         raise RefusalError(
             [layer],
             f"vLLM has no such cache with dtype {dtype}",
-            f"it has {', '.join(allowed)}: compile with one of them, and pass --custom-io FILE",
+            f"it has {', '.join(allowed)}: export the model with one of them",
         )
     return dtype
 
@@ -366,7 +357,6 @@ def _resolve_heads(
             layer,
             f"{heads} KV heads cannot be divided among {ranks} ranks, nor replicated on them",
             "choose a --tensor-parallel-size that divides them, or a multiple of them",
-            "KV619",
         )
     return max(1, heads // ranks), key[-1], value[-1]
 
@@ -378,10 +368,7 @@ def _list_conditions(
     kinds = {spec.kind for spec in specs}
     if not kinds <= STATE_KINDS:
         yield from _list_dtype_conditions(specs, request)
-        why = "the attention backend takes blocks undivided"
-        yield build_requirement("kernel block size", why)
     yield build_requirement("layer order", "vLLM's layers register in the order of their numbers")
-    yield from _list_parallelism_conditions(layout, request)
     if len(kinds) > 1:
         why = "it is on: the connector supports hybrids"
         yield build_requirement("hybrid KV cache manager", why)
@@ -405,35 +392,11 @@ def _list_dtype_conditions(
         dtypes = sorted({dtype for spec in specs if not spec.is_state for dtype in spec.dtypes})
         why = f"--kv-cache-dtype, or the model's dtype, is {' and '.join(dtypes)}"
     else:
-        why = f"--kv-cache-dtype is {asked}, and no --kv-cache-dtype-skip-layers"
+        why = f"--kv-cache-dtype is {asked}, for all layers"
     yield build_requirement("kv_cache_dtype", why)
     if asked == "fp8_ds_mla":
         why = "a sparse MLA backend with such rows; the cache of its indexer is not counted"
         yield build_requirement("attention backend", why)
-
-
-def _list_parallelism_conditions(layout: Layout, request: ProjectionRequest) -> Iterator[Condition]:
-    stages = request.pipeline_parallel_size
-    others = "no context parallelism, no draft model"
-    if request.draft_start is not None:
-        others = "no context parallelism, and the draft model has as many ranks"
-    if stages == 1:
-        yield build_requirement("parallelism", f"one pipeline stage, {others}")
-    else:
-        yield build_requirement("parallelism", others)
-        yield _build_stage_condition(layout, request)
-    if request.gpu_memory is not None:
-        why = f"each GPU has {request.gpu_memory:,} bytes left for them: --kv-cache-memory-bytes"
-        yield build_requirement("memory of KV caches", why)
-
-
-def _build_stage_condition(layout: Layout, request: ProjectionRequest) -> Condition:
-    """Return what decides the layers of each stage: a partition, or the number of layers."""
-    count = request.layer_count or max(layout.layers, default=0) + 1
-    if request.layer_partition:
-        return Condition("pipeline stages", "met", "VLLM_PP_LAYER_PARTITION decides them", True)
-    why = f"the model has {count} layers, and VLLM_PP_LAYER_PARTITION is not set"
-    return build_requirement("pipeline stages", why)
 
 
 def _has_merged_heads(buffer: KvBuffer) -> bool:

@@ -182,12 +182,6 @@ def test_sizes_and_precisions_of_a_compile_count(tmp_path: Path, taken: Path, ru
     custom = write_custom_io(tmp_path / "custom_io.yaml", taken, "mxint8")
     found = document(run("check-consumer", taken, "--custom-io", custom, "--format", "json"))
     assert {slot["dtype"] for slot in found["slots"]} == {"MXINT8"}
-    line = ("--serve", "vllm serve M --kv-cache-dtype mxint8")
-    assert run("check-consumer", taken, *line).code == 0
-    assert (
-        "mxint8: vllm-nixl does not"
-        in run("check-consumer", taken, *line, "--target", "vllm-nixl").err
-    )
     assert run("check-consumer", taken, "--dim", "x=1").code == 2
 
 
@@ -367,12 +361,6 @@ def test_a_rename_is_not_suggested_where_it_cannot_help(tmp_path: Path, run) -> 
     said = [(finding["code"], finding["hint"]) for finding in model["findings"]]
     assert "KV601" not in dict(said)
     assert "no option" in dict(said)["KV610"]
-
-
-def test_what_is_not_read_of_a_line_is_a_condition(taken: Path, run) -> None:
-    outcome = run("check-consumer", taken, "--serve", "vllm serve M $ARGS")
-    assert outcome.code == 0
-    assert "if what is not read changes no cache ($ARGS)" in outcome.out
 
 
 @pytest.mark.parametrize("target", ["vllm-qaic", "vllm-qaic-legacy", "qefficient"])

@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx
 import pytest
-from custom_io_files import write_custom_io
 from hugging_face import save_decoder
 from schemas import load_schema, validate
 from tiers import thin
@@ -80,20 +79,18 @@ def test_a_window_on_one_side_is_shown_at_once(run, named) -> None:
 
 def test_the_document_has_offsets_of_both_sides(run, named) -> None:
     full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
-    outcome = run("compare", full, window, *SIZES, "--format", "json", "--tokens", "20")
+    outcome = run("compare", full, window, *SIZES, "--format", "json")
     found = document(outcome.out)
     assert (outcome.code, found["exit_code"], outcome.err) == (1, 1, "")
     assert codes(found) == ["KV614", "KV618"]
     assert found["verdict"]["outcome"] == "corrupts"
     assert found["verdict"]["corrupt"] == [{"first": 9, "last": 32}]
     assert found["verdict"]["first_wrong"] == 9
-    assert [one["tokens"] for one in found["transfers"]] == [1, 8, 9, 20, 32]
-    twenty = next(one for one in found["transfers"] if one["tokens"] == 20)
-    assert [slot["offset"] for slot in twenty["prefill"]["slots"]] == [640 * at for at in range(6)]
-    assert [slot["offset"] for slot in twenty["decode"]["slots"]] == [
-        *(0, 640, 1280, 1536, 1792, 2432)
-    ]
-    assert len(twenty["wrong"]) == 4
+    assert [one["tokens"] for one in found["transfers"]] == [1, 8, 9, 32]
+    nine = next(one for one in found["transfers"] if one["tokens"] == 9)
+    assert [slot["offset"] for slot in nine["prefill"]["slots"]] == [288 * at for at in range(6)]
+    assert [slot["offset"] for slot in nine["decode"]["slots"]] == [*(0, 288, 576, 832, 1088, 1376)]
+    assert len(nine["wrong"]) == 4
 
 
 def test_sizes_that_are_not_known_are_null_in_the_document(run, named) -> None:
@@ -132,62 +129,6 @@ def test_bytes_that_depend_on_a_window_of_unknown_size_are_not_shown(run, named,
     assert "<svg" not in text
     run("compare", model, model, *SIZES, "--html", page)
     assert "<svg" in page.read_text("utf-8")
-
-
-def test_the_dtype_that_vllm_is_started_with_must_be_one(run, named, tmp_path: Path) -> None:
-    model, plain, other, same = (named("decoder.onnx"), *(tmp_path / f"{n}.json" for n in "abc"))
-    assert run("manifest", model, "-o", plain).code == 0
-    assert run("manifest", model, "--serve", "--kv-cache-dtype fp8", "-o", other).code == 0
-    assert run("manifest", other, "-o", same).code == 0
-    digests = [json.loads(path.read_text())["kv_layout_sha256"] for path in (plain, other, same)]
-    assert digests[0] != digests[1] == digests[2]
-    assert run("compare", other, same).code == 0
-    for sides in ((plain, other), (other, model)):
-        outcome = run("compare", *sides)
-        assert outcome.code == 1
-        assert "would corrupt every prompt: dtype differs" in outcome.out
-        assert "error KV612" in outcome.err
-    kept = "the manifest's --kv-cache-dtype fp8 is used, and not auto"
-    for line in ("--kv-cache-dtype auto", "-tp 1"):
-        assert f"note: {kept}\n" in run("manifest", other, "--serve", line).err
-        told = run("compare", other, model, "--serve", line)
-        assert f"prefill: {kept}" in told.out
-        assert f"decode: {kept}" not in told.out
-    assert kept not in run("manifest", other, "--serve", "--kv-cache-dtype fp8").err
-    assert kept not in run("manifest", other, "--block-size", "16").err
-    outcome = run("manifest", other, "--serve", "--kv-cache-dtype fp8_e5m2")
-    assert outcome.code == 2
-    assert "a manifest says fp8, and --kv-cache-dtype says fp8_e5m2" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("custom_io", "dtype", "contradicts"),
-    [
-        ("float16", "fp8", True),
-        ("float16", "bfloat16", True),
-        ("float16", "float16", False),
-        ("float16", "auto", False),
-        ("", "fp8", False),
-    ],
-)
-def test_a_compile_and_a_line_with_different_cache_dtypes_contradict_each_other(
-    custom_io: str, dtype: str, contradicts: bool, run, named, tmp_path: Path
-) -> None:
-    model, file = named("decoder.onnx"), tmp_path / "custom_io.yaml"
-    prefill = model
-    if custom_io:
-        write_custom_io(file, model, custom_io)
-        prefill = tmp_path / "prefill.json"
-        assert run("manifest", model, "--custom-io", file, "-o", prefill).code == 0
-    line = ("--serve", f"vllm serve M --kv-cache-dtype {dtype}")
-    outcome = run("compare", prefill, model, *line)
-    note = f"prefill: --kv-cache-dtype {dtype} in the line and FLOAT16 of the compile contradict"
-    assert (note in " ".join(outcome.out.split())) == contradicts
-    assert "KV618" not in outcome.err
-    if custom_io:  # decode is not compiled, and has the graph's FLOAT
-        assert "error KV612" in outcome.err
-        assert "FLOAT16 [" in outcome.out
-        assert "FLOAT [" in outcome.out
 
 
 def test_a_plain_model_is_told_and_compared_all_the_same(run, named) -> None:
@@ -243,42 +184,11 @@ def test_prefill_that_samples_on_the_device_stops_and_decode_does_not(run, named
     assert "KV604" not in run("compare", decoder, sampler).err
 
 
-def test_ranks_are_checked_where_they_are_given(run, named) -> None:
-    model = named("decoder.onnx")
-    prefill = ("compare", model, model, "--serve", "prefill:-tp 1", "--serve")
-    assert run(*prefill, "decode:-tp 2").code == 0
-    assert "2 of them" in run(*prefill, "decode:vllm serve M --tensor-parallel-size=4").out
-    outcome = run(*prefill, "decode:-tp 3")
-    assert (outcome.code, "KV619" in outcome.err) == (1, True)
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--block-size", "2"), "such as 64:128"),
-        (("--block-size", "0:1"), "for prefill"),
-        (("--serve", "decode:-tp 0"), "--serve decode: -tp '0': pass a whole number"),
-        (("--serve", "Prefill:-tp 2"), "--serve 'Prefill:': no such side (did you mean prefill:?)"),
         (("--dim", "decod:a=2"), "--dim 'decod:': no such side (did you mean decode:?)"),
-        (("--serve", "decode:-sc {method: eagle}"), "and pass `--serve decode:@decode.sh`)"),
-        (
-            ("--serve", "prefill:vllm serve M --kv-transfer-config {a:", "b}"),
-            "got unexpected extra argument (b}) (the shell took the quotes of the JSON: write the "
-            "line into a script, quoted as usual, and pass `--serve prefill:@prefill.sh`)",
-        ),
-        (
-            ("--serve", "@a.sh", "--serve", "-tp 2"),
-            "pass one (for one each: `--serve prefill:@a.sh --serve 'decode:-tp 2'`)",
-        ),
-        (
-            ("--serve", "decode:-tp 1", "--serve", "decode:-tp 2"),
-            "-tp 1 and -tp 2; pass one (`onnx",
-        ),
-        (("--serve", "prefill=@a.sh"), "--serve 'prefill=': no such side (did you mean prefill:@"),
-        (("--serve", f"decode:{__file__}"), f"(pass `--serve decode:@{__file__}`)"),
-        (("--serve", "prefill.sh"), "or @FILE for a script"),
-        (("--serve", "-tp 1", "--block-size", "16:16"), "cannot be used together"),
-        (("--serve", "--kv-cache-dtype nvfp4"), "the pages of --kv-cache-dtype nvfp4"),
+        (("--format", "jsn"), "'jsn' is not one of"),
         (("--target", "vllm-qaik"), "vllm-qaic?"),
         (
             ("--dim", "ctx=4"),
@@ -305,7 +215,7 @@ def test_a_side_that_is_not_there_is_an_error(run, named) -> None:
 
 def test_a_side_without_kv_is_no_hand_off(run, named) -> None:
     encoder, decoder = FIXTURES / "plain/vlm_dual/encoder.onnx", named("decoder.onnx")
-    outcome = run("compare", encoder, decoder, "--tokens", "4")
+    outcome = run("compare", encoder, decoder)
     assert outcome.code == 1
     assert f"({encoder})" in outcome.out
     assert "(KV001)" in outcome.out
@@ -325,22 +235,6 @@ def test_sides_are_called_what_was_typed(run, named, tmp_path: Path, monkeypatch
     assert outcome.err.count("full.json -> set: error KV614") == 1
     outcome = run("compare", "full.json", "set", "--format", "github")
     assert outcome.out.startswith("::error file=set,")
-
-
-def test_lengths_are_told_below_the_table(run, named) -> None:
-    model = named("decoder.onnx")
-    outcome = run("compare", model, model, "--dim", "ctx_len=256", "--tokens", "200")
-    assert "200 tokens: ok" in outcome.out
-    plain = FIXTURES / "plain" / "decoder.onnx"
-    assert "7 tokens after a rename: ok" in run("compare", plain, model, "--tokens", "7").out
-
-
-def test_a_length_beyond_the_context_does_not_keep_the_others_from_being_told(run, named) -> None:
-    model = named("decoder.onnx")
-    outcome = run("compare", model, model, "--dim", "ctx_len=8", "--tokens", "9", "--tokens", "8")
-    assert outcome.code == 0
-    assert "9 tokens: longer" in outcome.out
-    assert "8 tokens: ok" in outcome.out
 
 
 def test_a_manifest_with_sizes_and_a_model_without_differ_in_windows_only(
@@ -544,274 +438,6 @@ def test_a_real_export_that_is_broken_is_named_as_the_cause(run) -> None:
     assert "(KV106)" in row
 
 
-def test_blocks_that_vllm_does_not_pair_stop_the_hand_off(run) -> None:
-    model = FIXTURES / "plain" / "decoder.onnx"
-    text = run("compare", model, model, "--block-size", "64:16").err
-    assert "error KV622:" in text
-    assert "64" in text
-    outcome = run("compare", model, model, "--block-size", "16:64")
-    assert "NIXL: 4 blocks" in outcome.out
-    assert "KV622" not in outcome.err
-    for options in ((), ("--block-size", "16:16")):  # a success says that it rests on this, too
-        verdict = run("compare", model, model, *options).out.splitlines()[0]
-        assert ("vLLM 0.33's NIXL connector" in verdict) == bool(options)
-
-
-def test_reads_that_depend_on_a_size_name_the_option_for_it(run) -> None:
-    model = FIXTURES / "plain" / "hybrid.onnx"
-    outcome = run("compare", model, model, "--block-size", "16:16", "--tokens", "9")
-    last = "unknown  the size of sliding_window (--dim sliding_window=SIZE)"
-    assert outcome.out.splitlines()[-1] == last
-
-
-SERVED = ("--serve", "prefill:--block-size 16", "--serve", "decode:-tp 2 --block-size 32")
-CONNECTOR = "--kv-transfer-config.kv_role kv_both --kv-transfer-config.kv_connector "
-WRITER, READER = (CONNECTOR.replace("both", role) for role in ("producer", "consumer"))
-
-
-@pytest.mark.parametrize(
-    ("prefill", "decode", "codes_found", "said"),
-    [
-        ("--block-size 16", "--block-size 32 -tp 2", [], "2 blocks of prefill make one of decode"),
-        ("--block-size 32", "--block-size 16", ["KV622"], "blocks of 32 tokens in prefill"),
-        ("-tp 1", "-tp 3", ["KV619"], "cannot be divided among 3 ranks"),
-        ("--block-size 64 --attention-backend FLASHMLA", "--block-size 64", [], ""),
-        # A backend that divides blocks hands over in its own.
-        (
-            "--block-size 128 --attention-backend FLASHMLA",
-            "--block-size 64",
-            ["KV629"],
-            "prompt of 1 token",
-        ),
-        (f"{WRITER}QaicConnector", f"{READER}QaicConnector", [], "connect by QaicConnector,"),
-        (f"{READER}QaicConnector", f"{WRITER}QaicConnector", ["KV630"], "decode as kv_producer"),
-        (f"{WRITER}QaicConnector", f"{WRITER}QaicConnector", ["KV630"], "decode as kv_producer"),
-        (f"{WRITER}QaicConnector", f"{CONNECTOR}QaicConnector", ["KV622"], "decode: QaicConnector"),
-        (
-            f"{READER}QaicLMCacheConnectorV1",
-            f"{WRITER}QaicLMCacheConnectorV1",
-            [],
-            "decode as kv_producer: are the roles right?",
-        ),
-        (f"{CONNECTOR}QaicConnector", "", ["KV630"], "QaicConnector on prefill and NixlC"),
-        (
-            f"{CONNECTOR}QaicConnector",
-            f"{CONNECTOR}QaicLMCacheConnectorV1",
-            ["KV630"],
-            "two different connectors",
-        ),
-        (f"{CONNECTOR}QaicConector", f"{CONNECTOR}QaicConnector", ["KV630"], "mean QaicConnector?"),
-        ("-dcp 2", "", [], "for prefill: parallelism: context parallelism of 2 ranks"),
-        ("-pp 2", "", [], "vLLM: not known for prefill: 2 pipeline stages"),
-        ("-pp 2", "-pp 2", [], "the code of vLLM 0.33's NIXL connector"),
-        ("--block-size 16", None, [], "decode: no --serve line: vLLM's defaults are assumed"),
-        ("--hf-overrides {}", "", [], "prefill: not read, although it may change caches: --hf-"),
-        ("--hf-overrides {}", "", [], "and change no cache by what is not read (--hf-overrides of"),
-        ("--tp 2", "--tp 2", [], "change no cache by what is not read (--tp);"),
-        ("--tp 2", "", [], "--tp (did you mean -tp?)"),
-        ("vllm serve $MODEL", "vllm serve $MODEL", [], "compiled with the same precision; based"),
-        ("-tp 2", None, [], "change no cache by what is not read (the line of decode)"),
-        # Where flags that are read may be missing, a refusal is not known either.
-        ("--block-size 64", None, ["KV630"], "cannot decide: "),
-        ("--block-size 64", "--blocksize 64", ["KV630"], "--blocksize of decode"),
-        ("--block-size 64", 'vllm serve M "${A[@]}"', ["KV630"], "${A[@]} of decode"),
-        ("--block-size 64", "vllm serve M --host $(a | b) --block-size 64", ["KV630"], "$(a of"),
-        ("--block-size 64", "source x; vllm serve M", ["KV630"], "the variables of x of decode"),
-        ("--block-size 64", "--block-size 16 --hf-overrides {}", ["KV622"], "blocks of 64"),
-        ("--kv-cache-dtype fp8", None, ["KV630"], "--kv-cache-dtype fp8 is on prefill only"),
-        ("--kv-cache-dtype fp8", "-tp 1", ["KV612"], "fp8 on prefill"),
-        ("--kv-cache-dtype mxint8", "--kv-cache-dtype mxint8", [], "MXINT8 ["),
-        ("--kv-cache-dtype mxint8", "--block-size 8", ["KV612"], "MXINT8 on prefill and FLOAT on"),
-        ("VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M", None, ["KV630"], "on prefill only"),
-        ("vllm serve M", "vllm serve M", [], "note: NixlConnector is assumed"),
-    ],
-)
-def test_two_lines_and_two_exports_are_enough(
-    prefill: str, decode: str | None, codes_found: list[str], said: str, run, named
-) -> None:
-    model = named("decoder.onnx")
-    lines = [f"prefill:{prefill}"] + ([] if decode is None else [f"decode:{decode or '-tp 1'}"])
-    options = [word for line in lines for word in ("--serve", line)]
-    outcome = run("compare", model, model, *options)
-    found = codes(document(run("compare", model, model, *options, "--format", "json").out))
-    assert (outcome.code, sorted(set(found))) == (int(bool(codes_found)), codes_found)
-    assert said in outcome.out + outcome.err
-
-
-@pytest.mark.parametrize(
-    ("target", "connector", "hint"),
-    [
-        ("vllm-qaic", "NixlConnector", "--target vllm-nixl"),
-        ("vllm-qaic", "NixlConector", "did you mean NixlConnector? --target vllm-nixl"),
-        ("vllm-qaic-legacy", "OffloadingConnector", "start both with vLLM"),
-        ("vllm-nixl", "QaicConnector", "--target vllm-qaic"),
-        ("vllm-nixl", "NixlConector", "did you mean NixlConnector?"),
-        ("qefficient", "QaicConnector", "--target vllm-qaic"),
-    ],
-)
-def test_a_line_with_a_connector_of_another_consumer_is_no_success(
-    run, named, target: str, connector: str, hint: str
-) -> None:
-    model, line = named("decoder.onnx"), ("--serve", f"{CONNECTOR}{connector}")
-    for command in (("compare", model, model), ("check-consumer", model)):
-        outcome = run(*command, "--target", target, *line)
-        assert outcome.code == 1, outcome
-        assert re.findall(r"error (KV\d+): .*", outcome.err) == ["KV630"], outcome
-        assert f"the connector {connector} is not one of {target}" in outcome.err
-        assert f"-> {hint}" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("connector", "severities"), [("QaicLMCacheConnectorV1", ["error"]), ("QaicConnector", [])]
-)
-def test_a_line_decides_whether_hybrid_buffers_are_refused(
-    run, named, connector: str, severities: list[str]
-) -> None:
-    path = named("serving/window.onnx")
-    lines = (f"--serve=prefill:{WRITER}{connector}", f"--serve=decode:{READER}{connector}")
-    line = f"--serve={READER}{connector}"
-    for command in (("compare", path, path, *lines), ("check-consumer", path, line)):
-        outcome = run(*command)
-        assert re.findall(r"(\w+) KV606", outcome.err)[:1] == severities, outcome
-        assert outcome.code == len(severities), outcome
-
-
-def test_a_variable_of_vllm_qaic_is_read_on_both_sides(run, named) -> None:
-    model = named("serving/hybrid.onnx")
-    line = "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M"
-    sizes = ("--dim", "sliding_window=8")
-    full = run("compare", model, model, *sizes, "--full-transfer", "--format", "json").out
-    both = run("compare", model, model, *sizes, "--serve", line, "--format", "json").out
-    assert document(both)["full_transfer"] is document(full)["full_transfer"] is True
-    off = line.replace("=1", "=0")
-    for command in (("compare", model, model), ("check-consumer", model)):
-        refused = run(*command, *sizes, "--full-transfer", "--serve", off)
-        assert (refused.code, refused.out) == (2, "")
-        assert "--full-transfer contradicts VLLM_QAIC_USE_FULL_KV_TRANSFER=0" in refused.err
-
-
-@pytest.mark.parametrize(
-    ("target", "dtypes", "codes_found"),
-    [
-        ("vllm-qaic", ("fp8", "fp8_e4m3"), []),
-        ("vllm-qaic", ("fp8", "fp8_e5m2"), ["KV612"]),
-        ("vllm-qaic", ("fp8", "auto"), ["KV612"]),
-        # The hash has the words.
-        ("vllm-nixl", ("fp8", "fp8_e4m3"), ["KV628"]),
-        ("vllm-nixl", ("fp8", "fp8_e5m2"), ["KV612", "KV628"]),
-    ],
-)
-def test_cache_dtypes_of_lines_are_compared_as_formats(
-    run, named, target: str, dtypes: tuple[str, str], codes_found: list[str]
-) -> None:
-    model = named("decoder.onnx")
-    sides = zip(("prefill", "decode"), dtypes, strict=True)
-    lines = [word for side, d in sides for word in ("--serve", f"{side}:--kv-cache-dtype {d}")]
-    outcome = run("compare", model, model, "--target", target, *lines)
-    assert re.findall(r"error (KV\d+)", outcome.err) == codes_found, outcome
-    assert outcome.err.count("start both sides with the same --kv-cache-dtype") == len(codes_found)
-    assert "--custom-io" not in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("lengths", "tokens", "outcome"),
-    [
-        ((1024, 8192), "5000", "too long for --max-model-len 1,024 of prefill"),
-        ((8192, 1024), "1024", "too long for --max-model-len 1,024 of decode"),
-        ((512, 1024), "5000", "too long for --max-model-len 512 of prefill and 1,024 of decode"),
-        ((8192, 1024), "1023", "ok"),
-    ],
-)
-@pytest.mark.parametrize("target", ["vllm-nixl", "vllm-qaic"])
-def test_a_prompt_that_vllm_refuses_is_not_ok(
-    run, named, target: str, lengths: tuple[int, int], tokens: str, outcome: str
-) -> None:
-    model = named("decoder.onnx")
-    prefill, decode = (f"vllm serve M --max-model-len {length}" for length in lengths)
-    lines = ("--serve", f"prefill:{prefill}", "--serve", f"decode:{decode}")
-    said = run("compare", model, model, "--target", target, "--tokens", tokens, *lines).out
-    assert f"a prompt of {int(tokens):,} tokens: {outcome}" in said
-    is_allowed = outcome == "ok"
-    assert ("the first new token" in said, "DESCRIPTORS POSTED" in said) == (
-        not is_allowed,
-        is_allowed,
-    )
-
-
-@pytest.mark.parametrize("side", ["prefill", "decode"])
-@pytest.mark.parametrize(
-    ("target", "others", "is_wrong"),
-    [
-        ("vllm-qaic", ("vllm serve M",), True),
-        ("vllm-qaic", ("VLLM_QAIC_USE_FULL_KV_TRANSFER=0 vllm serve M",), True),
-        ("vllm-qaic", ("vllm serve M", "--full-transfer"), False),
-        ("vllm-nixl", (), False),
-    ],
-    ids=["default", "off", "requested", "not its own"],
-)
-def test_a_variable_of_vllm_qaic_on_one_side_shifts_buffers(
-    run, named, side: str, target: str, others: tuple[str, ...], is_wrong: bool
-) -> None:
-    model = named("decoder.onnx")
-    other = "decode" if side == "prefill" else "prefill"
-    line = "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 vllm serve M"
-    lines = ["--serve", f"{side}:{line}"]
-    for each in others:
-        lines += [each] if each.startswith("--") else ["--serve", f"{other}:{each}"]
-    options = ("--target", target, "--dim", "ctx_len=64", "--tokens", "8")
-    outcome = run("compare", model, model, *options, *lines)
-    assert outcome.code == is_wrong
-    said = f"error KV618: VLLM_QAIC_USE_FULL_KV_TRANSFER=1 is set on {side} only"
-    assert (said in outcome.err) == is_wrong
-    if is_wrong:
-        assert "hand-off would corrupt prompts of up to 63 tokens" in outcome.out
-        assert "(KV618)" in outcome.out.partition("a prompt of 8 tokens: ")[2]
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (
-            ("--block-size", "64"),
-            "--block-size '64': ",
-        ),
-        (("--vllm", "0.24"), "--vllm requires --serve LINE"),
-        (("--vllm", "0.34"), "'0.34'"),
-        (
-            ("--target", "vllm-nixl", "--serve", "--kv-cache-dtype mxint8"),
-            "--kv-cache-dtype mxint8: vllm-nixl does not take it",
-        ),
-        (("--format", "jsn"), "'jsn' is not one of"),
-        (("--tokens", "0"), "'--tokens': 0"),
-        (("--tokens", "1k"), "'--tokens': '1k' is not a whole number of at least 1"),
-    ],
-)
-def test_settings_of_a_handshake_are_checked(args: tuple[str, ...], message: str, run) -> None:
-    model = FIXTURES / "plain" / "decoder.onnx"
-    outcome = run("compare", model, model, *args)
-    assert (outcome.code, message in outcome.err) == (2, True)
-
-
-def test_what_each_rank_of_decode_posts_is_a_table(run) -> None:
-    """Three blocks of prefill hold the prompt; a rank has one head of each of two layers."""
-    model = FIXTURES / "plain" / "decoder.onnx"
-    args = ("compare", model, model, *SERVED, "--tokens", "33")
-    lines = run(*args).out.splitlines()
-    start = next(index for index, line in enumerate(lines) if line.startswith("PROMPT"))
-    assert lines[start + 1 : start + 3] == [
-        "33 tokens  each of 0-1  1          6                   3 KiB (3,072 bytes)",
-        "33 tokens  all ranks    2          12                  6 KiB (6,144 bytes)",
-    ]
-    (reads,) = json.loads(run(*args, "--format", "json").out)["reads"]
-    assert [reads[each] for each in ("tokens", "transfers", "descriptors", "bytes")] == [
-        33,
-        2,
-        12,
-        6144,
-    ]
-    assert [(rank["rank"], rank["sources"]) for rank in reads["ranks"]] == [(0, [0]), (1, [0])]
-
-
 def test_names_of_another_exporter_are_not_blamed_on_a_dtype(tmp_path: Path, run) -> None:
     """A token makes the inputs known, but the outputs still end in nothing that is selected."""
     model, rules = save_decoder(tmp_path)
@@ -852,7 +478,7 @@ def test_a_page_replaces_an_earlier_page_and_nothing_else(run, named, tmp_path: 
     first = run("compare", model, model, "--html", page)
     assert (first.code, first.err) == (0, f"{page}: page written\n")
     assert run("compare", model, model, "--html", page, "-q").err == ""
-    assert run("compare", model, model, "--tokens", "3", "--html", page).code == 0
+    assert run("compare", model, model, "--dim", "ctx_len=3", "--html", page).code == 0
     assert ">3 tokens<" in page.read_text("utf-8")
     for mine in ("<!DOCTYPE html>mine", "# Notes\nThe pages were made by onnxkvrename compare.\n"):
         page.write_text(mine)

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from onnxkvrename.findings import CODES
-from onnxkvrename.vllm.messages import load_messages
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -51,12 +50,3 @@ def test_an_unknown_code_is_an_error(code: str, run: Any) -> None:
     outcome = run("explain", code)
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith(f"error: no finding has the code {code} (`onnxkvrename explain`")
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_of_many_messages_in_a_log_the_first_are_quoted(code: str, run: Any) -> None:
-    texts = [message.text for message in load_messages() if message.code == code]
-    said = " ".join(run("explain", code).out.split())
-    quotes = said.partition("In a log: ")[2]
-    assert quotes.count("`") == 2 * min(3, len(texts))
-    assert quotes.endswith(f"` and {len(texts) - 3} more") == (len(texts) > 3)

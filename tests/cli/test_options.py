@@ -147,7 +147,7 @@ def test_two_that_contradict_are_both_named(
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
-        (("manifest", "--vllm", "0.24"), "--vllm requires --serve LINE"),
+        (("manifest", "--tokens", "9"), "--tokens requires --block-size N"),
     ],
 )
 def test_an_option_without_the_one_that_it_is_for_is_refused(

@@ -68,14 +68,12 @@ def test_each_example_of_the_help_does_its_work(
     model = FIXTURES / "plain" / "serving" / "decoder.onnx"
     shutil.copy(model, "model.onnx")
     shutil.copytree(FIXTURES / "plain" / "windows", "exports")
-    shutil.copy(FIXTURES / "logs" / "decode.log", "serve.log")
     assert run("model.onnx", "--target", "vllm-qaic", "-o", "renamed.onnx").code == 0
     for side in ("prefill.onnx", "decode.onnx"):
         shutil.copy("renamed.onnx", side)
-        Path(side).with_suffix(".sh").write_text("vllm serve M -tp 2 --block-size 64\n")
     line, _, output = example.line.partition(" > ")
     outcome = run(*shlex.split(line)[1:])
-    assert outcome.code == ("--log" in line), outcome  # the log has an error
+    assert outcome.code == 0, outcome
     assert outcome.out or not output
 
 

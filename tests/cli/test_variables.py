@@ -32,7 +32,7 @@ def test_variables_set_what_is_listed_and_nothing_that_writes_or_undoes() -> Non
         "profile": names,
         "rules": names,
         "jobs": {"rename", "verify"},
-        "output_format": {*COMMANDS} - {"profiles"},
+        "output_format": {*COMMANDS} - {"explain", "profiles"},
     }
 
 

@@ -94,7 +94,7 @@ def test_comparing_two_models_says_nothing_of_it_either(
     text: str, output_format: str, here: Path, run
 ) -> None:
     model = save_hostile_model(build_path(text), text)
-    outcome = run("compare", "--format", output_format, "--tokens", "7", "--", model, model)
+    outcome = run("compare", "--format", output_format, "--", model, model)
     assert "a bug in" not in outcome.err
     assert find_active_text(outcome.out, annotates=output_format == "github") == []
     assert find_active_text(outcome.err) == []

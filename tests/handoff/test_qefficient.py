@@ -201,7 +201,7 @@ def test_prefill_counts_the_arrays(missing: str) -> None:
         label: build(*describe_attention(0, *(() if label == missing else (1,))), ctx_len=8)
         for label in ("prefill", "decode")
     }
-    found = predict_handoff(sides["prefill"], sides["decode"], consumer=CONSUMER, tokens=(4,))
+    found = predict_handoff(sides["prefill"], sides["decode"], consumer=CONSUMER)
     assert list_codes(found) == ["KV611"]
     assert (found.verdict.outcome, found.verdict.refused_ranges) == ("fails", ((1, 8),))
     assert "different number of buffers" in format_handoff_verdict(found)

@@ -493,4 +493,4 @@ def test_a_file_with_any_one_value_changed_is_refused_or_compared(
         layout, _ = parse_layout(json.dumps(said), "l.json")
         check_consumer(layout, consumer)
         for sides in ((layout, HYBRID.layout), (HYBRID.layout, layout), (layout, layout)):
-            str(compare(*sides, consumer, prompts=[7]))
+            str(compare(*sides, consumer))

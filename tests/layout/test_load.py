@@ -14,7 +14,6 @@ from genai_folders import build_decoder
 from models import saved
 
 from onnxkvrename import KvRenameError, ModelError, load_rules, rename
-from onnxkvrename.findings import build_finding
 from onnxkvrename.layout.layout import compute_layout_digest
 from onnxkvrename.layout.load import UNKNOWN_COMPILE, CompileInfo, LoadedLayout, load_layout
 from onnxkvrename.layout.manifest import DOCUMENT, describe_layout
@@ -211,13 +210,6 @@ def test_a_real_merge_stands_for_its_windows_and_says_the_same(kind: str) -> Non
     found = gather(directory)
     assert found.layout.models == (str(directory / "merged_0-2.onnx"),)
     assert digest(directory) == digest(directory / "onnx_layerwise_tmp")
-
-
-def test_more_that_is_found_of_a_layout_is_told_with_its_first_model() -> None:
-    found = gather(FIXTURES / "plain" / "vlm_dual")
-    more = found.add_findings([build_finding("KV619", "", "is", "do")])
-    assert [len(report.findings) for report in more.reports] == [1, 0]
-    assert (found.failed, more.failed) == (False, True)
 
 
 # Sizes and dtypes of a compile.

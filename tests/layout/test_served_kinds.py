@@ -255,9 +255,8 @@ def test_a_manifest_of_a_paged_cache_knows_blocks_and_no_sequence(tmp_path: Path
     assert {each["sequence_axis"] for each in document["buffers"]} == {None}
     assert document["totals"]["sequence_bytes"] is None
     refused = run("manifest", path, *sizes, "--block-size", "16", "--format", "json")
-    assert refused.code == 1
-    assert "KV622" in refused.err
-    assert json.loads(refused.out)["vllm"]["layers"] == []
+    vllm = json.loads(refused.out)["vllm"]
+    assert (refused.code, vllm["layers"], len(vllm["refusals"])) == (0, [], 1)
 
 
 @pytest.mark.parametrize("target", ["vllm-qaic", "vllm-qaic-legacy", "qefficient"])

@@ -40,10 +40,6 @@ DOCUMENTS: dict[str, list[tuple[object, ...]]] = {
         ("manifest", PLAIN / "none.onnx"),
     ],
     "pairs-1": [("pairs", DECODER), ("pairs", PLAIN / "none.onnx")],
-    "explain-1": [
-        ("explain", "--log", FIXTURES / "logs" / "decode.log"),
-        ("explain", "--log", "missing.log"),
-    ],
 }
 
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import pytest
-from build_layouts import build_attention, build_layers, build_linear, build_sliding
+from build_layouts import (
+    build_attention,
+    build_gpt_oss,
+    build_layers,
+    build_linear,
+    build_mla,
+    build_sliding,
+)
 
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.vllm.groups import group_layers
 from onnxkvrename.vllm.layer_specs import build_specs
-from onnxkvrename.vllm.nixl import (
-    BlockCost,
-    NixlRegistration,
-    NixlTransfer,
-    build_transfers,
-    count_blocks,
-    count_read_blocks,
-    split_states,
-)
-from onnxkvrename.vllm.specs import KvCacheGroup, ProjectionRequest, RefusalError
+from onnxkvrename.vllm.nixl import BlockCost, NixlRegistration, NixlTransfer, build_transfers
+from onnxkvrename.vllm.projection import project_layout
+from onnxkvrename.vllm.specs import KvCacheGroup, ProjectionRequest
 
 
 def form_groups(model: Layout) -> tuple[KvCacheGroup, ...]:
-    return group_layers(build_specs(model, ProjectionRequest(16)).specs, "0.24").groups
+    return group_layers(build_specs(model, ProjectionRequest(16)).specs).groups
+
+
+def count_blocks(
+    groups: tuple[KvCacheGroup, ...], *lengths: int
+) -> list[tuple[tuple[int | None, ...], tuple[int | None, ...]]]:
+    """The blocks that prefill offers and those that decode reads, for each prompt."""
+    registration = NixlRegistration(1, (BlockCost(1, 1),) * len(groups))
+    transfers = build_transfers(groups, registration, lengths)
+    return [(each.blocks, each.read_blocks) for each in transfers]
 
 
 WINDOWED = form_groups(build_layers(build_sliding(0, window=40), build_attention(1)))
@@ -29,51 +37,33 @@ WINDOWED = form_groups(build_layers(build_sliding(0, window=40), build_attention
 
 def test_a_window_takes_one_block_more_than_it_fills() -> None:
     # 40 tokens fill three blocks of 16, and may start within a fourth.
-    assert [count_blocks(WINDOWED, length) for length in (1, 16, 17, 48, 49, 64, 65, 1000)] == [
-        (1, 1),
-        (1, 1),
-        (2, 2),
-        (3, 3),
-        (4, 4),
-        (4, 4),
-        (4, 5),
-        (4, 63),
-    ]
+    offered = [each for each, _ in count_blocks(WINDOWED, 1, 16, 17, 48, 49, 64, 65, 1000)]
+    assert offered == [(1, 1), (1, 1), (2, 2), (3, 3), (4, 4), (4, 4), (4, 5), (4, 63)]
 
 
 def test_decode_reads_no_block_that_its_window_has_passed() -> None:
     # The token after 64 others sees the last 39 of them: those from number 25 on, three blocks.
-    assert [count_read_blocks(WINDOWED, length) for length in (1, 48, 55, 56, 64, 65, 71)] == [
-        (1, 1),
-        (3, 3),
-        (3, 4),
-        (3, 4),
-        (3, 4),
-        (4, 5),
-        (3, 5),
-    ]
+    read = [each for _, each in count_blocks(WINDOWED, 1, 48, 55, 56, 64, 65, 71)]
+    assert read == [(1, 1), (3, 3), (3, 4), (3, 4), (3, 4), (4, 5), (3, 5)]
 
 
 def test_chunks_are_offered_whole_and_read_from_the_last_chunk_on() -> None:
     chunked = form_groups(
         build_layers(build_attention(0, kind="chunked_local_attention", window=64))
     )
-    assert count_blocks(chunked, 200) == (13,)
     # The next token sees its own chunk only: the eight tokens from number 192 on, or none. Where
     # it begins within a block, decode reads that block.
-    assert count_read_blocks(chunked, 200) == (1,)
-    assert count_read_blocks(chunked, 192) == (0,)
+    assert count_blocks(chunked, 200, 192) == [((13,), (1,)), ((12,), (0,))]
     uneven = form_groups(
         build_layers(build_attention(0, kind="chunked_local_attention", window=40))
     )
-    assert count_read_blocks(uneven, 200) == (1,)
+    assert count_blocks(uneven, 200) == [((13,), (1,))]
 
 
 def test_beside_states_prefill_leaves_the_last_token_to_decode() -> None:
     states = form_groups(build_layers(build_linear(0)))
-    assert count_blocks((*WINDOWED, *states), 17) == (1, 1, 1)
-    assert count_read_blocks((*WINDOWED, *states), 17) == (1, 1, 1)
-    assert count_read_blocks(WINDOWED, 17) == (2, 2)
+    assert count_blocks((*WINDOWED, *states), 17) == [((1, 1, 1), (1, 1, 1))]
+    assert count_blocks(WINDOWED, 17) == [((2, 2), (2, 2))]
 
 
 def test_decode_posts_what_the_blocks_that_it_reads_take() -> None:
@@ -89,34 +79,84 @@ def test_a_refused_registration_has_blocks_only() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("shapes", "version", "descriptors"),
-    [
-        (((1536, 3), (8, 64, 128)), "0.24", 4),
-        (((1536, 3), (8, 64, 128)), "0.33", 4),
-        (((512, 3), (512, 16)), "0.33", 2),
-        (((512, 3), (512, 16)), "0.24", None),
-        (((512, 3), (256, 16)), "0.33", None),
-        (((1536, 3),), "0.33", None),
-        (((64, 8, 128), (8, 64, 128)), "0.33", None),
-    ],
-)
-def test_states_are_split_by_their_shapes(
-    shapes: tuple[tuple[int, ...], ...], version: str, descriptors: int | None
-) -> None:
-    """A convolution of three projections, or of one in Mamba 1; no other."""
-    (spec,) = build_specs(build_layers(build_linear(0)), ProjectionRequest(16)).specs
-    spec = spec._replace(state_shapes=shapes, dtypes=("FLOAT16",) * len(shapes))
-    group = KvCacheGroup((spec,), has_per_layer_specs=False)
-    if descriptors is None:
-        with pytest.raises(RefusalError, match="NIXL's connector takes only states of Mamba"):
-            split_states([group], version)
-    else:
-        states = split_states([group], version)
-        assert states is not None
-        assert states.descriptors == descriptors
-        assert states.bytes == spec.unpadded_page_size
+def move(model: Layout, name: str, length: int = 100) -> NixlTransfer:
+    """What a prompt moves in the allocation of that name, with blocks of 16."""
+    request = ProjectionRequest(16, prompt_lengths=(length,))
+    allocations = project_layout(model, request).allocations
+    (transfer,) = next(a for a in allocations if a.name == name).transfers
+    return transfer
 
 
-def test_without_states_nothing_is_split() -> None:
-    assert split_states(WINDOWED, "0.33") is None
+def test_keys_and_values_of_a_tensor_are_a_region_each() -> None:
+    model = build_layers(build_sliding(0, window=40), build_attention(1))
+    transfer = move(model, "unpacked")
+    # One slot: a page of 16 * 8 * (64 + 64) * 2 bytes, four blocks of the window and seven.
+    assert (transfer.blocks, transfer.regions) == ((4, 7), 2)
+    assert (transfer.descriptors, transfer.bytes) == (2 * 11, 11 * 32768)
+
+
+def test_one_slot_that_is_packed_is_registered_as_if_it_were_not() -> None:
+    # vLLM takes tensors for packed if they start at several places.
+    model = build_layers(build_sliding(0, window=40), build_attention(1))
+    assert move(model, "packed") == move(model, "unpacked")
+    two_slots = build_layers(
+        *(
+            build_attention(layer) if layer % 2 else build_sliding(layer, window=40)
+            for layer in range(4)
+        )
+    )
+    transfer = move(two_slots, "packed")
+    assert (transfer.regions, transfer.descriptors, transfer.bytes) == (1, 11, 11 * 2 * 32768)
+
+
+def test_packed_blocks_of_keys_and_values_lose_their_second_half() -> None:
+    transfer = move(build_gpt_oss(), "packed")
+    assert transfer.incomplete is not None
+    assert "vLLM splits a block in two, and decode posts the first half" in transfer.incomplete
+    assert move(build_gpt_oss(), "unpacked").incomplete is None
+    windowed_mla = build_layers(build_mla(0), build_mla(1), build_mla(2, window=32))
+    assert move(windowed_mla, "packed").incomplete is None
+
+
+def test_the_first_layer_decides_whether_blocks_are_split() -> None:
+    # Only some layers are MLA: the page of 16 * 576 * 2 bytes is larger or not, each has a tensor.
+    first = move(build_layers(build_mla(0), build_attention(1)), "unpacked")
+    assert (first.regions, first.descriptors, first.bytes) == (2, 14, 7 * (18432 + 32768))
+    last = move(build_layers(build_attention(0), build_mla(1)), "unpacked")
+    assert (last.regions, last.descriptors, last.bytes) == (3, 21, 7 * (32768 + 18432))
+
+
+def test_values_of_another_size_are_refused_if_they_come_first() -> None:
+    refused = move(build_layers(build_attention(0, size=64, size_v=32)), "unpacked")
+    assert (refused.regions, refused.descriptors, refused.bytes) == (None, None, None)
+    assert refused.refused is not None
+    assert refused.refused.startswith("All kv cache tensors must have the same number of blocks")
+
+
+def test_tensors_of_several_sizes_are_refused() -> None:
+    refused = move(build_layers(build_attention(0), build_attention(1, heads=2)), "unpacked")
+    assert refused.refused == (
+        "All non-MLA kv cache tensors must have the same size: pages have 8192 and 32768 bytes"
+    )
+    sizes = build_layers(build_mla(0), build_attention(1), build_mla(2))
+    assert move(sizes, "unpacked").refused is None
+
+
+def test_states_alone_do_not_meet() -> None:
+    transfer = move(
+        build_layers(build_linear(0, (12288, 3)), build_linear(1, (12288, 3))), "unpacked"
+    )
+    assert (transfer.blocks, *transfer[3:6]) == ((1,), None, None, None)
+    assert "StopIteration" in str(transfer.refused)
+
+
+def test_states_of_several_sizes_in_one_group_are_refused() -> None:
+    model = build_layers(build_linear(0), build_linear(1, recurrent=(16, 128, 128)))
+    refused = move(model, "unpacked").refused
+    assert refused == "NIXL's connector does not take states of several sizes in one group"
+
+
+def test_states_that_nixl_does_not_know_are_refused() -> None:
+    refused = move(build_layers(build_linear(0, recurrent=(4096, 16))), "unpacked").refused
+    assert refused is not None
+    assert "but these are [8192, 3] and [4096, 16]" in refused

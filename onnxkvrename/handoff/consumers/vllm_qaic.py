@@ -177,23 +177,17 @@ def _is_truncated(buffer: KvBuffer) -> bool:
 
 
 def check_uniform_types(view: ConsumerView) -> Iterator[Finding]:
-    """Yield KV606 for different shapes or dtypes: the LMCache connector refuses them at start.
-
-    It is an error if vLLM is started with that connector, and nothing if with another one.
-    """
-    if view.connector not in (None, _LMCACHE_CONNECTOR):
-        return
+    """Yield KV606 for different shapes or dtypes: the LMCache connector refuses them at start."""
     types = find_distinct_types(view.layout, view.selection.inputs)
     if len(types) > 1:
         shapes, dtypes = (len(set(values)) > 1 for values in zip(*types, strict=True))
         different = "shapes and dtypes" if shapes and dtypes else "shapes" if shapes else "dtypes"
-        finding = build_finding(
+        yield build_finding(
             "KV606",
             "",
             f"layers have different cache {different}; {_LMCACHE_CONNECTOR} will not start",
             f"use {_CONNECTOR}",
         )
-        yield finding if view.connector is None else finding._replace(severity="error")
 
 
 def check_declared_attention(view: ConsumerView) -> Iterator[Finding]:
@@ -338,8 +332,6 @@ CONSUMER = Consumer(
     selected_outputs=f"*{TOKEN}*RetainedState",
     output_suffix=SUFFIX,
     alternative="vllm-qaic-legacy",
-    connectors=(_CONNECTOR, _LMCACHE_CONNECTOR),
-    one_role_connectors=(_CONNECTOR,),
     checks=(
         check_logits,
         check_truncated_buffers,

@@ -14,7 +14,6 @@ MODULES = {
     "compare": "onnxkvrename.report.documents.compare_json",
     "manifest": "onnxkvrename.layout.manifest",
     "pairs": "onnxkvrename.report.documents.pairs_json",
-    "explain": "onnxkvrename.report.documents.explain_json",
 }
 """The module of each command's document."""
 

@@ -12,7 +12,6 @@ from onnxkvrename.handoff.consumer import MemoryKind
 from onnxkvrename.handoff.selection import SelectedValue
 from onnxkvrename.handoff.simulate import PromptRanges, merge_ranges
 from onnxkvrename.handoff.slots import MemorySlot, compute_memory_size
-from onnxkvrename.handoff.tensor_parallel import TensorParallelSizes
 from onnxkvrename.handoff.verdict import Outcome, PairResult
 from onnxkvrename.handoff.worker import (
     UNKNOWN_SIZE,
@@ -33,7 +32,6 @@ from onnxkvrename.report.compare_text import (
 )
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.vllm.reads import PromptReads, RankReads
 
 ModelReports = Sequence[ModelReport]
 
@@ -203,30 +201,6 @@ class Transfer(NamedTuple):
     decode: Memory
 
 
-class Reads(NamedTuple):
-    """What decode posts for one prompt, to read it from prefill by vLLM's NIXL connector.
-
-    Attributes:
-        tokens: The length of the prompt, in tokens.
-        transfers: The number of transfers of all ranks.
-        descriptors: The number of descriptors of all transfers; NIXL merges neighbors.
-        bytes: Bytes of all descriptors.
-        ranks: What each rank of decode posts; empty if that is not known, or if decode fails.
-        unknown: Why it is not known; `None` if it is.
-        refused: Why decode fails before it reads; `None` if it does not.
-        incomplete: Why decode does not get what prefill wrote; `None` if it does.
-    """
-
-    tokens: int
-    transfers: int | None
-    descriptors: int | None
-    bytes: int | None
-    ranks: tuple[RankReads, ...]
-    unknown: str | None
-    refused: str | None
-    incomplete: str | None
-
-
 class CompareContent(NamedTuple):
     """Whether a hand-off of KV buffers from prefill to decode will work.
 
@@ -234,7 +208,6 @@ class CompareContent(NamedTuple):
         profile: The rules that identify KV names; `None` if the job could not be done.
         target: The consumer.
         full_transfer: Whether all of each buffer is moved, whatever the prompt.
-        tensor_parallelism: The ranks of each side (`--serve`); `None` without it.
         prefill: The prefill side; `None` if the job could not be done.
         decode: The decode side; `None` if the job could not be done.
         verdict: Whether the hand-off works; `None` if the job could not be done.
@@ -243,9 +216,6 @@ class CompareContent(NamedTuple):
             something changes, so that all sizes between two of them are on a straight line; none
             where sizes are missing that matter. Where nothing limits the context, the last is a
             sample.
-        reads: What decode posts for each `--tokens` that `--max-model-len` allows, if vLLM's NIXL
-            connector accepts both sides; none without block sizes, if it refuses, or if that is not
-            known.
         findings: Causes first, consequences last.
         notes: Worth knowing, but nothing is wrong.
     """
@@ -253,13 +223,11 @@ class CompareContent(NamedTuple):
     profile: ProfileChoice | None = None
     target: str | None = None
     full_transfer: bool | None = None
-    tensor_parallelism: TensorParallelSizes | None = None
     prefill: Side | None = None
     decode: Side | None = None
     verdict: Verdict | None = None
     pairs: tuple[Pair, ...] = ()
     transfers: tuple[Transfer, ...] = ()
-    reads: tuple[Reads, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -271,7 +239,6 @@ def describe_handoff(
     handoff: Handoff,
     reports: tuple[ModelReports, ModelReports],
     profile: ProfileChoice,
-    reads: Sequence[PromptReads] = (),
 ) -> CompareContent:
     """Return whether a hand-off works.
 
@@ -279,27 +246,18 @@ def describe_handoff(
         handoff: The result of the comparison.
         reports: The reports on the models of prefill, and of decode.
         profile: The profile that recognizes KV names.
-        reads: What decode posts for each prompt, if that is known.
     """
     return fill_record(
         CompareContent,
         handoff,
         profile=profile,
         target=handoff.consumer.name,
-        tensor_parallelism=handoff.ranks,
         prefill=_describe_side(handoff.prefill, reports[0]),
         decode=_describe_side(handoff.decode, reports[1]),
         verdict=_describe_verdict(handoff),
         pairs=tuple(_describe_pair(handoff, result) for result in handoff.pair_results),
         transfers=tuple(_describe_prompt(handoff, each) for each in handoff.simulated_prompts),
-        reads=tuple(map(_describe_reads, reads)),
     )
-
-
-def _describe_reads(reads: PromptReads) -> Reads:
-    if reads.ranks:
-        return fill_record(Reads, reads)
-    return fill_record(Reads, reads, transfers=None, descriptors=None, bytes=None)
 
 
 def _describe_side(side: HandoffSide, reports: ModelReports) -> Side:
@@ -367,7 +325,7 @@ def _describe_prompt(handoff: Handoff, prompt: SimulatedPrompt) -> Transfer:
     names = {slot.buffer_id: slot.name for slot in prompt.decode_slots}
     return Transfer(
         prompt.tokens,
-        format_prompt_outcome(handoff, prompt.tokens),
+        format_prompt_outcome(handoff, prompt),
         prompt.is_refused,
         tuple(names[each] for each in prompt.wrong_buffer_ids if each in names),
         _describe_memory(

@@ -7,21 +7,18 @@ from typing import Any, NamedTuple
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.records import fill_record, serialize
 from onnxkvrename.rules.kinds import BufferKind
-from onnxkvrename.vllm.capacity import Capacity
 from onnxkvrename.vllm.groups import Grouping, GroupingMethod
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCaches, Placement
 from onnxkvrename.vllm.nixl import NixlTransfer
-from onnxkvrename.vllm.projection import Projection, list_transfer_releases
+from onnxkvrename.vllm.projection import Projection
 from onnxkvrename.vllm.specs import (
+    VLLM_VERSION,
     Condition,
     ConditionState,
     KvCacheGroup,
     KvCacheSpec,
-    ProjectionRequest,
     Refusal,
-    list_releases,
 )
-from onnxkvrename.vllm.stages import PipelineStage, count_gpu_blocks
 
 SCHEMA = "onnxkvrename.projection/1"
 
@@ -83,13 +80,12 @@ class LayerGroups(NamedTuple):
     """The groups of all layers.
 
     Attributes:
-        way: How vLLM forms the groups; `none` if there are no groups.
+        way: How vLLM forms the groups.
         group_size: The most layers in a group.
         padding_layers: The number of layers to add so that all groups have the same size.
         uniform_page_size: Bytes of a page; `None` for pages of several sizes.
-        groups: The groups; none if vLLM refuses.
+        groups: The groups, in vLLM's order.
         conditions: What it depends on.
-        refusal: Why vLLM refuses this grouping; `None` if it does not.
     """
 
     way: GroupingMethod
@@ -98,7 +94,6 @@ class LayerGroups(NamedTuple):
     uniform_page_size: int | None
     groups: tuple[Group, ...]
     conditions: tuple[Condition, ...]
-    refusal: Refusal | None
 
 
 class Registration(NamedTuple):
@@ -108,55 +103,43 @@ class Registration(NamedTuple):
         regions: The number of regions, as NIXL's connector counts them; `None` if vLLM refuses.
         refused: Why vLLM refuses to register the memory with NIXL; `None` if it does not.
         incomplete: Why the descriptors do not cover all data in the blocks; `None` if they do.
-        fewest_blocks: From how many blocks on all this holds; 1 for any number.
     """
 
     regions: int | None
     refused: str | None
     incomplete: str | None
-    fewest_blocks: int
 
 
 class Arrangement(NamedTuple):
     """A way in which vLLM may put the pages of groups into memory.
 
     Attributes:
-        name: For 0.24 unpacked, cross_layers, canonical or packed; for 0.33 a layout (L is layer,
-            B block, H head, N token, C content), or canonical or packed, which 0.33 no longer has.
+        name: unpacked, cross_layers, canonical (vllm-project/vllm#37885) or packed
+            (vllm-project/vllm#46252).
         state: The state of all conditions together.
         conditions: What it depends on.
-        grouping: The index in `groupings` of the grouping that it places.
-        bytes_per_block: Bytes that one block takes in all tensors; with several stages, on the
-            stage with the most. `None` if the arrangement is not possible.
-        num_blocks: The number of blocks that fit into gpu_memory, on the stage with the fewest;
-            `None` without gpu_memory.
+        bytes_per_block: Bytes that one block takes in all tensors. `None` if the arrangement is not
+            possible.
         padding_share: The share of padding in one block of each group, from 0 to 1.
-        placements: Where the pages are; empty with several stages, because no worker has all pages.
+        placements: Where the pages are.
         canonical: vLLM's CanonicalKVCaches of this allocation (vllm-project/vllm#37853); `None` if
-            it is not possible or not known.
+            it is not possible.
         nixl: The memory that vLLM registers with NIXL; `None` if NIXL's connector does not use this
-            arrangement, or if that is not known for the release.
-        nixl_releases: The releases for which `nixl` and `transfers` are known to be the same.
+            arrangement.
         transfers: One entry for each `--tokens`.
         default: Whether vLLM uses it unless a setting, a backend or a connector selects another.
-        capacity: The blocks of a request of max_model_len tokens, and how many such requests fit;
-            `None` without max_model_len, or if not known.
     """
 
     name: str
     state: ConditionState
     conditions: tuple[Condition, ...]
-    grouping: int
     bytes_per_block: int | None
-    num_blocks: int | None
     padding_share: float | None
     placements: tuple[Placement, ...]
     canonical: CanonicalKvCaches | None
     nixl: Registration | None
-    nixl_releases: tuple[str, ...]
     transfers: tuple[NixlTransfer, ...]
     default: bool
-    capacity: Capacity | None
 
 
 class ProjectionContent(NamedTuple):
@@ -164,71 +147,43 @@ class ProjectionContent(NamedTuple):
 
     Attributes:
         vllm: The version of vLLM whose code is followed.
-        release: The release of vLLM that was asked for.
-        releases: The releases for which groups and memory are known to be the same.
         block_size: Tokens in a block, from `--block-size`.
         tp: Tensor parallelism.
-        pp: Pipeline parallelism.
         kv_cache_dtype: vLLM's --kv-cache-dtype; `None` for the graph's own dtypes.
-        gpu_memory: The bytes that each GPU has for KV caches (`--kv-cache-memory-bytes`); `None`
-            without it.
-        draft_start: The number of a draft model's first layer; `None` without one.
-        max_model_len: Tokens of a prompt and its answer, vLLM's --max-model-len; `None` without it.
-        bandwidth: Bytes in a second that one rank transfers (`--bandwidth`); `None` without it.
-        token_bytes: Bytes that a token adds on one rank, in the layers that keep all tokens and in
-            the cache dtype; of several stages, on that with the most.
+        enable_cross_layers_blocks: Whether the connector is started with this flag.
         layers: The cache of each layer, before vLLM makes the pages equal in size.
         conditions: What the whole projection depends on.
-        refusals: Why vLLM refuses the layout. If there is a refusal, there are no groupings.
-        groupings: One grouping; in 0.33 a second one for layouts with B outermost.
+        refusals: Why vLLM refuses the layout. If there is a refusal, there is no grouping.
+        grouping: The groups of all layers; `None` if there are none.
         arrangements: The memory layouts that vLLM knows, possible or not.
-        stages: The stages of the pipeline; one without pipeline parallelism, none without
-            arrangements.
     """
 
     vllm: str
-    release: str
-    releases: tuple[str, ...]
     block_size: int
     tp: int
-    pp: int
     kv_cache_dtype: str | None
-    gpu_memory: int | None
-    draft_start: int | None
-    max_model_len: int | None
-    bandwidth: int | None
-    token_bytes: int
+    enable_cross_layers_blocks: bool
     layers: tuple[Layer, ...]
     conditions: tuple[Condition, ...]
     refusals: tuple[Refusal, ...]
-    groupings: tuple[LayerGroups, ...]
+    grouping: LayerGroups | None
     arrangements: tuple[Arrangement, ...]
-    stages: tuple[PipelineStage, ...]
 
 
 def projection_to_json(projection: Projection) -> dict[str, Any]:
     """Return a projection as JSON values."""
-    request = projection.request
-    arrangements = (_describe_allocation(each, request) for each in projection.allocations)
+    request, grouping = projection.request, projection.grouping
     content = ProjectionContent(
-        vllm=request.vllm_version,
-        release=request.release,
-        releases=list_releases(request.vllm_version),
+        vllm=VLLM_VERSION,
         block_size=request.block_size,
         tp=request.tensor_parallel_size,
-        pp=request.pipeline_parallel_size,
         kv_cache_dtype=request.kv_cache_dtype,
-        gpu_memory=request.gpu_memory,
-        draft_start=request.draft_start,
-        max_model_len=request.max_model_len,
-        bandwidth=request.bandwidth,
-        token_bytes=max(projection.token_bytes),
+        enable_cross_layers_blocks=request.enable_cross_layers_blocks,
         layers=tuple(map(_describe_spec, projection.specs)),
         conditions=projection.conditions,
         refusals=projection.refusals,
-        groupings=tuple(map(_describe_grouping, projection.groupings)),
-        arrangements=tuple(arrangements),
-        stages=projection.stages,
+        grouping=None if grouping is None else _describe_grouping(grouping),
+        arrangements=tuple(map(_describe_allocation, projection.allocations)),
     )
     values: dict[str, Any] = serialize(content)
     return values
@@ -256,14 +211,11 @@ def _describe_group(group: KvCacheGroup) -> Group:
     )
 
 
-def _describe_allocation(allocation: Allocation, request: ProjectionRequest) -> Arrangement:
+def _describe_allocation(allocation: Allocation) -> Arrangement:
     registration = allocation.registration
     return fill_record(
         Arrangement,
         allocation,
-        grouping=allocation.grouping_index,
-        num_blocks=count_gpu_blocks(allocation.bytes_per_block, request.gpu_memory),
         nixl=None if registration is None else fill_record(Registration, registration),
-        nixl_releases=list_transfer_releases(allocation, request.vllm_version),
         default=allocation.is_default,
     )

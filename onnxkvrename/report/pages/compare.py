@@ -3,8 +3,7 @@
 It shows what the JSON document of the comparison says. The document has the sizes and results of
 some prompts; between two of them sizes are on a straight line, and results are those of the
 shorter one. The template writes every element for one prompt; the script only changes numbers,
-states and positions. Pages have no offsets that depend on the prompt: of a consumer with pages of
-its own, the page shows no map, but what becomes of each prompt that was asked for.
+states and positions.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from onnxkvrename.report.documents.compare_json import (
     CompareContent,
     Memory,
     Pair,
-    Reads,
     Side,
     Slot,
     Transfer,
@@ -92,40 +90,21 @@ class Place(NamedTuple):
     label: str
 
 
-class Prompt(NamedTuple):
-    """A prompt that is handed over from pages to pages.
-
-    Attributes:
-        tokens: Its length in tokens.
-        state: Its state, one of `STATES`.
-        outcome: What becomes of it, in words.
-        reads: What decode posts for it; `None` if that is not computed.
-    """
-
-    tokens: int
-    state: str
-    outcome: str
-    reads: Reads | None
-
-
-def render_compare_page(
-    content: CompareContent, requested: Sequence[int] = (), *, is_paged: bool = False
-) -> str:
+def render_compare_page(content: CompareContent) -> str:
     """Return the page of a comparison that was made.
+
+    At first it shows the shortest prompt that does not work, else the longest.
 
     Args:
         content: The JSON document.
-        requested: Prompt lengths in tokens. The page shows the first of them at first, else the
-            shortest that does not work, else the longest; with pages it shows these only.
-        is_paged: Whether the consumer has pages of its own, so that there is no map of memory.
     """
     assert content.prefill  # all three are there where it was made
     assert content.decode
     assert content.verdict
-    transfers, gap = _choose_transfers(content, is_paged=is_paged)
+    transfers, gap = _choose_transfers(content)
     rows = _list_rows(content, transfers)
     outcomes = [_decide_prompt(transfer, content) for transfer in transfers]
-    shown = _choose_shown(transfers, outcomes, requested)
+    shown = _choose_shown(outcomes)
     condition = "after a rename" if content.verdict.renamed else ""
     is_shared = any(each.offset is not None for t in transfers[:1] for each in t.decode.slots)
     tracks = _place_slots(transfers[shown], rows, is_shared) if transfers else ()
@@ -154,8 +133,6 @@ def render_compare_page(
         gap=gap,
         condition=condition,
         is_shared=is_shared,
-        is_paged=is_paged,
-        prompts=_list_prompts(content, requested) if is_paged else (),
         transfers=transfers,
         outcomes=outcomes,
         shown=shown,
@@ -180,28 +157,11 @@ def _list_slots(
     ]
 
 
-def _list_prompts(content: CompareContent, requested: Sequence[int]) -> list[Prompt]:
-    """Return what becomes of each prompt that was asked for, once, in the order of asking."""
-    outcomes = {transfer.tokens: transfer for transfer in content.transfers}
-    reads = {each.tokens: each for each in content.reads}
-    prompts = []
-    for tokens in dict.fromkeys(requested):
-        transfer = outcomes.get(tokens)
-        state = "unknown" if transfer is None else _decide_prompt(transfer, content)
-        outcome = "cannot decide" if transfer is None else transfer.outcome
-        prompts.append(Prompt(tokens, state, outcome, reads.get(tokens)))
-    return prompts
-
-
-def _choose_transfers(
-    content: CompareContent, *, is_paged: bool
-) -> tuple[tuple[Transfer, ...], str]:
+def _choose_transfers(content: CompareContent) -> tuple[tuple[Transfer, ...], str]:
     """Return the transfers to draw, and why no others are; none where sizes are not known."""
     verdict, transfers = content.verdict, content.transfers
     if not content.pairs:
         return (), "Nothing can be handed over: a side has no KV buffer."
-    if is_paged:
-        return (), ""
     memories = [memory for transfer in transfers for memory in _list_memories(transfer)]
     count = max((len(memory.slots) for memory in memories), default=0)
     if count > _MAX_ROWS:
@@ -346,14 +306,10 @@ def _is_corrupt(transfer: Transfer, content: CompareContent) -> bool:
     )
 
 
-def _choose_shown(
-    transfers: Sequence[Transfer], outcomes: Sequence[str], requested: Sequence[int]
-) -> int:
+def _choose_shown(outcomes: Sequence[str]) -> int:
     """Return the index of the transfer that the page shows at first."""
-    lengths = [transfer.tokens for transfer in transfers]
-    asked = [lengths.index(tokens) for tokens in requested if tokens in lengths]
-    failing = [index for index, outcome in enumerate(outcomes) if outcome != "correct"]
-    return next(iter((*asked, *failing, len(lengths) - 1)))
+    failing = (index for index, outcome in enumerate(outcomes) if outcome != "correct")
+    return next(failing, len(outcomes) - 1)
 
 
 def _describe_state(kind: str, condition: str) -> tuple[str, str]:

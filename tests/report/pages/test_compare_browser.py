@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, SKIP_REASON, Browser, Page
-from handoff_pages import SIZED, Reader, compare_window, find_class, render
+from handoff_pages import SIZED, Reader, compare_window, find_class, render, render_length
 from handoff_sides import build_side_layout, describe_attention, draw_sides, predict_handoff
 from readability import list_low_contrast, list_overflowing, list_unmarked_stops
 
@@ -63,7 +63,7 @@ def move(page: Page, tokens: int) -> None:
 
 def read_written(handoff: Handoff, tokens: int) -> dict[str, Any]:
     """Read the page that a template writes for a length, in the form of `READ_PAGE`."""
-    page = Reader(render(handoff, tokens))
+    page = Reader(render_length(handoff, tokens))
     elements = [(tag, find_class(attributes), attributes) for tag, attributes in page.elements]
     slots = [(names, each) for _, names, each in elements if "slot" in names]
     lines = [(names, each) for tag, names, each in elements if tag == "line"]
@@ -91,11 +91,9 @@ def test_the_script_draws_each_length_as_python_writes_it(
 ) -> None:
     handoff = predict_handoff(*draw_sides(seed), consumer=consumer)
     page = browser.open(save(handoff, tmp_path))
-    lengths = (1, 2, 3, 4, 5, 7, 8, 9)
-    written = predict_handoff(*draw_sides(seed), consumer=consumer, tokens=lengths)
-    for tokens in lengths:
+    for tokens in (1, 2, 3, 4, 5, 7, 8, 9):
         move(page, tokens)
-        assert page.evaluate(READ_PAGE) == read_written(written, tokens), tokens
+        assert page.evaluate(READ_PAGE) == read_written(handoff, tokens), tokens
     assert page.list_problems() == []
     page.close()
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
-from handoff_pages import SIZED, Reader, compare_window, find_class, render
+from handoff_pages import SIZED, Reader, compare_window, find_class, render, render_length
 from handoff_sides import (
     CONSUMER,
     build_side,
@@ -97,13 +96,6 @@ def test_the_command_of_a_hint_is_code() -> None:
     hint = predict_handoff(plain, plain).findings[0].hint
     assert hint.count("`") == 2
     assert f"<code>{hint.strip('`')}</code>" in document
-
-
-def test_a_length_that_was_asked_for_is_shown_first() -> None:
-    layout = build_side_layout(*describe_attention(0), ctx_len=64)
-    page = Reader(render(predict_handoff(layout, layout, tokens=(999, 20)), 999, 20))
-    assert page.texts["length"] == "20 tokens"
-    assert page.kinds == ["correct", "correct"]
 
 
 def test_of_a_refused_prompt_nothing_is_fine() -> None:
@@ -237,7 +229,7 @@ def test_a_page_of_too_many_buffers_lists_the_wrong_ones_first(
 
 @pytest.mark.parametrize("tokens", [1, 128, 129, 4096])
 def test_any_length_can_be_shown(tokens: int) -> None:
-    page = Reader(render(compare_window(**SIZED), tokens))
+    page = Reader(render_length(compare_window(**SIZED), tokens))
     assert page.kinds.count("wrong") == (4 if tokens > 128 else 0)
 
 
@@ -346,46 +338,3 @@ def test_a_consumer_that_rounds_is_shown_for_one_token() -> None:
     page = Reader(render(predict_handoff(layout, layout, consumer=consumer)))
     assert "do not grow evenly" in page.text
     assert page.texts["length"] == "1 token"
-
-
-@pytest.mark.parametrize(
-    ("tokens", "hint"), [((), "compare --tokens N shows what"), ((10, 20, 10), "")]
-)
-def test_pages_have_prompts_and_no_map(tokens: tuple[int, ...], hint: str) -> None:
-    layout = build_side_layout(*describe_attention(0), ctx_len=64)
-    consumer = load_consumer("vllm-nixl")
-    handoff = predict_handoff(
-        layout, layout, consumer=consumer, tokens=tuple(sorted({*tokens})), ranks=(1, 2)
-    )
-    document = render(handoff, *tokens)
-    page = Reader(document)
-    assert [row[-1] for row in page.rows] == ["ok", "ok"]
-    for tag, attributes in page.elements:
-        assert tag not in ("svg", "script")
-        assert "none" not in find_class(attributes)
-    prompts = re.findall(r'scope="row">(\d+ tokens).*?class="state">(.*?)<', document)
-    assert prompts == [(f"{each} tokens", "✓ ok") for each in dict.fromkeys(tokens)]
-    assert hint in page.text
-    assert "1 rank of prefill, 2 of decode" in page.text
-    for phrase in ("not transferred", "Prefill writes", "an array for each", "ctx_len=SIZE"):
-        assert phrase not in page.text
-
-
-def test_the_page_of_pages_has_what_decode_posts(run, tmp_path: Path) -> None:
-    model = str(Path(__file__).resolve().parents[3] / "fixtures" / "plain" / "decoder.onnx")
-    pair = (
-        "compare",
-        model,
-        model,
-        "--target",
-        "vllm-nixl",
-        "--tokens",
-        "33",
-        "--html",
-        tmp_path / "p.html",
-    )
-    lines = ("--serve", "prefill:--block-size 16", "--serve", "decode:-tp 2 --block-size 32")
-    assert run(*pair, *lines).code == 0
-    row = re.search(r"33 tokens</th>.*", (tmp_path / "p.html").read_text("utf-8"))
-    assert row is not None
-    assert re.findall(r">([\d,]+)</td>", row[0]) == ["2", "12", "6,144"]

@@ -1,4 +1,4 @@
-"""The allocations of vLLM 0.24; the figures are worked out by hand."""
+"""Where vLLM puts the pages; the figures are worked out by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnxkvrename.vllm.specs import ProjectionRequest
 
 def allocate(model: Layout, name: str, *prompt_lengths: int, block_size: int = 16) -> Allocation:
     """The allocation of that name, with a transfer for each prompt length."""
-    request = ProjectionRequest(block_size, vllm_version="0.24", prompt_lengths=prompt_lengths)
+    request = ProjectionRequest(block_size, prompt_lengths=prompt_lengths)
     allocations = project_layout(model, request).allocations
     return next(allocation for allocation in allocations if allocation.name == name)
 
@@ -237,10 +237,22 @@ def test_a_short_prompt_does_not_fill_its_window() -> None:
     assert transfer.blocks == (1, 1)
 
 
+def test_the_flag_packs_several_groups_and_only_those() -> None:
+    request = ProjectionRequest(16, enable_cross_layers_blocks=True)
+    groups = build_layers(build_attention(0), build_sliding(1, window=32))
+    found = {each.name: each for each in project_layout(groups, request).allocations}
+    assert condition_states(found["packed"])["flag"] == "met"
+    assert condition_states(found["unpacked"])["flag"] == "not met"
+    assert [each.name for each in found.values() if each.is_default] == ["packed"]
+    plain = build_layers(build_attention(0), build_attention(1))
+    found = {each.name: each for each in project_layout(plain, request).allocations}
+    assert not found["packed"].is_possible
+    assert found["unpacked"].is_default
+
+
 def test_refused_groups_are_not_allocated() -> None:
     refused = project_layout(
-        build_layers(build_attention(0), build_mla(1, window=32)),
-        ProjectionRequest(16, vllm_version="0.24"),
+        build_layers(build_attention(0), build_mla(1, window=32)), ProjectionRequest(16)
     )
-    assert refused.groupings[0].refusal is not None
-    assert (refused.refusals, refused.allocations) == ((), ())
+    assert (refused.grouping, refused.allocations) == (None, ())
+    assert [refusal.layers for refusal in refused.refusals] == [(0,)]
