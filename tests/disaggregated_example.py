@@ -11,7 +11,7 @@ from conftest import FIXTURES
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 EXAMPLE = EXAMPLES / "disaggregated"
 SERVING = FIXTURES / "plain" / "serving"
-sys.path += [str(EXAMPLES / "shared"), str(EXAMPLE)]  # for this process, and those that it spawns
+sys.path.append(str(EXAMPLE))  # for this process, and those that it spawns
 
 import decode  # noqa: E402
 import kvbuffers  # noqa: E402

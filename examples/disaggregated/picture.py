@@ -14,8 +14,6 @@ from html import escape
 from pathlib import Path
 from textwrap import wrap
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
-
 from device import Device
 from kvbuffers import PATTERN, Slot, slots, total
 from prompts import SIZES

@@ -9,9 +9,6 @@ Requires onnxkvrename and onnxruntime. serving.py has the steps.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "shared"))
 
 from command import Serve, Tell, build_parser, run_example
 

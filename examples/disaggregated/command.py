@@ -1,4 +1,4 @@
-"""The command line that the examples share, and their exit codes.
+"""The command line of the example, and its exit codes.
 
     python serve.py                     run all parts; exit code 0 if each ends as predicted
     python serve.py PREFILL [DECODE]    one hand-off; exit code 0 if the tokens are right, else 1
@@ -29,7 +29,7 @@ class Refused(Exception):
 
 
 def build_parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser of the arguments that all examples take."""
+    """Return a parser of the arguments that an example takes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("prefill", nargs="?", type=Path, help="a model; without one, run all parts")
     parser.add_argument("decode", nargs="?", type=Path, help="a different model for decode")
