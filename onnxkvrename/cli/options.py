@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import find_similar, quote_path, quote_word
+from onnxkvrename.findings import find_similar, quote_path
 from onnxkvrename.options import (
     SIDES,
     Example,
@@ -198,8 +198,7 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
     how["help"] = option.help
     if origin is SideValues:
         how["metavar"] = f"[SIDE:]{option.metavar}"
-        is_single = str not in get_args(kind)  # one file or line, but several sizes
-        return SideOption(words, value_type=value_type, is_single=is_single, **how)
+        return SideOption(words, value_type=value_type, **how)
     how["type"] = value_type
     if origin is tuple:
         return click.Option(words, multiple=True, **how)
@@ -396,18 +395,14 @@ class SideOption(click.Option):
 
     Args:
         value_type: The type of a value without its prefix.
-        is_single: Whether a side has one value.
     """
 
-    def __init__(
-        self, *args: Any, value_type: click.ParamType[Any], is_single: bool = False, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, value_type: click.ParamType[Any], **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "multiple": True})
         self.value_type = value_type
-        self.is_single = is_single
 
     def process_value(self, ctx: click.Context, value: Any) -> SideValues[Any]:
-        """Return the values by side; a usage error for two of one side where it has one."""
+        """Return the values by side."""
         values: dict[str, dict[Any, None]] = {"": {}, "prefill": {}, "decode": {}}
         for text in super().process_value(ctx, value):
             prefix, separator, rest = text.partition(":")
@@ -418,23 +413,7 @@ class SideOption(click.Option):
                 raise click.UsageError(
                     f"{option} {prefix + ':'!r}: no such side (did you mean {meant}:?)"
                 )
-            name, equals, _ = text.partition("=")
-            meant = find_similar(name, SIDES, cutoff=0.8) if equals and self.is_single else None
-            if meant is not None:
-                value = text.removeprefix(name + equals)
-                hint = f"did you mean {quote_word(f'{meant}:{value}')}?"
-                raise KvRenameError(f"{option} {name + equals!r}: no such side", hint=hint)
             values[side][self.value_type.convert(rest, self, ctx)] = None
-        for side, found in values.items():
-            if self.is_single and len(found) > 1:
-                first, second = list(found)[:2]
-                option = max(self.opts, key=len)
-                problem = f"{option} has two values: {first} and {second}; pass one"
-                if side:
-                    raise click.UsageError(problem)
-                typed = (quote_word(f"{SIDES[i]}:{each}") for i, each in enumerate((first, second)))
-                hint = f"for one each: `{' '.join(f'{option} {word}' for word in typed)}`"
-                raise KvRenameError(problem, hint=hint)
         return SideValues(*map(tuple, values.values()))
 
 

@@ -48,12 +48,11 @@ class Consumer(NamedTuple):
             a buffer, such as a match of a regular expression.
         selects_output: The same for a graph output, as a retained buffer.
         input_name_of: Returns the input name that the consumer derives from an output name, e.g.
-            without ``_RetainedState``. Returns the name unchanged if the consumer cannot derive one
-            (KV602, for a consumer that pairs by name).
+            without ``_RetainedState``. Returns the name unchanged if the consumer cannot derive
+            one.
         sort_key: Returns the layer and the name that the consumer sorts by, of an input name.
             Raises `ValueError` where the consumer itself cannot read a layer and stops
-            (KV603). A consumer with a sort key pairs inputs and outputs by position. `None` for a
-            consumer that finds the output of each input by its name, whatever the order.
+            (KV603). In this order inputs and outputs are paired, by position.
         transferred_shape: Returns the shape of the part of a buffer that is handed over. The first
             argument is the buffer's full shape, batch first, numbers only; the second the
             prompt's length in tokens, or `None` for all of each buffer. By default all.
@@ -75,8 +74,6 @@ class Consumer(NamedTuple):
             name, for messages: ``_RetainedState``. Empty if it derives names in another way.
         unselected_hint: What to do about such a name, where no token makes the consumer select
             it.
-        is_written_elsewhere: Returns whether another model writes an input of this name, as an
-            encoder does, so that it needs no output. `None` if every input needs one.
         memory: Where the consumer puts the buffers that it hands over.
         setting: The setting of its program that selects this consumer, empty for the default:
             ``VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1``.
@@ -91,7 +88,7 @@ class Consumer(NamedTuple):
     selects_input: Callable[[str], object]
     selects_output: Callable[[str], object]
     input_name_of: Callable[[str], str]
-    sort_key: Callable[[str], tuple[int, str]] | None = None
+    sort_key: Callable[[str], tuple[int, str]]
     transferred_shape: Callable[[Shape, int | None], Shape] = _keep_whole_shape
     itemsize_of: Callable[[str], int | None] = _compute_itemsize
     is_appended_output: Callable[[str], bool] | None = None
@@ -102,16 +99,10 @@ class Consumer(NamedTuple):
     selected_outputs: str = ""
     output_suffix: str = ""
     unselected_hint: str = ""
-    is_written_elsewhere: Callable[[str], bool] | None = None
     memory: MemoryKind = "shared"
     setting: str = ""
     alternative: str = ""
     source: str = ""
-
-    @property
-    def pairs_by_name(self) -> bool:
-        """True if it finds the output of an input by its name, not by its position."""
-        return self.sort_key is None
 
     @property
     def selecting_trait(self) -> str:

@@ -65,7 +65,6 @@ def describe_non_kv(names: Sequence[str], consumer: Consumer) -> str:
 def check_selected_names(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV601 for names that are not selected, and KV602 for outputs that give no input."""
     yield from _check_unselected_names(view)
-    yield from _check_output_suffixes(view)
     yield from _check_half_names(view)
 
 
@@ -167,19 +166,6 @@ def _explain_unselected(
     return reason, format_rename_command(layout, consumer, *options)
 
 
-def _check_output_suffixes(view: ConsumerView) -> Iterator[Finding]:
-    """Yield KV602 for outputs from whose names a consumer that pairs by name derives no input."""
-    if view.consumer.pairs_by_name:
-        names = view.underived_outputs
-        them = "it" if len(names) == 1 else "them"
-        inputs = "name of its input" if len(names) == 1 else "names of their inputs"
-        yield from report_suffixes(
-            view,
-            view.consumer.output_suffix or "the suffix that it removes",
-            f"{view.consumer.name} selects {them} but cannot derive the {inputs}",
-        )
-
-
 def _check_half_names(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV602 for buffers that are selected although only one of their names has a token.
 
@@ -236,8 +222,6 @@ def check_unreadable_layers(view: ConsumerView) -> Iterator[Finding]:
 def check_layer_numbers(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV603 for the buffers in whose names the consumer reads another layer."""
     consumer = view.consumer
-    if consumer.sort_key is None:
-        return
     unreadable = {each.value.name for each in view.selection.unreadable}
     wrong: list[tuple[BufferName, int]] = []
     for each in view.buffer_names:
@@ -268,9 +252,6 @@ def check_order(view: ConsumerView) -> Iterator[Finding]:
     selection, consumer = view.selection, view.consumer
     if not selection.is_ordered or selection.is_paired:
         return
-    if consumer.pairs_by_name:
-        yield from _check_names_pair(view)
-        return
     if not all(each.is_selected for each in view.buffer_names) or view.non_kv_values:
         return
     if len(selection.inputs) != len(selection.outputs):
@@ -295,29 +276,6 @@ def check_order(view: ConsumerView) -> Iterator[Finding]:
                 "same position",
             )
             return
-
-
-def _check_names_pair(view: ConsumerView) -> Iterator[Finding]:
-    """Yield KV609 for inputs for which a consumer that pairs by name does not find an output.
-
-    Outputs without an input are right: those of an encoder.
-    """
-    selected = {each.name for each in view.buffer_names if each.is_selected}
-    is_elsewhere = view.consumer.is_written_elsewhere or (lambda name: False)
-    alone = [
-        source.name
-        for source, result in view.selection.value_pairs
-        if source is not None and result is None and source.name in selected
-        if not is_elsewhere(source.name)
-    ]
-    return report_names(
-        "KV609",
-        alone,
-        _HAVE,
-        f"no output: {view.consumer.name} pairs by name, and no output has the matching name",
-        _BOTH_SIDES_HINT,
-        "inputs",
-    )
 
 
 def _find_unpaired_name(view: ConsumerView) -> str:

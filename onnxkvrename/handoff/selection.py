@@ -47,18 +47,15 @@ class Selection(NamedTuple):
     """The inputs and outputs that a consumer selects.
 
     Attributes:
-        inputs: The selected inputs in the consumer's order, or in the graph's if it cannot sort;
-            sorted by layer for a consumer that pairs by name.
+        inputs: The selected inputs in the consumer's order, or in the graph's if it cannot sort.
         outputs: The selected outputs, likewise.
         unreadable: The values in whose names the consumer cannot read a layer. If there are any,
             it cannot sort.
-        pairs_by_name: Whether the consumer pairs the two by name, not by position.
     """
 
     inputs: tuple[SelectedValue, ...]
     outputs: tuple[SelectedValue, ...]
     unreadable: tuple[SelectedValue, ...] = ()
-    pairs_by_name: bool = False
 
     @property
     def is_ordered(self) -> bool:
@@ -82,14 +79,7 @@ class Selection(NamedTuple):
         )
 
     def _pair_sides(self) -> list[tuple[SelectedValue | None, SelectedValue | None]]:
-        if not self.pairs_by_name:
-            return list(zip_longest(self.inputs, self.outputs))
-        outputs = {each.input_name: each for each in reversed(self.outputs)}
-        pairs: list[tuple[SelectedValue | None, SelectedValue | None]] = [
-            (each, outputs.pop(each.input_name, None)) for each in self.inputs
-        ]
-        paired = {second.value.name for _, second in pairs if second is not None}
-        return [*pairs, *((None, each) for each in self.outputs if each.value.name not in paired)]
+        return list(zip_longest(self.inputs, self.outputs))
 
 
 class BufferName(NamedTuple):
@@ -168,11 +158,6 @@ def select_values(layout: Layout, consumer: Consumer) -> Selection:
         for value in layout.outputs
         if consumer.selects_output(value.name)
     ]
-    if consumer.sort_key is None:
-        ranks = {b.input: rank for rank, b in enumerate(layout.buffers) if b.input is not None}
-        for values in (inputs, outputs):
-            values.sort(key=lambda each: ranks.get(each.graph_input_name, len(ranks)))
-        return Selection(tuple(inputs), tuple(outputs), pairs_by_name=True)
     keys = _read_sort_keys((*inputs, *outputs), consumer.sort_key)
     unreadable = tuple(each for each in (*inputs, *outputs) if each.input_name not in keys)
     if not unreadable:
