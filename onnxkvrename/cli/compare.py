@@ -63,7 +63,7 @@ class CompareArguments(NamedTuple):
     prefill: Annotated[Path, Option("", metavar="PREFILL", is_required=True)]
     decode: Annotated[Path, Option("", metavar="DECODE", is_required=True)]
     target: Annotated[str, TARGET] = DEFAULT_CONSUMER
-    dims: Annotated[SideValues[str], DIM] = SideValues()
+    dims: Annotated[SideValues, DIM] = SideValues()
     full_transfer: Annotated[bool, FULL_TRANSFER] = False
     strict: Strict = False
     profile: Profile = None

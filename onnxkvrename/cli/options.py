@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
@@ -31,11 +31,10 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 """The settings of every command."""
 _HYPHEN_IN_WORD = re.compile(r"(?<=\S)-(?=\S)")
 _UNBROKEN_HYPHEN = "\N{NON-BREAKING HYPHEN}"
-_Value = TypeVar("_Value")
 _Request = TypeVar("_Request")
 
 
-class SideValues(NamedTuple, Generic[_Value]):
+class SideValues(NamedTuple):
     """The values of an option.
 
     Attributes:
@@ -44,9 +43,9 @@ class SideValues(NamedTuple, Generic[_Value]):
         decode: Those of decode alone.
     """
 
-    both: tuple[_Value, ...] = ()
-    prefill: tuple[_Value, ...] = ()
-    decode: tuple[_Value, ...] = ()
+    both: tuple[str, ...] = ()
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
 
 
 class UnbrokenFormatter(click.HelpFormatter):
@@ -196,9 +195,9 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
     if not option.flags:
         return click.Argument(words, type=value_type, nargs=-1 if origin is tuple else 1, **how)
     how["help"] = option.help
-    if origin is SideValues:
+    if kind is SideValues:
         how["metavar"] = f"[SIDE:]{option.metavar}"
-        return SideOption(words, value_type=value_type, **how)
+        return SideOption(words, multiple=True, **how)
     how["type"] = value_type
     if origin is tuple:
         return click.Option(words, multiple=True, **how)
@@ -391,29 +390,21 @@ class SingleOption(VariableOption):
 
 
 class SideOption(click.Option):
-    """An option that may be repeated, with ``prefill:`` or ``decode:`` before a value.
+    """An option that may be repeated, with ``prefill:`` or ``decode:`` before a value."""
 
-    Args:
-        value_type: The type of a value without its prefix.
-    """
-
-    def __init__(self, *args: Any, value_type: click.ParamType[Any], **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "multiple": True})
-        self.value_type = value_type
-
-    def process_value(self, ctx: click.Context, value: Any) -> SideValues[Any]:
-        """Return the values by side."""
-        values: dict[str, dict[Any, None]] = {"": {}, "prefill": {}, "decode": {}}
+    def process_value(self, ctx: click.Context, value: Any) -> SideValues:
+        """Return the values by side; a usage error for another side."""
+        values: dict[str, dict[str, None]] = {"": {}, "prefill": {}, "decode": {}}
         for text in super().process_value(ctx, value):
             prefix, separator, rest = text.partition(":")
             side, rest = (prefix, rest) if separator and prefix in SIDES else ("", text)
             meant = find_similar(prefix, SIDES, cutoff=0.8) if separator and not side else None
-            option = max(self.opts, key=len)
             if meant is not None:
                 raise click.UsageError(
-                    f"{option} {prefix + ':'!r}: no such side (did you mean {meant}:?)"
+                    f"{max(self.opts, key=len)} {prefix + ':'!r}: no such side "
+                    f"(did you mean {meant}:?)"
                 )
-            values[side][self.value_type.convert(rest, self, ctx)] = None
+            values[side][rest] = None
         return SideValues(*map(tuple, values.values()))
 
 

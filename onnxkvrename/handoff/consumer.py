@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from onnxkvrename.findings import Finding
 from onnxkvrename.layout.layout import Shape
-from onnxkvrename.model.proto_reader import get_dtype_bits
 
 if TYPE_CHECKING:
     from onnxkvrename.handoff.selection import ConsumerView
@@ -29,13 +28,8 @@ def _keep_whole_shape(shape: Shape, tokens: int | None) -> Shape:
     return shape
 
 
-def _compute_itemsize(dtype: str) -> int | None:
-    """Return the bytes of one element of a dtype; `None` if they vary, as for strings."""
-    return (get_dtype_bits(dtype) + 7) // 8 or None
-
-
 class Consumer(NamedTuple):
-    """A program that receives KV buffers, as data and pure functions.
+    """A program that receives KV buffers and retains them in place, as data and pure functions.
 
     Each function repeats one step of the consumer's own code, on names and shapes. The
     checks and `compare` know a consumer only by these fields.
@@ -52,19 +46,17 @@ class Consumer(NamedTuple):
             one.
         sort_key: Returns the layer and the name that the consumer sorts by, of an input name.
             Raises `ValueError` where the consumer itself cannot read a layer and stops
-            (KV603). In this order inputs and outputs are paired, by position.
+            (KV603). Inputs and outputs are paired by their positions in this order.
+        itemsize_of: Returns the bytes of one element of an ONNX dtype (``FLOAT16``), or `None`
+            for a dtype that the consumer cannot move (KV610).
         transferred_shape: Returns the shape of the part of a buffer that is handed over. The first
             argument is the buffer's full shape, batch first, numbers only; the second the
             prompt's length in tokens, or `None` for all of each buffer. By default all.
-        itemsize_of: Returns the bytes of one element of an ONNX dtype (``FLOAT16``), or `None`
-            for a dtype that the consumer cannot move (KV610). By default ONNX's own size.
         is_appended_output: Returns whether prefill adds a graph output of this name to its list
             of retained outputs; the consumer then drops the last entry of that list. `None`
             for a consumer that adds and drops nothing.
         trial_output: The output with which it tries the model at start-up, where wrong numbers of
             buffers then show; empty if it tries none, so that they show at the first prompt.
-        needs_in_place: Whether a retained output must go back into its input with the same size
-            (KV120); `None` if that is not known: then KV120 is a warning.
         checks: Further checks, only for this consumer. Each gets the layout as the consumer sees
             it, and yields findings.
         selected_inputs: The pattern of the names of selected inputs, for messages: ``past_key* or
@@ -89,11 +81,10 @@ class Consumer(NamedTuple):
     selects_output: Callable[[str], object]
     input_name_of: Callable[[str], str]
     sort_key: Callable[[str], tuple[int, str]]
+    itemsize_of: Callable[[str], int | None]
     transferred_shape: Callable[[Shape, int | None], Shape] = _keep_whole_shape
-    itemsize_of: Callable[[str], int | None] = _compute_itemsize
     is_appended_output: Callable[[str], bool] | None = None
     trial_output: str = ""
-    needs_in_place: bool | None = None
     checks: tuple[Callable[[ConsumerView], Iterator[Finding]], ...] = ()
     selected_inputs: str = ""
     selected_outputs: str = ""

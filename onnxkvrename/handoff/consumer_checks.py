@@ -198,9 +198,7 @@ def find_count_failure(layout: Layout, consumer: Consumer) -> str:
 
 def _check_updates(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV120, once for all buffers that change their size in the same way."""
-    layout, consumer = view.layout, view.consumer
-    if consumer.needs_in_place is False:
-        return
+    layout = view.layout
     groups: dict[BufferUpdate, list[KvBuffer]] = {}
     for buffer in layout.buffers:
         if buffer.update.is_resized:
@@ -212,15 +210,13 @@ def _check_updates(view: ConsumerView) -> Iterator[Finding]:
             buffer.output or "",
             update,
             (shapes.get(buffer.input or ""), shapes.get(buffer.output or "")),
-            needed_by=consumer.name if consumer.needs_in_place else None,
+            needed_by=view.consumer.name,
             more=len(others),
         )
 
 
 def _check_unknown_updates(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV113, once for all buffers that are not proved to fit back into their inputs."""
-    if view.consumer.needs_in_place is False:
-        return
     for kind, reason, hint in _UNKNOWN_UPDATES:
         buffers = [
             buffer
@@ -242,33 +238,31 @@ def _check_unknown_updates(view: ConsumerView) -> Iterator[Finding]:
 
 def _check_paged_caches(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV610 for caches that a consumer would cut as if their first axis were the batch."""
-    if view.consumer.memory in ("shared", "separate"):
-        yield from report_names(
-            "KV610",
-            [buffer.names[0] for buffer in view.layout.buffers if buffer.traits.is_paged],
-            ("is", "are"),
-            "paged: blocks of all sequences, which a block table assigns; "
-            f"{view.consumer.name} takes the first axis for the batch and hands over one block",
-            "export the model without paged attention",
-            "buffers",
-        )
+    return report_names(
+        "KV610",
+        [buffer.names[0] for buffer in view.layout.buffers if buffer.traits.is_paged],
+        ("is", "are"),
+        "paged: blocks of all sequences, which a block table assigns; "
+        f"{view.consumer.name} takes the first axis for the batch and hands over one block",
+        "export the model without paged attention",
+        "buffers",
+    )
 
 
 def _check_counters(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV630 for inputs that say where a cache is written, which no consumer moves."""
     inputs = {value.name for value in view.layout.inputs}
     kept = [item.name for item in view.layout.kept if item.reason == REASON_POSITION]
-    if view.consumer.needs_in_place:
-        yield from report_names(
-            UNKNOWN_TRANSFER,
-            [name for name in kept if name in inputs],
-            ("counts", "count"),
-            f"the positions that are written; {view.consumer.name} moves no such value, and "
-            "whether decode gets it is not known",
-            "if your runner feeds the length of the prompt to decode, rename with "
-            f"`--prefix {view.consumer.token or 'TOKEN'}`, without --target",
-            "inputs",
-        )
+    return report_names(
+        UNKNOWN_TRANSFER,
+        [name for name in kept if name in inputs],
+        ("counts", "count"),
+        f"the positions that are written; {view.consumer.name} moves no such value, and "
+        "whether decode gets it is not known",
+        "if your runner feeds the length of the prompt to decode, rename with "
+        f"`--prefix {view.consumer.token or 'TOKEN'}`, without --target",
+        "inputs",
+    )
 
 
 def _check_dtypes(view: ConsumerView) -> ConsumerProblem:

@@ -177,17 +177,16 @@ def _check_half_names(view: ConsumerView) -> Iterator[Finding]:
         for buffer in view.layout.buffers
         if buffer.token is None and buffer.output and selected.issuperset(buffer.names)
     ]
-    if view.consumer.needs_in_place:
-        yield from report_names(
-            "KV602",
-            halves,
-            _DO,
-            "not carry the same token as the input, so the compiler does not retain the buffer",
-            format_rename_command(view.layout, view.consumer, "--replace")
-            if view.consumer.token
-            else view.consumer.unselected_hint or RULES_HINT,
-            "outputs",
-        )
+    yield from report_names(
+        "KV602",
+        halves,
+        _DO,
+        "not carry the same token as the input, so the compiler does not retain the buffer",
+        format_rename_command(view.layout, view.consumer, "--replace")
+        if view.consumer.token
+        else view.consumer.unselected_hint or RULES_HINT,
+        "outputs",
+    )
 
 
 def report_suffixes(view: ConsumerView, suffix: str, effect: str) -> Iterator[Finding]:

@@ -67,7 +67,7 @@ class Selection(NamedTuple):
         """True if the consumer pairs each output with its own input."""
         return all(
             first is not None and second is not None and second.graph_input_name == first.value.name
-            for first, second in self._pair_sides()
+            for first, second in zip_longest(self.inputs, self.outputs)
         )
 
     @property
@@ -75,11 +75,8 @@ class Selection(NamedTuple):
         """Inputs and outputs as the consumer pairs them; `None` for a missing partner."""
         return tuple(
             (None if first is None else first.value, None if second is None else second.value)
-            for first, second in self._pair_sides()
+            for first, second in zip_longest(self.inputs, self.outputs)
         )
-
-    def _pair_sides(self) -> list[tuple[SelectedValue | None, SelectedValue | None]]:
-        return list(zip_longest(self.inputs, self.outputs))
 
 
 class BufferName(NamedTuple):

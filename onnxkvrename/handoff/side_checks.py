@@ -116,16 +116,15 @@ def _choose_token_hint(sides: Sequence[CheckedSide], *options: str) -> str:
                 p.startup_cause == "output_count" for each in sides for p in each.problems
             ),
         )
-    return _choose_hint(side.layout, consumer, hint)
+    return _choose_hint(side.layout, hint)
 
 
-def _choose_hint(layout: Layout, consumer: Consumer, hint: str) -> str:
+def _choose_hint(layout: Layout, hint: str) -> str:
     """Return a hint about names, or the one to fix KV120 first.
 
-    If the consumer retains buffers in place, no name helps for a cache that grows: a rename for
-    this consumer is refused (KV120).
+    No name helps for a cache that grows: a rename for the consumer is refused (KV120).
     """
-    if consumer.needs_in_place and any(buffer.update.is_resized for buffer in layout.buffers):
+    if any(buffer.update.is_resized for buffer in layout.buffers):
         return "fix KV120 first"
     return hint
 
@@ -224,7 +223,7 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
         "KV624",
         unselected[0],
         f"{begin_message(unselected, 'does', 'do', 'outputs')} not {required}; {counts}",
-        _choose_hint(view.layout, consumer, RULES_HINT),
+        _choose_hint(view.layout, RULES_HINT),
     )
 
 
@@ -236,7 +235,7 @@ def check_each_side(
     for checked in (prefill, decode):
         for finding in (each for problem in checked.problems for each in problem.findings):
             if finding.severity != "error":
-                continue  # nothing says that it stops the consumer; KV120 and KV113 are notes
+                continue  # nothing says that it stops the consumer; KV113 is a note
             if finding.code == "KV609" and checked is prefill and has_own_arrays:
                 continue  # decode's inputs are what prefill's outputs are paired with
             if finding.code in _SIDE_CODES and finding.code not in reported_codes:
@@ -282,11 +281,11 @@ def _drop_unread_tail(
 
 
 def list_update_notes(prefill: CheckedSide, decode: CheckedSide) -> list[str]:
-    """Return a note on each side whose buffers grow or may grow, if that is not an error."""
+    """Return a note on each side whose buffers may grow, if that is not an error."""
     return [
         f"{checked.side.label}: {f'{finding.subject} {finding.message}'.lstrip()} ({finding.code})"
         for checked in (prefill, decode)
         for problem in checked.problems
         for finding in problem.findings
-        if finding.code in ("KV113", "KV120") and finding.severity != "error"
+        if finding.code == "KV113" and finding.severity != "error"
     ]

@@ -447,7 +447,7 @@ def judge_pairs(evidence: Evidence) -> tuple[PairResult, ...]:
     results = []
     for pair in comparison.pairs:
         code = codes.get(pair.buffer_id, None if pair.buffer_id in transferred else lost_code)
-        if code is None and setup.consumer.needs_in_place and _is_resized(pair):
+        if code is None and _is_resized(pair):
             code = "KV120"
         is_undecided = pair.buffer_id in (shiftable if code is None else undecided)
         ranges = wrong_ranges.get(pair.buffer_id, ())

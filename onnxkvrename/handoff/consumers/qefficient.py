@@ -88,7 +88,6 @@ CONSUMER = Consumer(
     input_name_of=vllm_qaic.derive_input_name,
     sort_key=vllm_qaic.parse_sort_key,
     itemsize_of=_ITEMSIZES.get,
-    needs_in_place=True,
     selected_inputs=_NAMES,
     selected_outputs=f"{_NAMES}, with {vllm_qaic.SUFFIX} at the end",
     output_suffix=vllm_qaic.SUFFIX,

@@ -328,7 +328,6 @@ CONSUMER = Consumer(
     is_appended_output=is_logits_output,
     trial_output="logits",
     itemsize_of=_ITEMSIZES.get,
-    needs_in_place=True,
     selected_outputs=f"*{TOKEN}*RetainedState",
     output_suffix=SUFFIX,
     alternative="vllm-qaic-legacy",
