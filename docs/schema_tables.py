@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from onnxkvrename.records import build_schema
-from onnxkvrename.report.documents import MODULES, load_document, projection_json
+from onnxkvrename.report.documents import MODULES, load_document
 
 PAGE = "schemas.md"
 MARK = re.compile("<!-- (?:schema ([a-z0-9-]+)|records) -->")
@@ -22,7 +21,6 @@ SCHEMAS = {
     document.schema.partition(".")[2].replace("/", "-"): document.build_schema()
     for document in map(load_document, MODULES)
 }
-SCHEMAS["projection-1"] = build_schema(projection_json.SCHEMA, projection_json.ProjectionContent)
 
 
 def on_files(files: Any, config: Any) -> Any:

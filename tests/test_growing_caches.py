@@ -139,32 +139,25 @@ def test_no_rename_is_suggested_that_would_be_refused(growing: Path, run) -> Non
 
 def test_a_hand_off_does_not_work_whatever_the_context(growing: Path, tmp_path: Path, run) -> None:
     run(growing, "--prefix", TOKEN)
-    manifest = tmp_path / "kv.json"
-    assert run("manifest", growing, "-o", manifest).code == 0
-    for decode in (growing, manifest):
+    layout = tmp_path / "kv.json"
+    layout.write_text(run("inspect", growing, "--format", "json").out, "utf-8")
+    for decode in (growing, layout):
         outcome = run("compare", growing, decode)
         assert outcome.code == 1
         assert outcome.out.startswith("hand-off would fail at start-up: a cache that grows")
         assert "whatever past_length may be" not in outcome.out
         assert "wrong (KV120)" in outcome.out
-    found = json.loads(run("compare", manifest, manifest, "--format", "json").out)
+    found = json.loads(run("compare", layout, layout, "--format", "json").out)
     assert found["verdict"]["outcome"] == "fails"
     assert {pair["decode"]["update"] for pair in found["pairs"]} == {"append"}
     assert onnxkvrename.compare(growing, growing).verdict.outcome == "fails"
 
 
-def test_inspect_and_manifest_show_it_folded(growing: Path, run) -> None:
+def test_inspect_shows_it_folded(growing: Path, run) -> None:
     assert run("inspect", growing).out.count(", grows along axis 2") == 1
-    (row,) = [
-        line
-        for line in run("manifest", growing, "--format", "text").out.splitlines()
-        if "append along axis 2" in line
-    ]
-    assert "key, value" in row
-    for command in ("inspect", "manifest"):
-        document = json.loads(run(command, growing, "--format", "json").out)
-        buffers = document.get("buffers") or document["models"][0]["buffers"]
-        assert {(b["update"], b["update_axis"]) for b in buffers} == {("append", 2)}
+    document = json.loads(run("inspect", growing, "--format", "json").out)
+    for described in (document["models"][0], document["layouts"][0]):
+        assert {(b["update"], b["update_axis"]) for b in described["buffers"]} == {("append", 2)}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What docs/vllm.md says of vLLM's published figures, held against vLLM's own code."""
+"""What docs/inspect.md says of vLLM's published figures, held against vLLM's own code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxkvrename.vllm.nixl import build_transfers
 from onnxkvrename.vllm.projection import project_layout
 from onnxkvrename.vllm.specs import KvCacheSpec, ProjectionRequest
 
-TEXT = (Path(__file__).resolve().parent.parent / "docs" / "vllm.md").read_text("utf-8")
+TEXT = (Path(__file__).resolve().parent.parent / "docs" / "inspect.md").read_text("utf-8")
 FLASH = (0, 0, *(4 if layer % 2 == 0 else 128 for layer in range(2, 43)))
 """The compress ratio of each layer of DeepSeek-V4-Flash; 0 for a window only."""
 PRO = (128, 128, *(4 if layer % 2 == 0 else 128 for layer in range(2, 61)))

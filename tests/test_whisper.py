@@ -42,9 +42,9 @@ def test_a_layer_with_one_of_the_two_is_not_whole(model: Path, run) -> None:
 
 def test_what_a_layer_holds_of_the_encoder_is_cross_attention(model: Path, run) -> None:
     sizes = ("--dim", "decoder_ctx_len=448", "--dim", "encoder_ctx_len=1500")
-    outcome = run("manifest", model, *sizes)
+    outcome = run("inspect", model, *sizes, "--format", "json")
     assert outcome.code == 0
-    found = json.loads(outcome.out)
+    (found,) = json.loads(outcome.out)["layouts"]
     kinds = {buffer["part"]: buffer["kind"] for buffer in found["buffers"]}
     assert kinds == {
         "key": "full_attention",
@@ -57,9 +57,9 @@ def test_what_a_layer_holds_of_the_encoder_is_cross_attention(model: Path, run) 
 
 
 def test_vllm_takes_the_two_caches_of_a_layer_as_two(model: Path, run) -> None:
-    outcome = run("manifest", model, "--block-size", "16")
+    outcome = run("inspect", model, "--vllm", "--format", "json")
     assert outcome.code == 0
-    groups = json.loads(outcome.out)["vllm"]["grouping"]["groups"]
+    groups = json.loads(outcome.out)["vllm"][0]["grouping"]["groups"]
     assert [(group["kind"], group["layers"]) for group in groups] == [
         ("full_attention", [0, 1]),
         ("cross_attention", [0, 1]),

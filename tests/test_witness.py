@@ -23,12 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / "build" / "witness" / "venv" / "bin" / "python"
 """The interpreter that ``make witness`` gives torch."""
 FIGURES = re.search(
-    r"<!-- witness -->\n```\n(.*?)```", (ROOT / "docs" / "vllm.md").read_text("utf-8"), re.DOTALL
+    r"<!-- witness -->\n```\n(.*?)```", (ROOT / "docs" / "inspect.md").read_text("utf-8"), re.DOTALL
 )
 
 
 def read_documented_figures() -> dict[str, int]:
-    """What docs/vllm.md says of each subject: how often both agree, which is always.
+    """What docs/inspect.md says of each subject: how often both agree, which is always.
 
     A cell such as "1 of 2" is not a number.
     """

@@ -21,19 +21,28 @@ from onnxkvrename.options import (
     Example,
     Format,
     Models,
+    Option,
     Profile,
     ReplacedByPage,
     RulesFile,
     Verbose,
 )
+from onnxkvrename.records import fill_record
 from onnxkvrename.report.documents.inspect_json import describe_inspection
-from onnxkvrename.report.formats import Answer, FileResult, Line
+from onnxkvrename.report.formats import Answer, FileResult, Line, Span, build_line
+from onnxkvrename.report.formats.text import BOLD
 from onnxkvrename.report.inspection.summary_text import render_model_summary
+from onnxkvrename.report.manifest_text import format_layout_title
+from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.storage.write_file import write_files
 from onnxkvrename.verification import trace_buffer_updates
+from onnxkvrename.vllm.projection import Projection, project_layout
+from onnxkvrename.vllm.specs import KV_CACHE_DTYPES, ProjectionRequest
+
+_VLLM = ("vllm",)
 
 
 class InspectArguments(NamedTuple):
@@ -47,6 +56,52 @@ class InspectArguments(NamedTuple):
     rules: RulesFile = None
     output_format: Format = "text"
     verbose: Verbose = False
+    vllm: Annotated[
+        bool,
+        Option("--vllm", "Also show what vLLM makes of the KV buffers.", section="vLLM"),
+    ] = False
+    block_size: Annotated[
+        int,
+        Option(
+            "--block-size", "With --vllm: tokens in a block.", "N", needs=_VLLM, shows_default=True
+        ),
+    ] = 16
+    tensor_parallel_size: Annotated[
+        int,
+        Option(
+            "--tensor-parallel-size",
+            "With --vllm: the number of ranks.",
+            "N",
+            needs=_VLLM,
+            shows_default=True,
+        ),
+    ] = 1
+    kv_cache_dtype: Annotated[
+        str | None,
+        Option(
+            "--kv-cache-dtype",
+            "With --vllm: the dtype of the cache, instead of the graph's.",
+            choices=tuple(KV_CACHE_DTYPES),
+            needs=_VLLM,
+        ),
+    ] = None
+    enable_cross_layers_blocks: Annotated[
+        bool,
+        Option(
+            "--enable-cross-layers-blocks",
+            "With --vllm: the connector's flag that selects the packed allocation.",
+            needs=_VLLM,
+        ),
+    ] = False
+    tokens: Annotated[
+        tuple[int, ...],
+        Option(
+            "--tokens",
+            "With --vllm: what a prompt of N tokens moves. May be repeated.",
+            "N",
+            needs=_VLLM,
+        ),
+    ] = ()
 
 
 @declare_command(
@@ -59,6 +114,10 @@ class InspectArguments(NamedTuple):
     Example(
         "onnxkvrename inspect model.onnx --format json > layout.json",
         "Write the layout, which compare accepts in place of the model.",
+    ),
+    Example(
+        "onnxkvrename inspect model.onnx --vllm --block-size 64 --tokens 300",
+        "Show vLLM's groups, pages and allocations, and what a prompt of 300 tokens moves.",
     ),
 )
 def command(arguments: InspectArguments) -> int:
@@ -76,12 +135,28 @@ def command(arguments: InspectArguments) -> int:
     summaries = explain_unknown_summaries(inspection.summaries, models)
     inspection = inspection._replace(summaries=summaries)
     written = _write_page(summaries, arguments)
-    answer = _build_answer(inspection, rules.profile_choice, written)
+    projections = _project_layouts(inspection, arguments)
+    answer = _build_answer(inspection, rules.profile_choice, written, projections)
     answer = answer._replace(is_verbose=arguments.verbose)
     return print_answer(answer, arguments.output_format)
 
 
-def _build_answer(inspection: Inspection, profile: ProfileChoice, written: Sequence[str]) -> Answer:
+def _project_layouts(
+    inspection: Inspection, arguments: InspectArguments
+) -> tuple[Projection, ...] | None:
+    """Return what vLLM makes of each layout; ``None`` if that was not asked for."""
+    if not arguments.vllm:
+        return None
+    request = fill_record(ProjectionRequest, arguments, prompt_lengths=arguments.tokens)
+    return tuple(project_layout(each.layout, request) for each in inspection.layouts)
+
+
+def _build_answer(
+    inspection: Inspection,
+    profile: ProfileChoice,
+    written: Sequence[str],
+    projections: Sequence[Projection] | None,
+) -> Answer:
     summaries = inspection.summaries
     code = decide_exit_code(
         failed=any(summary.failed for summary in summaries),
@@ -90,8 +165,8 @@ def _build_answer(inspection: Inspection, profile: ProfileChoice, written: Seque
     return Answer(
         "inspect",
         code,
-        build_content=partial(describe_inspection, inspection, profile),
-        render_text=partial(_render_text, summaries, written),
+        build_content=partial(describe_inspection, inspection, profile, projections),
+        render_text=partial(_render_text, inspection, projections or (), written),
         files=tuple(
             FileResult(summary.path, summary.findings, summary.error) for summary in summaries
         ),
@@ -99,11 +174,19 @@ def _build_answer(inspection: Inspection, profile: ProfileChoice, written: Seque
 
 
 def _render_text(
-    summaries: Sequence[ModelSummary], written: Sequence[str], width: int | None
+    inspection: Inspection,
+    projections: Sequence[Projection],
+    written: Sequence[str],
+    width: int | None,
 ) -> Iterator[Line]:
-    for summary in fold_windows(summaries):
+    for summary in fold_windows(inspection.summaries):
         if summary.error is None:
             yield from render_model_summary(summary, width)
+    for loaded, projection in zip(inspection.layouts, projections, strict=False):
+        yield Line("")
+        if len(projections) > 1:
+            yield build_line(Span(format_layout_title(loaded.layout), BOLD))
+        yield from render_projection(projection, width)
     yield from (Line(line, err=True) for line in written)
 
 

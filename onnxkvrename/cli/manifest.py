@@ -32,8 +32,8 @@ from onnxkvrename.options import (
     Strict,
     Verbose,
 )
-from onnxkvrename.records import fill_record
-from onnxkvrename.report.documents.projection_json import projection_to_json
+from onnxkvrename.records import fill_record, serialize
+from onnxkvrename.report.documents.projection_json import describe_projection
 from onnxkvrename.report.formats import Answer, Line, build_file_result, load_format
 from onnxkvrename.report.formats.text import render_finding_lines
 from onnxkvrename.report.manifest_text import (
@@ -181,7 +181,7 @@ def _print_answer(answer: Answer, loaded: LoadedLayout, arguments: ManifestArgum
 
 def _describe(result: _ManifestResult) -> ManifestContent:
     loaded, projection, profile = result
-    vllm = None if projection is None else projection_to_json(projection)
+    vllm = None if projection is None else serialize(describe_projection(projection))
     return describe_layout(loaded.layout, loaded.reports, vllm=vllm, profile=profile)
 
 
@@ -191,4 +191,5 @@ def _render_text(
     if arguments.quiet and arguments.output_path is None:
         return
     yield from render_layout(result.loaded.layout, width)
-    yield from render_projection(result.projection, width)
+    if result.projection is not None:
+        yield from render_projection(result.projection, width)

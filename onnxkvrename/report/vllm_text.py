@@ -11,6 +11,7 @@ from onnxkvrename.findings import (
     format_layer_numbers,
     format_layers,
 )
+from onnxkvrename.model.signature import format_shape
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import render_facts, render_table, wrap_line
 from onnxkvrename.vllm.groups import Grouping
@@ -19,11 +20,12 @@ from onnxkvrename.vllm.projection import Projection
 from onnxkvrename.vllm.specs import (
     VLLM_VERSION,
     KvCacheGroup,
+    KvCacheSpec,
     ProjectionRequest,
     find_open_conditions,
 )
 
-_GROUP_COLUMNS = ("GROUP", "KIND", "LAYERS", "BLOCK", "BYTES PER PAGE")
+_GROUP_COLUMNS = ("GROUP", "KIND", "LAYERS", "SPEC", "BLOCK", "BYTES PER PAGE")
 _ALLOCATION_COLUMNS = ("ALLOCATION", "POSSIBLE", "BYTES PER BLOCK", "PADDING")
 _TRANSFER_COLUMNS = ("ALLOCATION", "PROMPT", "REGIONS", "DESCRIPTORS POSTED", "BYTES")
 _VIEW_COLUMNS = ("CanonicalKVCaches (vllm#37853)", "TENSORS (int8)", "GROUP", "GROUP_DATA_REFS")
@@ -34,15 +36,13 @@ _SOURCES = {"canonical": " (vllm#37885)", "packed": " (vllm#46252)"}
 _STATE_TEXTS = {"met": "yes", "not met": "no", "requires": "depends"}
 
 
-def render_projection(projection: Projection | None, width: int | None) -> Iterator[Line]:
+def render_projection(projection: Projection, width: int | None) -> Iterator[Line]:
     """Yield a projection as lines: groups, allocations, transfers, then what they depend on.
 
     Args:
-        projection: The projection; without one there are no lines.
+        projection: The projection.
         width: The columns of the terminal; `None` for a pipe.
     """
-    if projection is None:
-        return
     yield from wrap_line(Line(", ".join(_list_settings(projection.request))), width)
     refusals = (
         ("refused", f"{format_layers(each.layers)}: {each.reason} ({each.hint})")
@@ -104,9 +104,20 @@ def _format_group_row(index: int, group: KvCacheGroup) -> tuple[str, ...]:
         str(index),
         " ".join((group.kind, *window_sizes)),
         format_layer_numbers(sorted(set(group.layers))),
+        "; ".join(dict.fromkeys(map(_format_spec, group.specs))),
         "-" if block_size is None else _format_tokens(block_size),
         ", ".join(map(format_bytes, page_sizes)),
     )
+
+
+def _format_spec(spec: KvCacheSpec) -> str:
+    """Return what a page of a layer holds: ``8 KV heads of 64, FLOAT16``, or shapes of states."""
+    if spec.is_state:
+        states = zip(spec.dtypes, spec.state_shapes, strict=True)
+        return ", ".join(f"{dtype} {format_shape(shape)}" for dtype, shape in states)
+    sizes = dict.fromkeys(size for size in (spec.head_size, spec.head_size_v) if size)
+    heads = format_count(spec.kv_heads, "KV head")
+    return f"{heads} of {' and '.join(map(str, sizes))}, {spec.dtypes[0]}"
 
 
 def _render_allocations(allocations: tuple[Allocation, ...], width: int | None) -> Iterator[Line]:

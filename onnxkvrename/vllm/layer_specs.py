@@ -165,7 +165,7 @@ def _refuse_joint_caches(buffers: Iterable[KvBuffer]) -> Iterator[Refusal]:
         layers = tuple(sorted({buffer.layer for buffer in joint}))
         part = joint[0].part
         reason = f"{part} holds key and value in one, which vLLM keeps in a format of its own"
-        hint = "no option helps; docs/vllm.md says what the export lacks"
+        hint = "no option helps: the export does not show all that vLLM plans with"
         yield Refusal(layers, reason, hint)
 
 

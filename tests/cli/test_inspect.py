@@ -113,6 +113,50 @@ def test_compare_refuses_a_file_of_several_models(here: Path, run) -> None:
     assert "layout.json: has the layouts of 2 models; pass a file of one (" in outcome.err
 
 
+def test_what_vllm_makes_of_a_model_is_shown_below_it(here: Path, run) -> None:
+    outcome = run("inspect", MODEL, "--vllm", "--block-size", "64", "--tokens", "300")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(run("inspect", MODEL).out)
+    lines = outcome.out.splitlines()
+    assert "vLLM 0.24, blocks of 64 tokens, tensor parallel size 1" in lines
+    for number in ("37853", "37885", "46252"):
+        assert f"(vllm#{number})" in outcome.out
+    (row,) = (line.split() for line in lines if line.startswith("  unpacked (default)  300"))
+    assert row[2:4] == ["300", "tokens"]
+
+
+def test_json_has_what_vllm_makes_of_each_layout(here: Path, run) -> None:
+    models = (MODEL, FIXTURES / "plain" / "mla.onnx", FIXTURES / "plain" / "vlm_dual")
+    document = json.loads(run("inspect", *models, "--format", "json").out)
+    assert document["vllm"] is None
+    options = ("--vllm", "--tensor-parallel-size", "2", "--enable-cross-layers-blocks")
+    document = json.loads(run("inspect", *models, *options, "--format", "json").out)
+    validate(document, SCHEMA)
+    assert len(document["layouts"]) == len(document["vllm"]) == 3
+    for layout, projection in zip(document["layouts"], document["vllm"], strict=True):
+        assert [layer["layer"] for layer in projection["layers"]] == layout["layers"]
+        assert (projection["block_size"], projection["tp"]) == (16, 2)
+        assert projection["enable_cross_layers_blocks"]
+    text = run("inspect", *models, *options).out
+    assert "decoder.onnx: 4 buffers, layers 0-1\nvLLM 0.24" in text
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--block-size", "16"),
+        ("--tensor-parallel-size", "2"),
+        ("--kv-cache-dtype", "fp8"),
+        ("--enable-cross-layers-blocks",),
+        ("--tokens", "8"),
+    ],
+)
+def test_settings_of_vllm_need_the_option(option: tuple[str, ...], here: Path, run) -> None:
+    outcome = run("inspect", MODEL, *option)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"error: {option[0]} requires --vllm (add `--vllm`)" in outcome.err
+
+
 def test_of_several_models_each_is_told(here: Path, run) -> None:
     outcome = run("inspect", MODEL, "external", "broken.onnx")
     assert outcome.code == 1

@@ -11,8 +11,8 @@ from models import saved
 
 from onnxkvrename import load_rules
 from onnxkvrename.layout import kinds as layout_kinds
+from onnxkvrename.layout.json import parse_layout
 from onnxkvrename.layout.kinds import find_pair_dtype, find_pair_shape, infer_buffer_kind
-from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.records import _define_struct
 from onnxkvrename.report.documents.inspect_json import DOCUMENT
@@ -186,11 +186,9 @@ def test_a_new_kind_is_one_row(
     shapes = dict.fromkeys(("past_key", "past_value"), ("batch_size", 2, "indexed", 4))
     monkeypatch.setitem(LAYERS, "indexed", shapes)
     model = saved(build_cache_model(["indexed"]), tmp_path / "m.onnx")
-    written = tmp_path / "manifest.json"
-    assert run("manifest", model, "-o", written).code == 0
-    document = json.loads(written.read_text("utf-8"))
-    assert {buffer["kind"] for buffer in document["buffers"]} == {"new"}
-    layout = parse_manifest(written.read_text("utf-8"), str(written))[0]
+    text = run("inspect", model, "--format", "json").out
+    assert {buffer["kind"] for buffer in json.loads(text)["layouts"][0]["buffers"]} == {"new"}
+    layout, _ = parse_layout(text, "layout.json")
     assert {buffer.kind for buffer in layout.buffers} == {"new"}
     assert "index keys" in run("inspect", model).out
     page = tmp_path / "page.html"
@@ -289,9 +287,8 @@ def test_states_under_the_names_of_attention_are_a_guess_of_qefficients_profile(
 def test_a_guess_is_marked_wherever_kinds_are_shown(tmp_path: Path, run) -> None:
     path = saved(build_cache_model(["qwen", "full"]), tmp_path / "m.onnx")
     assert "linear state (a guess)  past_key" in run("inspect", path).out
-    text = run("manifest", path, "--format", "text").out
-    assert ("mamba (a guess)" in text, "full_attention (a guess)" in text) == (True, False)
-    for command in ("inspect", "manifest"):
-        document = json.loads(run(command, path, "--format", "json").out)
-        buffers = document.get("buffers") or document["models"][0]["buffers"]
-        assert [b["kind_guessed"] for b in buffers] == [True, True, False, False]
+    assert "full attention (a guess)" not in run("inspect", path).out
+    document = json.loads(run("inspect", path, "--format", "json").out)
+    for described in (document["models"][0], document["layouts"][0]):
+        guesses = [b["kind_guessed"] for b in described["buffers"]]
+        assert guesses == [True, True, False, False]

@@ -1,4 +1,4 @@
-"""From paths to layouts: models, sets, manifests."""
+"""From paths to layouts: models, sets, layout files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import window_sets
 from genai_folders import build_decoder
 from models import saved
 
-from onnxkvrename import KvRenameError, ModelError, load_rules, rename
-from onnxkvrename.layout.layout import compute_layout_digest
-from onnxkvrename.layout.load import UNKNOWN_COMPILE, CompileInfo, LoadedLayout, load_layout
-from onnxkvrename.layout.manifest import DOCUMENT, describe_layout
+from onnxkvrename import KvRenameError, ModelError, load_rules
+from onnxkvrename.layout.inspect import Inspection
+from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout
+from onnxkvrename.report.documents.inspect_json import DOCUMENT, describe_inspection
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
@@ -24,14 +24,16 @@ RULES = load_rules()
 REAL = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
 
 
-def gather(
-    *paths: Path, compile_info: CompileInfo = UNKNOWN_COMPILE, strict: bool = False
-) -> LoadedLayout:
-    return load_layout(paths, RULES, compile_info, strict=strict)
+def gather(*paths: Path, sizes: dict[str, int] | None = None, strict: bool = False) -> LoadedLayout:
+    return load_layout(paths, RULES, CompileInfo(sizes or {}), strict=strict)
 
 
-def digest(*paths: Path) -> str:
-    return compute_layout_digest(gather(*paths).layout)
+def describe(*paths: Path) -> list[tuple[object, ...]]:
+    """Return what a consumer needs to know of each buffer, one sequence at a time."""
+    return [
+        (b.layer, b.part, b.kind, b.dtype, b.sequence_shape, b.input or b.output)
+        for b in gather(*paths).layout.buffers
+    ]
 
 
 def codes(found: LoadedLayout) -> list[str]:
@@ -39,9 +41,8 @@ def codes(found: LoadedLayout) -> list[str]:
 
 
 def written(path: Path, found: LoadedLayout) -> Path:
-    path.write_text(
-        DOCUMENT.render(describe_layout(found.layout, found.reports), int(found.failed)), "utf-8"
-    )
+    content = describe_inspection(Inspection((), (found,)), RULES.profile_choice)
+    path.write_text(DOCUMENT.render(content, int(found.failed)), "utf-8")
     return path
 
 
@@ -132,7 +133,7 @@ def test_a_window_alone_is_a_layout_too(export: Path) -> None:
 def test_a_merge_beside_its_windows_stands_for_them(export: Path) -> None:
     merged = merge(export, 0, 3)
     assert gather(export).layout.models == (str(merged),)
-    assert digest(export) == digest(merged) == digest(*sorted(export.glob("layer*")))
+    assert describe(export) == describe(merged) == describe(*sorted(export.glob("layer*")))
 
 
 def test_windows_stand_for_an_unfinished_merge(export: Path) -> None:
@@ -184,23 +185,23 @@ def test_a_merge_above_the_windows_of_two_models_stands_for_neither(export: Path
         gather(export)
 
 
-def test_a_symbol_of_the_batch_does_not_change_the_digest_and_a_token_does(
+def test_a_symbol_of_the_batch_changes_nothing_for_a_consumer_and_a_token_does(
     tmp_path: Path, decoder: Path
 ) -> None:
     model = decoder.read_bytes()
     assert b"batch_size" in model
     other = saved(model.replace(b"batch_size", b"batch_siez"), tmp_path / "other.onnx")
-    assert digest(decoder) == digest(other)
-    assert digest(decoder) != digest(FIXTURES / "VLLM" / "decoder.onnx")
+    assert describe(decoder) == describe(other)
+    assert describe(decoder) != describe(FIXTURES / "VLLM" / "decoder.onnx")
 
 
 @REAL
-def test_real_exports_for_one_batch_or_continuous_batching_have_one_digest() -> None:
+def test_real_exports_for_one_batch_or_continuous_batching_are_one_to_a_consumer() -> None:
     batch, continuous = (
-        digest(*EXPORTS.glob(f"{case}/VLLM-*")) for case in ("llama2l", "llama2l_cb")
+        describe(*EXPORTS.glob(f"{case}/VLLM-*")) for case in ("llama2l", "llama2l_cb")
     )
     assert batch == continuous
-    assert batch != digest(*EXPORTS.glob("llama2l/plain-*"))
+    assert batch != describe(*EXPORTS.glob("llama2l/plain-*"))
 
 
 @REAL
@@ -209,25 +210,20 @@ def test_a_real_merge_stands_for_its_windows_and_says_the_same(kind: str) -> Non
     (directory,) = EXPORTS.glob(f"lw_qwen3moe/{kind}-*")
     found = gather(directory)
     assert found.layout.models == (str(directory / "merged_0-2.onnx"),)
-    assert digest(directory) == digest(directory / "onnx_layerwise_tmp")
+    assert describe(directory) == describe(directory / "onnx_layerwise_tmp")
 
 
-# Sizes and dtypes of a compile.
+# Sizes.
 
 
 def test_sizes_are_those_given(decoder: Path) -> None:
-    found = gather(decoder, compile_info=CompileInfo({"ctx_len": 32}))
+    found = gather(decoder, sizes={"ctx_len": 32})
     assert found.layout.sizes == {"ctx_len": 32}
 
 
 def test_a_size_for_what_no_buffer_has_is_refused(decoder: Path) -> None:
     with pytest.raises(KvRenameError, match="--dim seq_len: "):
-        gather(decoder, compile_info=CompileInfo({"seq_len": 1}))
-
-
-def specialized(path: Path, text: str) -> CompileInfo:
-    path.write_text(text, "utf-8")
-    return CompileInfo(specializations=path)
+        gather(decoder, sizes={"seq_len": 1})
 
 
 @pytest.mark.parametrize(("given", "close"), [("ctx_lem", "(did you mean ctx_len?)"), ("x", "")])
@@ -235,172 +231,49 @@ def test_a_size_for_nearly_a_symbol_is_told_the_symbol(
     given: str, close: str, decoder: Path
 ) -> None:
     with pytest.raises(KvRenameError) as error:
-        gather(decoder, compile_info=CompileInfo({given: 4}))
+        gather(decoder, sizes={given: 4})
     said = f"--dim {given}: buffers have no such dimension; they have batch_size, ctx_len {close}"
     assert str(error.value) == said.strip()
-
-
-def test_a_custom_io_of_before_the_rename_is_told_how_to_follow(decoder: Path) -> None:
-    custom = decoder.parent / "custom_io.yaml"
-    custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
-    rename(decoder, "VLLM", sidecars="off")
-    with pytest.raises(ModelError, match=r"names past_key[.]0") as error:
-        gather(decoder, compile_info=CompileInfo(custom_io=custom))
-    assert error.value.path == str(custom)
-    assert str(decoder) in error.value.message  # it is the model that lacks them
-    assert "--sidecar" in str(error.value.hint)
-
-
-def test_sizes_come_from_specializations_as_far_as_buffers_have_them(decoder: Path) -> None:
-    compile_info = specialized(
-        decoder.parent / "s.json",
-        '{"specializations": [{"ctx_len": "8", "seq_len": "4"}, {"ctx_len": "8", "seq_len": "1"}]}',
-    )
-    assert gather(decoder, compile_info=compile_info).layout.sizes == {"ctx_len": 8}
-    compile_info = compile_info._replace(sizes={"ctx_len": 16})
-    assert gather(decoder, compile_info=compile_info).layout.sizes == {"ctx_len": 16}
-
-
-def test_specializations_that_do_not_agree_are_refused_until_the_size_is_given(
-    decoder: Path,
-) -> None:
-    compile_info = specialized(
-        decoder.parent / "s.json", '{"specializations": [{"ctx_len": "8"}, {"ctx_len": "4"}]}'
-    )
-    with pytest.raises(KvRenameError) as error:
-        gather(decoder, compile_info=compile_info)
-    path = decoder.parent / "s.json"
-    text = str(error.value)
-    assert f"{path}: has ctx_len as 8 and 4" in text
-    assert "--dim ctx_len=SIZE" in text
-    found = gather(decoder, compile_info=compile_info._replace(sizes={"ctx_len": 4}))
-    assert found.layout.sizes == {"ctx_len": 4}
-
-
-def test_specializations_may_differ_in_their_batch(decoder: Path) -> None:
-    compile_info = specialized(
-        decoder.parent / "s.json",
-        '{"specializations": [{"batch_size": 1, "ctx_len": 8}, {"batch_size": 4, "ctx_len": 8}]}',
-    )
-    assert gather(decoder, compile_info=compile_info).layout.sizes == {"ctx_len": 8}
-
-
-def test_a_size_of_nothing_is_refused(decoder: Path) -> None:
-    compile_info = specialized(decoder.parent / "s.json", '{"specializations": [{"ctx_len": "0"}]}')
-    with pytest.raises(KvRenameError, match="has ctx_len as 0"):
-        gather(decoder, compile_info=compile_info)
-
-
-def test_dtypes_come_from_custom_io(decoder: Path) -> None:
-    path = decoder.parent / "custom_io.yaml"
-    path.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
-    found = gather(decoder, compile_info=CompileInfo(custom_io=path))
-    assert [buffer.dtype for buffer in found.layout.buffers] == ["MXINT8", *["FLOAT"] * 3]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (
-            "- IOName: elsewhere\n  Precision: float16\n",
-            "names elsewhere",
-        ),
-        ("- IOName: past_key.0\n", "with nothing"),
-        ("a: b\n", "has a mapping"),
-        ("\x00", "read as custom"),
-    ],
-)
-def test_a_custom_io_of_another_form_or_model_is_refused(
-    text: str, reason: str, decoder: Path
-) -> None:
-    path = decoder.parent / "custom_io.yaml"
-    path.write_text(text, "utf-8")
-    with pytest.raises(ModelError) as error:
-        gather(decoder, compile_info=CompileInfo(custom_io=path))
-    assert str(error.value).startswith(f"{path}: ")
-    assert reason in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_an_empty_custom_io_says_nothing(decoder: Path) -> None:
-    path = decoder.parent / "custom_io.yaml"
-    path.touch()
-    assert (
-        gather(decoder, compile_info=CompileInfo(custom_io=path)).layout == gather(decoder).layout
-    )
-
-
-@REAL
-def test_the_files_of_a_real_compile_fit_its_model() -> None:
-    (model,) = EXPORTS.glob("llama2l/plain-*/*.onnx")
-    compiled = EXPORTS / "llama2l" / "compile-plain"
-    compile_info = CompileInfo({}, compiled / "specializations.json", compiled / "custom_io.yaml")
-    found = gather(model, compile_info=compile_info).layout
-    assert found.sizes == {"batch_size": 1, "ctx_len": 32}
-    assert {buffer.dtype for buffer in found.buffers} == {"FLOAT16"}
-    assert sum(found.compute_sequence_bytes(buffer) or 0 for buffer in found.buffers) == (
-        2 * 2 * (2 * 32 * 16) * 2
-    )
 
 
 # One side of a hand-off.
 
 
 @pytest.mark.parametrize("name", ["kv.json", "kv", "kv.onnx"])
-def test_a_manifest_stands_for_its_model_whatever_it_is_called(name: str, tmp_path: Path) -> None:
-    found = gather(FIXTURES / "VLLM" / "hybrid.onnx", compile_info=CompileInfo({"ctx_len": 64}))
+def test_a_layout_file_stands_for_its_model_whatever_it_is_called(
+    name: str, tmp_path: Path
+) -> None:
+    found = gather(FIXTURES / "VLLM" / "hybrid.onnx", sizes={"ctx_len": 64})
     assert load_layout([written(tmp_path / name, found)], RULES).layout == found.layout
 
 
-def test_a_manifest_that_an_editor_saved_with_a_mark_and_blanks_is_read(tmp_path: Path) -> None:
+def test_a_layout_file_that_an_editor_saved_with_a_mark_and_blanks_is_read(tmp_path: Path) -> None:
     found = gather(FIXTURES / "VLLM" / "decoder.onnx")
     path = written(tmp_path / "m.json", found)
     path.write_bytes(b"\xef\xbb\xbf\r\n " + path.read_bytes())
     assert load_layout([path], RULES).layout == found.layout
 
 
-def test_sizes_fill_in_what_a_manifest_does_not_say(decoder: Path, tmp_path: Path) -> None:
-    path = written(
-        tmp_path / "m.json", gather(decoder, compile_info=CompileInfo({"batch_size": 2}))
-    )
-    custom = decoder.parent / "custom_io.yaml"
-    custom.write_text("- IOName: past_key.0\n  Precision: mxint8\n", "utf-8")
-    found = load_layout([path], RULES, CompileInfo({"ctx_len": 8}, None, custom)).layout
+def test_sizes_fill_in_what_a_layout_file_does_not_say(decoder: Path, tmp_path: Path) -> None:
+    path = written(tmp_path / "m.json", gather(decoder, sizes={"batch_size": 2}))
+    found = gather(path, sizes={"ctx_len": 8}).layout
     assert found.sizes == {"ctx_len": 8, "batch_size": 2}
-    assert found.buffers[0].dtype == "MXINT8"
 
 
-def test_a_size_that_a_manifest_says_otherwise_is_refused(decoder: Path, tmp_path: Path) -> None:
-    path = written(tmp_path / "m.json", gather(decoder, compile_info=CompileInfo({"ctx_len": 64})))
-    assert load_layout([path], RULES, CompileInfo({"ctx_len": 64})).layout.sizes == {"ctx_len": 64}
+def test_a_size_that_a_layout_file_says_otherwise_is_refused(decoder: Path, tmp_path: Path) -> None:
+    path = written(tmp_path / "m.json", gather(decoder, sizes={"ctx_len": 64}))
+    assert gather(path, sizes={"ctx_len": 64}).layout.sizes == {"ctx_len": 64}
     with pytest.raises(KvRenameError, match=r"ctx_len=64, .* 8"):
-        load_layout([path], RULES, CompileInfo({"ctx_len": 8}))
+        gather(path, sizes={"ctx_len": 8})
 
 
-def test_specializations_of_the_other_side_leave_a_manifest_alone(
-    decoder: Path, tmp_path: Path
-) -> None:
-    path = written(tmp_path / "m.json", gather(decoder, compile_info=CompileInfo({"ctx_len": 64})))
-    other = tmp_path / "specializations.json"
-    other.write_text('{"specializations": [{"symbols": {"ctx_len": "128"}}]}', "utf-8")
-    assert load_layout([path], RULES, CompileInfo({}, other)).layout.sizes == {"ctx_len": 64}
-    assert load_layout([decoder], RULES, CompileInfo({}, other)).layout.sizes == {"ctx_len": 128}
-
-
-def test_what_was_wrong_with_a_model_is_still_wrong_in_its_manifest(tmp_path: Path) -> None:
+def test_what_was_wrong_with_a_model_is_still_wrong_in_its_layout_file(tmp_path: Path) -> None:
     model = models.decoder()
     model.graph.output.pop()
     found = gather(saved(model, tmp_path / "m.onnx"))
     side = load_layout([written(tmp_path / "m.json", found)], RULES)
     assert (codes(side), side.failed) == (codes(found), True)
     assert [report.path for report in side.reports] == [str(tmp_path / "m.json")]
-
-
-def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "m.json", gather(FIXTURES / "VLLM" / "decoder.onnx"))
-    path.write_text(path.read_text().replace("FLOAT", "FLOAT16"), "utf-8")
-    with pytest.raises(ModelError, match=f"{path}: was changed"):
-        load_layout([path], RULES)
 
 
 @pytest.mark.parametrize(
@@ -412,7 +285,7 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
         (b"{}", "not a layout"),
     ],
 )
-def test_what_is_neither_a_model_nor_a_manifest_is_refused(
+def test_what_is_neither_a_model_nor_a_layout_file_is_refused(
     content: bytes, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError) as error:

@@ -1,4 +1,4 @@
-"""What `inspect` and `manifest` say of QEfficient's ways to serve a model.
+"""What `inspect` says of QEfficient's ways to serve a model.
 
 Multi-head latent attention, speculative decoding (TLM), lists of context lengths (CCL) and
 replicated KV heads: a buffer is as long, as wide and as large as the graph has it, and what
@@ -44,6 +44,15 @@ class Served(NamedTuple):
 
 def attention(*shape: str | int) -> dict[str, Shape]:
     return {"past_key": shape, "past_value": shape}
+
+
+def read_layout(run: Any, *arguments: object) -> dict[str, Any]:
+    """Return the layout that `inspect` prints of a model."""
+    answer = run("inspect", *arguments, "--format", "json")
+    assert answer.code == 0, answer.out
+    layout: dict[str, Any]
+    (layout,) = json.loads(answer.out)["layouts"]
+    return layout
 
 
 SERVED = {
@@ -123,16 +132,6 @@ def build(served: Served, token: str = "") -> ModelProto:
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-def write_specializations(served: Served, path: Path) -> Path:
-    """Write the sizes as QEfficient does: one entry for each graph, with strings."""
-    entries = [
-        {"name": f"graph_{number}", "symbols": {name: str(size) for name, size in sizes.items()}}
-        for number, sizes in enumerate(served.sizes)
-    ]
-    path.write_text(json.dumps({"specializations": entries}))
-    return path
-
-
 @pytest.fixture(params=SERVED)
 def served(request: pytest.FixtureRequest) -> Served:
     return SERVED[request.param]
@@ -157,24 +156,19 @@ def test_inspect_shows_buffers_as_the_graph_has_them(
     assert not set(served.inputs) & {each["input"] for each in model["buffers"]}
 
 
-def test_manifest_counts_bytes_by_the_heads_of_the_graph(
-    served: Served, tmp_path: Path, run
-) -> None:
+def test_bytes_are_counted_by_the_heads_of_the_graph(served: Served, tmp_path: Path, run) -> None:
     path = saved(build(served), tmp_path / "m.onnx")
-    sizes = write_specializations(served, tmp_path / "sizes.json")
-    answer = run("manifest", path, "--specializations", sizes, "--format", "json")
-    assert answer.code == 0, answer.out
-    document: dict[str, Any] = json.loads(answer.out)
-    buffers = document["buffers"]
     context = served.sizes[0]["ctx_len"]
+    layout = read_layout(run, path, "--dim", f"ctx_len={context}")
+    buffers = layout["buffers"]
     assert [each["bytes_per_token"] for each in buffers] == served.token_bytes * LAYERS
     assert [each["bytes"] for each in buffers] == [
         size * context for size in served.token_bytes * LAYERS
     ]
     assert {each["sequence_axis"] for each in buffers} == {2}
     assert {each["kind"] for each in buffers} == {served.kind}
-    assert document["totals"]["sequence_bytes"] == served.sequence_bytes
-    assert document["totals"]["bytes_per_token"] == {
+    assert layout["totals"]["sequence_bytes"] == served.sequence_bytes
+    assert layout["totals"]["bytes_per_token"] == {
         "context": sum(served.token_bytes) * LAYERS,
         "window": 0,
         "encoder": 0,
@@ -186,24 +180,19 @@ def test_sizes_that_differ_from_graph_to_graph_are_not_a_buffers(
 ) -> None:
     """Logits to keep and lengths of a context list have several sizes; no buffer needs one."""
     path = saved(build(served), tmp_path / "m.onnx")
-    document = json.loads(run("manifest", path, "--format", "json").out)
-    assert document["missing"] == ["ctx_len"]
-    assert [each["name"] for each in document["inputs"]][:2] == ["input_ids", "position_ids"]
-    assert set(served.inputs) <= {each["name"] for each in document["inputs"]}
-    sizes = write_specializations(served, tmp_path / "sizes.json")
-    answer = run("manifest", path, "--specializations", sizes, "--format", "json")
-    assert json.loads(answer.out)["missing"] == []
-    assert not set(json.loads(answer.out)["sizes"]) & {"num_logits_to_keep", "comp_ctx_lengths"}
+    layout = read_layout(run, path)
+    assert layout["missing"] == ["ctx_len"]
+    assert [each["name"] for each in layout["inputs"]][:2] == ["input_ids", "position_ids"]
+    assert set(served.inputs) <= {each["name"] for each in layout["inputs"]}
+    assert read_layout(run, path, "--dim", "ctx_len=32")["missing"] == []
 
 
-def test_a_manifest_tells_replicated_heads_from_others(tmp_path: Path, run) -> None:
-    digests = []
+def test_replicated_heads_are_in_the_shapes(tmp_path: Path, run) -> None:
+    shapes = []
     for name in ("tlm", "ccl", "replicated heads"):
         path = saved(build(SERVED[name]), tmp_path / f"{name}.onnx")
-        digests.append(
-            json.loads(run("manifest", path, "--format", "json").out)["kv_layout_sha256"]
-        )
-    assert digests[0] == digests[1] != digests[2]
+        shapes.append([each["shape"] for each in read_layout(run, path)["buffers"]])
+    assert shapes[0] == shapes[1] != shapes[2]
 
 
 def test_a_replicated_latent_is_refused_by_vllm_for_its_heads(tmp_path: Path, run) -> None:
@@ -243,17 +232,17 @@ def test_blocks_are_told_by_a_symbol_or_by_a_block_table(
     shape: Shape, inputs: dict[str, Shape], kind: str, tmp_path: Path, run
 ) -> None:
     path = write_model(tmp_path / "m.onnx", shape, inputs)
-    for command, of in (("inspect", lambda answer: answer["models"][0]), ("manifest", dict)):
-        document = of(json.loads(run(command, path, "--format", "json").out))
-        assert {each["kind"] for each in document["buffers"]} == {kind}, command
+    document = json.loads(run("inspect", path, "--format", "json").out)
+    for described in (document["models"][0], document["layouts"][0]):
+        assert {each["kind"] for each in described["buffers"]} == {kind}
 
 
-def test_a_manifest_of_a_paged_cache_knows_blocks_and_no_sequence(tmp_path: Path, run) -> None:
+def test_the_layout_of_a_paged_cache_knows_blocks_and_no_sequence(tmp_path: Path, run) -> None:
     path = write_model(tmp_path / "m.onnx", BLOCKS, TABLE)
     sizes = ("--dim", "total_num_kv_blocks=8", "--dim", "kv_block_size=4")
-    document = json.loads(run("manifest", path, *sizes, "--format", "json").out)
-    assert {each["sequence_axis"] for each in document["buffers"]} == {None}
-    assert document["totals"]["sequence_bytes"] is None
+    layout = read_layout(run, path, *sizes)
+    assert {each["sequence_axis"] for each in layout["buffers"]} == {None}
+    assert layout["totals"]["sequence_bytes"] is None
     refused = run("manifest", path, *sizes, "--block-size", "16", "--format", "json")
     vllm = json.loads(refused.out)["vllm"]
     assert (refused.code, vllm["layers"], len(vllm["refusals"])) == (0, [], 1)

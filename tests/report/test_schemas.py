@@ -25,7 +25,11 @@ DOCUMENTS: dict[str, list[tuple[object, ...]]] = {
         (PLAIN / "none.onnx", "--prefix", "VLLM"),
     ],
     "verify-1": [("verify", PLAIN / "vlm_dual"), ("verify", PLAIN / "none.onnx")],
-    "inspect-2": [("inspect", PLAIN), ("inspect", FIXTURES / "README.md")],
+    "inspect-2": [
+        ("inspect", PLAIN),
+        ("inspect", PLAIN, "--vllm", "--tokens", "8"),
+        ("inspect", FIXTURES / "README.md"),
+    ],
     "check-consumer-1": [
         ("check-consumer", PLAIN),
         ("check-consumer", DECODER, "--target", "none"),
@@ -54,12 +58,6 @@ def test_documents_fit_their_schema(name: str, command: tuple[object, ...], run:
     assert document["schema"] == "onnxkvrename.{}/{}".format(*name.rsplit("-", 1))
     assert document["exit_code"] == outcome.code
     jsonschema.Draft202012Validator(SCHEMAS[name]).validate(document)
-
-
-def test_what_vllm_makes_of_a_layout_fits_its_schema(run: Any) -> None:
-    outcome = run("manifest", DECODER, "--format", "json", "--block-size", "16", "--tokens", "8")
-    document = json.loads(outcome.out)
-    jsonschema.Draft202012Validator(SCHEMAS["projection-1"]).validate(document["vllm"])
 
 
 def test_the_page_has_every_schema_and_its_records() -> None:

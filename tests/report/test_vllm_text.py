@@ -19,7 +19,7 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 RULES = load_rules()
 
 
-def show(projection: Projection | None) -> list[str]:
+def show(projection: Projection) -> list[str]:
     return [line.text for line in render_projection(projection, None)]
 
 
@@ -32,7 +32,7 @@ def test_groups_and_allocations_are_rows() -> None:
     lines = render("hybrid.onnx", ProjectionRequest(16), sliding_window=128)
     assert lines[0] == "vLLM 0.24, blocks of 16 tokens, tensor parallel size 1"
     rows = [line.split() for line in lines]
-    row = "2 sliding_window 128 tokens 2 16 tokens 1 KiB (1,024 bytes)"
+    row = "2 sliding_window 128 tokens 2 2 KV heads of 4, FLOAT 16 tokens 1 KiB (1,024 bytes)"
     assert row.split() in rows
     assert next(row for row in rows if row[0] == "unpacked")[:3] == [
         *("unpacked", "(default)", "depends")

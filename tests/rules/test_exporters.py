@@ -364,11 +364,11 @@ def test_an_unknown_state_is_named(tmp_path: Path, run) -> None:
 
 def list_buffers(model: ModelProto, tmp_path: Path, run) -> dict[str, dict[str, object]]:
     path = saved(model, tmp_path / "model.onnx")
-    document = json.loads(run("manifest", path).out)
-    return {f"{b['layer']} {b['part']}": b for b in document["buffers"]}
+    (layout,) = json.loads(run("inspect", path, "--format", "json").out)["layouts"]
+    return {f"{b['layer']} {b['part']}": b for b in layout["buffers"]}
 
 
-def test_a_manifest_knows_kinds_contexts_and_what_moves_beside(tmp_path: Path, run) -> None:
+def test_a_layout_knows_kinds_contexts_and_what_moves_beside(tmp_path: Path, run) -> None:
     found = list_buffers(MODELS["Optimum, later steps"][1](), tmp_path, run)
     assert {part: b["kind"] for part, b in found.items()} == {
         "0 key": "full_attention",
@@ -399,8 +399,8 @@ def test_a_manifest_knows_kinds_contexts_and_what_moves_beside(tmp_path: Path, r
 def test_heads_and_their_size_are_read_by_the_axes(tmp_path: Path, run) -> None:
     """QNN has the heads before the batch, and keys transposed."""
     model = saved(build_qnn_decoder(), tmp_path / "model.onnx")
-    document = json.loads(run("manifest", model, "--block-size", 16).out)
-    found = {(layer["kv_heads"], layer["head_size"]) for layer in document["vllm"]["layers"]}
+    document = json.loads(run("inspect", model, "--vllm", "--format", "json").out)
+    found = {(layer["kv_heads"], layer["head_size"]) for layer in document["vllm"][0]["layers"]}
     assert found == {(HEADS, HEAD)}
 
 

@@ -136,14 +136,15 @@ def test_what_is_beside_a_cache_moves_with_it_and_is_no_layer(tmp_path: Path, ru
     outcome = run(model, "--rules", rules, "--prefix", "X")
     assert outcome.code == 0
     assert "in_ks0 -> in_ks0_X" in outcome.out
-    document = json.loads(run("manifest", model, "--rules", rules, "--block-size", 16).out)
-    assert {b["part"]: b["beside"] for b in document["buffers"]} == {
+    document = json.loads(run("inspect", model, "--rules", rules, "--vllm", "--format", "json").out)
+    assert {b["part"]: b["beside"] for b in document["layouts"][0]["buffers"]} == {
         "key": "",
         "value": "",
         "key_scale": "key",
     }
-    assert [layer["layer"] for layer in document["vllm"]["layers"]] == [0]
-    assert document["vllm"]["refusals"] == []
+    (projection,) = document["vllm"]
+    assert [layer["layer"] for layer in projection["layers"]] == [0]
+    assert projection["refusals"] == []
 
 
 def test_a_scale_without_its_cache_stands_alone(tmp_path: Path, run) -> None:

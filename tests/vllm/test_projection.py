@@ -17,11 +17,13 @@ from build_layouts import (
 from schemas import load_schema
 
 from onnxkvrename.layout.layout import Layout
-from onnxkvrename.report.documents.projection_json import projection_to_json
+from onnxkvrename.records import serialize
+from onnxkvrename.report.documents.projection_json import describe_projection
 from onnxkvrename.vllm.projection import project_layout
 from onnxkvrename.vllm.specs import ProjectionRequest
 
-SCHEMA = load_schema("projection-1")
+DEFINITIONS = load_schema("inspect-2")["$defs"]
+SCHEMA = {**DEFINITIONS["ProjectionContent"], "$defs": DEFINITIONS}
 LAYOUTS = {
     "nothing": build_layers(),
     "plain": build_layers(build_attention(0), build_attention(1)),
@@ -46,9 +48,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_json_of_a_projection_matches_its_schema(name: str) -> None:
-    data = projection_to_json(
-        project_layout(LAYOUTS[name], ProjectionRequest(16, prompt_lengths=(1, 100)))
-    )
+    data = project_to_json(LAYOUTS[name], prompt_lengths=(1, 100))
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(data)))
     assert data["vllm"] == "0.24"
 
@@ -56,14 +56,16 @@ def test_the_json_of_a_projection_matches_its_schema(name: str) -> None:
 def test_the_schema_rejects_missing_and_additional_keys() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     validator = jsonschema.Draft202012Validator(SCHEMA)
-    data = projection_to_json(project_layout(build_gpt_oss(), ProjectionRequest(16)))
+    data = project_to_json(build_gpt_oss())
     assert not validator.is_valid({**data, "more": 1})
     for key in data:
         assert not validator.is_valid({k: v for k, v in data.items() if k != key})
 
 
 def project_to_json(model: Layout, **settings: Any) -> dict[str, Any]:
-    return projection_to_json(project_layout(model, ProjectionRequest(16, **settings)))
+    projection = project_layout(model, ProjectionRequest(16, **settings))
+    values: dict[str, Any] = serialize(describe_projection(projection))
+    return values
 
 
 def test_layers_keep_their_numbers() -> None:

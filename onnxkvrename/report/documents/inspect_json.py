@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
@@ -16,8 +17,10 @@ from onnxkvrename.layout.json import SCHEMA, LayoutContent, describe_layout
 from onnxkvrename.layout.layout import ByteTotals
 from onnxkvrename.model.signature import ExportInfo
 from onnxkvrename.records import Document, fill_record
+from onnxkvrename.report.documents.projection_json import ProjectionContent, describe_projection
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.profile import ProfileChoice
+from onnxkvrename.vllm.projection import Projection
 
 
 class TokenCount(NamedTuple):
@@ -76,22 +79,35 @@ class InspectContent(NamedTuple):
         models: One entry for each model.
         layouts: The layout of each model with KV buffers, or of the windows of one together.
             compare accepts a file with one layout in place of the model.
+        vllm: What vLLM makes of each layout, in their order; `None` without --vllm.
     """
 
     profile: ProfileChoice | None
     models: tuple[Model, ...]
     layouts: tuple[LayoutContent, ...]
+    vllm: tuple[ProjectionContent, ...] | None
 
 
-DOCUMENT = Document(SCHEMA, "inspect", InspectContent(None, (), ()))
+DOCUMENT = Document(SCHEMA, "inspect", InspectContent(None, (), (), None))
 
 
-def describe_inspection(inspection: Inspection, profile: ProfileChoice) -> InspectContent:
-    """Return what is in models, whose KV names a profile recognizes."""
+def describe_inspection(
+    inspection: Inspection,
+    profile: ProfileChoice,
+    projections: Sequence[Projection] | None = None,
+) -> InspectContent:
+    """Return what is in models, whose KV names a profile recognizes.
+
+    Args:
+        inspection: What is in the models.
+        profile: The profile.
+        projections: What vLLM makes of each layout; ``None`` if that is not asked for.
+    """
     return InspectContent(
         profile,
         tuple(map(_describe_model, inspection.summaries)),
         tuple(describe_layout(each.layout, each.reports) for each in inspection.layouts),
+        None if projections is None else tuple(map(describe_projection, projections)),
     )
 
 

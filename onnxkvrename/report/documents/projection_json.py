@@ -1,11 +1,11 @@
-"""What vLLM makes of a layout as JSON: the member `vllm` of a manifest."""
+"""What vLLM makes of a layout as JSON: an item of the member `vllm` of `inspect`."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from onnxkvrename.model.signature import Dim
-from onnxkvrename.records import fill_record, serialize
+from onnxkvrename.records import fill_record
 from onnxkvrename.rules.kinds import BufferKind
 from onnxkvrename.vllm.groups import Grouping, GroupingMethod
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCaches, Placement
@@ -19,8 +19,6 @@ from onnxkvrename.vllm.specs import (
     KvCacheSpec,
     Refusal,
 )
-
-SCHEMA = "onnxkvrename.projection/1"
 
 
 class Layer(NamedTuple):
@@ -170,10 +168,10 @@ class ProjectionContent(NamedTuple):
     arrangements: tuple[Arrangement, ...]
 
 
-def projection_to_json(projection: Projection) -> dict[str, Any]:
-    """Return a projection as JSON values."""
+def describe_projection(projection: Projection) -> ProjectionContent:
+    """Return a projection as JSON has it."""
     request, grouping = projection.request, projection.grouping
-    content = ProjectionContent(
+    return ProjectionContent(
         vllm=VLLM_VERSION,
         block_size=request.block_size,
         tp=request.tensor_parallel_size,
@@ -185,8 +183,6 @@ def projection_to_json(projection: Projection) -> dict[str, Any]:
         grouping=None if grouping is None else _describe_grouping(grouping),
         arrangements=tuple(map(_describe_allocation, projection.allocations)),
     )
-    values: dict[str, Any] = serialize(content)
-    return values
 
 
 def _describe_spec(spec: KvCacheSpec) -> Layer:
