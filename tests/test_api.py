@@ -364,7 +364,7 @@ def test_the_path_of_a_directory_is_no_output(tmp_path: Path) -> None:
         (lambda: onnxkvrename.rename(PLAIN, "X", output=""), "output must not be an empty path"),
         (
             lambda: onnxkvrename.rename(PLAIN, "X", sidecars="no"),  # type: ignore[arg-type]
-            "sidecars must be one of auto, require, off, not 'no'",
+            "sidecars must be one of auto, off, not 'no'",
         ),
         (lambda: onnxkvrename.load_layout(PLAIN, sizes={"ctx_len": 0}), "must be 1 or more, not 0"),
         (

@@ -78,7 +78,7 @@ def rename(
         force: Overwrite existing and read-only files; write through links.
         sidecars: Whether text files beside the model that repeat its names, such as
             ``custom_io.yaml``, are renamed as well: ``auto`` for those that belong to the model,
-            ``require`` if all must, ``off`` for none, with a warning.
+            ``off`` for none, with a warning.
         seed_cache: For an export in QEfficient's cache: put the result where the cache looks for
             it.
         dry_run: Plan and check only.

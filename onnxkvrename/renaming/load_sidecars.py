@@ -22,7 +22,7 @@ from onnxkvrename.sidecars.search import FoundSidecar, detect_sidecars, read_sid
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.storage.read import resolve_path
 
-_FOUND: Mapping[SidecarPolicy, Fact] = {"auto": "found", "require": "asked", "off": "off"}
+_FOUND: Mapping[SidecarPolicy, Fact] = {"auto": "found", "off": "off"}
 
 
 def load_sidecars(
@@ -67,7 +67,7 @@ def load_sidecars(
         add(FoundSidecar(path, path.parent, detected, has_known_name=True), "asked")
     # Those that stay may be anything.
     with suppress(ModelError) if request.sidecars == "off" else nullcontext():
-        for item in detect_sidecars(candidates, formats, strict=request.sidecars == "require"):
+        for item in detect_sidecars(candidates, formats):
             add(item, _FOUND[request.sidecars])
     _check_distinct_outputs(distinct.values())
     return tuple(distinct.values())

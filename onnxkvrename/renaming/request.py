@@ -20,9 +20,9 @@ from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelCheck
 
-SidecarPolicy = Literal["auto", "require", "off"]
-"""What becomes of sidecars that are found: those that belong to the models follow, all must belong
-to them, or all stay as they are."""
+SidecarPolicy = Literal["auto", "off"]
+"""What becomes of sidecars that are found: those that belong to the models follow, or all stay as
+they are."""
 
 
 class Request(NamedTuple):
@@ -135,8 +135,8 @@ class Request(NamedTuple):
         Option(
             "--sidecars",
             "Such files beside the models, and in qpc-HASH directories below: update those that "
-            "belong to the models (auto), require that all do (require), or update none and warn "
-            "about those that are then out of date (off).",
+            "belong to the models (auto), or update none and warn about those that are then out "
+            "of date (off).",
             choices=get_args(SidecarPolicy),
             shows_default=True,
         ),

@@ -10,7 +10,7 @@ from collections.abc import Set
 from typing import Literal, NamedTuple
 
 Fact = Literal[
-    "asked",  # the user named it, or requires that all that are found fit
+    "asked",  # the user named it
     "found",  # it was found, and follows if it fits: --sidecars auto
     "off",  # it was found, and stays: --sidecars off
     "of a compile",  # it is in a directory qpc-HASH below its models

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from onnxkvrename.storage.read import open_file, read_status, resolve_path
 
 _YAML_COST = 8
 """How many bytes of other sidecars a byte of YAML counts as, which takes far longer to parse."""
+_MAX_YAML_BYTES = MAX_TEXT_BYTES // _YAML_COST
 
 
 class FoundSidecar(NamedTuple):
@@ -32,52 +34,44 @@ class FoundSidecar(NamedTuple):
 
 
 def detect_sidecars(
-    candidates: Iterable[tuple[Path, Path]],
-    formats: Sequence[SidecarFormat],
-    *,
-    strict: bool = False,
+    candidates: Iterable[tuple[Path, Path]], formats: Sequence[SidecarFormat]
 ) -> Iterator[FoundSidecar]:
     """Yield the candidates that are sidecars with names.
 
     A file whose name does not show its format is left alone if it is too large, or cannot be
     read. One whose name does is a sidecar whatever is in it.
 
-    Each candidate has the directory of its models. Pass `strict` if the user asked for them: then a
-    file that cannot be read is an error, whatever its name, and there may be any number.
+    Each candidate has the directory of its models.
 
     Raises:
-        ModelError: With `strict`, a candidate cannot be read; without it, all together have
-            more bytes than one sidecar may have, or an eighth of that in YAML.
+        ModelError: All together have more bytes than one sidecar may have, or an eighth of that
+            in YAML.
     """
     total_size = 0
     for path, directory in candidates:
         detected = detect_format(formats, path.name)
         has_known_name = detected is not None
         if detected is None:
-            try:
-                limit = MAX_TEXT_BYTES if strict else MAX_TEXT_BYTES // _YAML_COST
-                detected = detect_format(formats, path.name, _read_candidate(path, limit))
-            except ModelError:
-                if strict:
-                    raise
+            with suppress(ModelError):
+                detected = detect_format(formats, path.name, _read_candidate(path))
         if detected is not None:
-            status = None if strict else read_status(path)
+            status = read_status(path)
             cost = _YAML_COST if path.suffix in (".yaml", ".yml") else 1
             total_size += cost * status.st_size if status is not None else 0
             if total_size > MAX_TEXT_BYTES:
                 raise ModelError(
                     f"was not checked: all sidecars here together have more than "
-                    f"{MAX_TEXT_BYTES:,} bytes, or {MAX_TEXT_BYTES // _YAML_COST:,} of YAML",
+                    f"{MAX_TEXT_BYTES:,} bytes, or {_MAX_YAML_BYTES:,} of YAML",
                     path=str(path),
                     hint=LEAVE_HINT,
                 )
             yield FoundSidecar(path, directory, detected, has_known_name)
 
 
-def _read_candidate(path: Path, limit: int) -> bytes:
+def _read_candidate(path: Path) -> bytes:
     """Return the content of a regular file, nothing for one that is too large or is none."""
     status = read_status(path)
-    if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+    if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_YAML_BYTES:
         return b""
     return read_sidecar_head(path)
 

@@ -71,7 +71,7 @@ def build_sidecar(root: Path) -> tuple[object, ...]:
     """A model and a text file that repeats its names."""
     model = saved(models.decoder(), root / "a.onnx")
     write_custom_io(root / "custom_io.yaml", model, "float16")
-    return (model, *RENAME, "--sidecars", "require")
+    return (model, *RENAME)
 
 
 def build_cache(root: Path) -> tuple[object, ...]:

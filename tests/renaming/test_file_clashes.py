@@ -117,7 +117,7 @@ def test_a_sidecar_that_is_external_data_of_a_model_stays(
     Path("custom_io.yaml").write_text(format_custom_io(NAMES, "mxint8"))
     saved(build_model("custom_io.yaml"), here / "m.onnx")
     before = snapshot(here)
-    outcome = run("m.onnx", "--prefix", "VLLM", "--sidecars", "require", *force)
+    outcome = run("m.onnx", "--prefix", "VLLM", "--sidecar", "custom_io.yaml", *force)
     assert outcome.code == 2
     assert "custom_io.yaml: is external data" in outcome.err
     assert snapshot(here) == before

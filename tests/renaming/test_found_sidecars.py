@@ -277,10 +277,6 @@ def test_a_sidecar_of_another_model_alone_is_none_of_the_business(
     [
         (),
         ("--check",),
-        (
-            "--sidecars",
-            "require",
-        ),
         ("--sidecar", SIDECAR),
     ],
 )
@@ -409,7 +405,7 @@ def test_without_a_candidate_a_rename_lists_once_and_opens_nothing_more(
         return real_open(path, *args, **how)
 
     counts = []
-    for policy in ("off", "require"):
+    for policy in ("off", "auto"):
         listed.clear()
         with monkeypatch.context() as patches:
             patches.setattr(os, "scandir", scandir)

@@ -69,20 +69,20 @@ def test_a_sidecar_that_is_named_follows_in_place(here: Path, renamed: bytes, ru
 
 def test_the_way_back_gives_the_same_bytes(here: Path, run) -> None:
     before = read_directory(here)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR).code == 0
     assert read_directory(here).keys() == before.keys()
-    assert run(MODEL, "--strip", "--sidecars", "require").code == 0
+    assert run(MODEL, "--strip", "--sidecar", SIDECAR).code == 0
     assert read_directory(here) == before
 
 
 def test_one_token_in_the_place_of_another_is_followed_too(here: Path, run) -> None:
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
-    assert run(MODEL, "--prefix", "B", "--replace", "--sidecars", "require").code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR).code == 0
+    assert run(MODEL, "--prefix", "B", "--replace", "--sidecar", SIDECAR).code == 0
     assert (here / SIDECAR).read_text() == custom_io("_B")
 
 
 def test_a_second_run_changes_nothing(here: Path, run, snapshot) -> None:
-    args = (MODEL, "--prefix", "VLLM", "--sidecars", "require")
+    args = (MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR)
     run(*args)
     before = snapshot(here)
     outcome = run(*args)
@@ -91,7 +91,7 @@ def test_a_second_run_changes_nothing(here: Path, run, snapshot) -> None:
 
 
 def test_a_sidecar_that_is_named_twice_and_found_is_one(here: Path, run) -> None:
-    given = ["--sidecar", SIDECAR, "--sidecar", here / SIDECAR, "--sidecars", "require"]
+    given = ["--sidecar", SIDECAR, "--sidecar", here / SIDECAR, "--sidecar", SIDECAR]
     outcome = run(MODEL, "--prefix", "VLLM", *given)
     assert outcome.code == 0
     assert outcome.err.splitlines()[1:] == [f"{SIDECAR}: 8 names changed"]
@@ -103,7 +103,7 @@ def test_what_else_lies_beside_a_model_stays(here: Path, run, snapshot) -> None:
     (here / "below").mkdir()
     shutil.move(here / SIDECAR, here / "below" / SIDECAR)
     before = snapshot(here)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
+    assert run(MODEL, "--prefix", "VLLM").code == 0
     after = snapshot(here)
     assert before.pop(MODEL) != after.pop(MODEL)
     assert after == before
@@ -114,7 +114,7 @@ def test_the_record_of_a_compile_stays_and_cannot_be_named(here: Path, run) -> N
     path = here / "hashed_compile_params.json"
     text = json.dumps({"command": [f"-m={MODEL}"], "custom_io": {"past_key.0": "mxint8"}})
     path.write_text(text)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR).code == 0
     assert path.read_text() == text
     outcome = run(MODEL, "--strip", "--sidecar", path)
     assert (outcome.code, path.name in outcome.err) == (2, True)
@@ -122,7 +122,7 @@ def test_the_record_of_a_compile_stays_and_cannot_be_named(here: Path, run) -> N
 
 def test_the_mode_of_a_sidecar_stays(here: Path, run) -> None:
     (here / SIDECAR).chmod(0o640)
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
+    assert run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR).code == 0
     assert stat.S_IMODE((here / SIDECAR).stat().st_mode) == 0o640
 
 
@@ -131,7 +131,7 @@ def test_paths_are_shown_as_they_were_given(
 ) -> None:
     (decoder.parent / SIDECAR).write_text(PLAIN)
     monkeypatch.chdir(tmp_path)
-    found = run("./model/decoder.onnx", "--prefix", "VLLM", "--sidecars", "require")
+    found = run("./model/decoder.onnx", "--prefix", "VLLM")
     assert found.err.splitlines()[1] == f"model/{SIDECAR}: 8 names changed"
     given = run(decoder, "--strip", "--sidecar", f"model/../model/{SIDECAR}")
     assert given.err.splitlines() == [
@@ -164,7 +164,7 @@ def test_another_file_in_the_place_of_a_sidecar_stays_unless_forced(here: Path, 
     (here / "out").mkdir()
     there = here / "out" / SIDECAR
     there.write_text("mine")
-    args = (MODEL, "--prefix", "VLLM", "--sidecars", "require", "-d", "out")
+    args = (MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR, "-d", "out")
     outcome = run(*args)
     assert outcome.code == 1
     assert f"error KV504: out/{SIDECAR}" in outcome.err
@@ -256,10 +256,10 @@ def test_a_name_that_matches_nothing_is_a_warning(here: Path, run, snapshot) -> 
     strange = " - IOName: past_key.7\n   Precision: mxint8\n"
     (here / SIDECAR).write_text(PLAIN + strange)
     before = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require", "--strict")
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR, "--strict")
     assert (outcome.code, outcome.err.count("error KV404")) == (1, 1)
     assert snapshot(here) == before
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require")
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR)
     assert outcome.code == 0
     assert f"{MODEL}: warning KV404: {SIDECAR} names past_key.7" in outcome.err
     assert (here / SIDECAR).read_text() == VLLM + strange
@@ -269,7 +269,7 @@ def test_half_a_pair_is_a_warning(here: Path, run) -> None:
     half = PLAIN.replace(" - IOName: past_key.0\n   Precision: mxint8\n\n", "")
     assert half != PLAIN
     (here / SIDECAR).write_text(half)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require")
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR)
     assert outcome.code == 0
     assert f"warning KV405: {SIDECAR} names past_key.0_RetainedState without" in outcome.err
 
@@ -346,7 +346,7 @@ def test_a_look_ahead_writes_nothing(
     if before == "the sidecar stale":
         rename(MODEL, "VLLM", sidecars="off")
     earlier = snapshot(here)
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require", look)
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR, look)
     assert outcome.code == code
     assert f"{SIDECAR}: 8 names would change" in outcome.err
     assert snapshot(here) == earlier
@@ -356,8 +356,8 @@ def test_a_look_ahead_writes_nothing(
 def test_a_check_of_what_is_renamed_finds_nothing_to_change(
     how: tuple[str, ...], here: Path, run
 ) -> None:
-    assert run(MODEL, "--prefix", "VLLM", "--sidecars", "require").code == 0
-    outcome = run(MODEL, "--prefix", "VLLM", "--sidecars", "require", "--check", *how)
+    assert run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR).code == 0
+    outcome = run(MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR, "--check", *how)
     assert (outcome.code, "would change" in outcome.err) == (0, False)
 
 
@@ -397,7 +397,7 @@ def test_killed_anywhere_the_same_command_ends_the_work(
     shutil.copytree(here, pattern)
     plain, args = (
         read_directory(pattern),
-        (MODEL, "--prefix", "VLLM", "--sidecars", "require", *how),
+        (MODEL, "--prefix", "VLLM", "--sidecar", SIDECAR, *how),
     )
     seen = set()
 
@@ -431,7 +431,7 @@ def test_the_sidecar_of_a_real_compile_becomes_that_of_the_prefixed_one(
         shutil.copyfile(path, tmp_path / path.name)
     before = read_directory(tmp_path)
     model = tmp_path / "LlamaForCausalLM.onnx"
-    assert run(model, "--prefix", "VLLM", "--sidecars", "require", "--strict").code == 0
+    assert run(model, "--prefix", "VLLM", "--strict").code == 0
     assert (tmp_path / SIDECAR).read_bytes() == real.read_bytes()
-    assert run(model, "--strip", "--sidecars", "require").code == 0
+    assert run(model, "--strip").code == 0
     assert read_directory(tmp_path) == before

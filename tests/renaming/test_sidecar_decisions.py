@@ -64,7 +64,7 @@ CASES = [
     Case(("unreadable", "found"), TORN, "", 2),
     Case(("unwritable", "found"), PLAIN, "", 2, there=link),
     Case(("unreadable",), TORN, f"--sidecar {SIDECAR}", 2),
-    Case(("unwritable",), PLAIN, "--sidecars require", 2, there=link),
+    Case(("unwritable",), PLAIN, f"--sidecar {SIDECAR}", 2, there=link),
     Case(("beside both", "of another token"), OTHER, "-o new.onnx", 0, WARNED),
     Case(("beside both", "stale"), PLAIN, "-o new.onnx --sidecars off", 0, WARNED),
     Case(("off", "refused", "stale"), config(NAMES[0]), "--sidecars off", 0, WARNED, CONFIG),
@@ -73,7 +73,7 @@ CASES = [
     Case(("found", "shared"), PLAIN, "", 0, WARNED, there=lambda: shutil.copy(MODEL, "other.onnx")),
     Case(("found", "refused", "of a compile"), OTHER, "", 0, WARNED, COMPILED),
     Case(("found", "refused"), OTHER, "", 1, REFUSED),
-    Case(("refused",), OTHER, "--sidecars require", 1, REFUSED),
+    Case(("refused",), OTHER, f"--sidecar {SIDECAR}", 1, REFUSED),
     Case(("found", "misplaced"), WHOLE, "-o new/x.onnx", 0, WARNED, CONFIG),
     Case(
         ("found", "nameless", "of a folder"),
