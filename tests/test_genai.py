@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,7 +127,8 @@ def test_a_folder_of_ours_gives_the_same_tokens(tmp_path: Path, run) -> None:
     before = generate(folder)
     assert isinstance(before, list), before
     out = tmp_path / "out"
-    assert run(folder, "-d", out, "--prefix", "VLLM").code == 0
+    shutil.copytree(folder, out)
+    assert run(out, "--prefix", "VLLM").code == 0
     assert generate(out) == before
     assert run(folder, "--prefix", "VLLM", "--sidecars", "off").code == 0
     assert "past_key_values.0.key" in str(generate(folder))  # what a stale configuration does
@@ -140,8 +142,8 @@ def test_a_real_export_gives_the_same_tokens(name: str, tmp_path: Path, run) -> 
     if not isinstance(before, list):
         pytest.skip(f"onnxruntime-genai does not run the export itself: {before[-200:]}")
     out = tmp_path / "out"
-    assert run(EXPORTS / name, "-d", out, "--prefix", "VLLM").code == 0
-    assert read_directory(out).keys() == read_directory(EXPORTS / name).keys()
+    shutil.copytree(EXPORTS / name, out, copy_function=shutil.copyfile)
+    assert run(out, "--prefix", "VLLM").code == 0
     assert generate(out) == before
-    assert run(out, "--strip", "--force").code == 0  # exports are read-only
+    assert run(out, "--strip").code == 0
     assert read_directory(out) == read_directory(EXPORTS / name)

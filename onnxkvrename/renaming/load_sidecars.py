@@ -113,21 +113,18 @@ def _place_sidecar(
     else:
         output = _resolve_output(found, job)
     own_job = build_job(path, output, _find_root(output, job))
-    is_copied = request.directory is not None and not own_job.in_place
     facts: dict[Fact, bool] = {
         how: True,
         "beside both": job.same_directory and not job.in_place and not (is_asked and not beside),
         "of a compile": directory != path.parent,
         "known by content": not found.has_known_name,
         "a binding": found.format.is_binding,
-        "of a folder": is_copied and found.format.is_package and len(beside) == len(owners),
     }
     return Sidecar(
         own_job,
         tuple(owners),
         found=found,
         facts=frozenset(fact for fact, holds in facts.items() if holds),
-        is_package=is_copied and found.format.is_package,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +22,8 @@ from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
 from onnxkvrename.sidecars.search import FoundSidecar, Neighbours, read_neighbours, read_value_names
 from onnxkvrename.sidecars.stale import build_unknown_finding
-from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import (
     FileIdentity,
-    OpenFile,
-    OutsideError,
     open_file,
     resolve_path,
 )
@@ -44,7 +40,6 @@ class Sidecar(NamedTuple):
             names are, and the table in :mod:`onnxkvrename.sidecars.decisions` what becomes of it.
         found: Its format, and the directory whose models it goes with.
         facts: What is known of it before it is read.
-        is_package: True if all files of its directory go where the result goes.
     """
 
     job: RenameJob
@@ -52,7 +47,6 @@ class Sidecar(NamedTuple):
     rewrite: Callable[[bytes], RewrittenSidecar] | None = None
     found: FoundSidecar | None = None
     facts: frozenset[Fact] = frozenset[Fact](["asked"])
-    is_package: bool = False
 
     @property
     def path(self) -> Path:
@@ -164,22 +158,11 @@ class _Content(NamedTuple):
 
 
 def _read_content(sidecar: Sidecar) -> _Content:
-    try:
-        with _open_sidecar(sidecar) as file:
-            if file.size > MAX_TEXT_BYTES:
-                message = f"is {file.size:,} bytes, more than {MAX_TEXT_BYTES:,}"
-                raise ModelError(message, path=str(sidecar.path))
-            return _Content(file.read(0, file.size), file.identity, file.status)
-    except OutsideError as error:
-        hint = "replace it with a copy"
-        raise ModelError(error.message, path=str(sidecar.path), hint=hint) from None
-
-
-def _open_sidecar(sidecar: Sidecar) -> AbstractContextManager[OpenFile]:
-    """Open a sidecar; one of a folder that is copied whole only from within that folder."""
-    if sidecar.is_package:
-        return Folder(sidecar.path.parent).open_file(sidecar.path.name)
-    return open_file(sidecar.path)
+    with open_file(sidecar.path) as file:
+        if file.size > MAX_TEXT_BYTES:
+            message = f"is {file.size:,} bytes, more than {MAX_TEXT_BYTES:,}"
+            raise ModelError(message, path=str(sidecar.path))
+        return _Content(file.read(0, file.size), file.identity, file.status)
 
 
 def _plan_write(
@@ -219,7 +202,7 @@ def _follow_decision(item: PreparedSidecar, run: _Run) -> PreparedSidecar:
         findings = promote_to_errors(findings)
     if decision.verdict == "leave" or case.content is None:
         return item._replace(
-            sidecar=sidecar._replace(job=build_job(sidecar.path), is_package=False),
+            sidecar=sidecar._replace(job=build_job(sidecar.path)),
             report=item.report._replace(output=str(sidecar.path), status="unchanged"),
             findings=findings,
         )

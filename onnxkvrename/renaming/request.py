@@ -100,8 +100,7 @@ class Request(NamedTuple):
         Path | None,
         Option(
             "-d --directory",
-            "Write the results below this directory, in the same layout; a folder with "
-            "a genai_config.json goes along whole.",
+            "Write the results below this directory, in the same layout.",
             "DIR",
             writes="directory",
             is_main=True,

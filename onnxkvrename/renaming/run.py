@@ -150,12 +150,7 @@ def _prepare_sidecars(
     from onnxkvrename.renaming.prepare_sidecars import add_sidecar_findings, prepare_sidecars
 
     prepared = tuple(prepare_sidecars(sidecars, models, request, rules))
-    models = add_sidecar_findings(models, prepared)
-    if not request.check and any(item.sidecar.is_package for item in prepared):
-        from onnxkvrename.renaming.package_files import add_package_files  # only with -d
-
-        models, prepared = add_package_files(models, prepared, force=request.force)
-    return models, prepared
+    return add_sidecar_findings(models, prepared), prepared
 
 
 def _find_sidecars(

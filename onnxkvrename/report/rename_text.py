@@ -366,20 +366,14 @@ def render_sidecar_states(report: Report, *, dry_run: bool) -> Iterator[str]:
         return
     for sidecar in report.sidecars:
         is_done = sidecar.status == ("would-rename" if dry_run else "renamed")
-        if is_done or (sidecar.copied and sidecar.status != "failed"):
+        if is_done:
             state = _format_sidecar_state(sidecar, dry_run=dry_run)
             yield f"{sidecar.path}: {state}{_format_destination(sidecar)}"
 
 
 def _format_sidecar_state(sidecar: SidecarReport, *, dry_run: bool) -> str:
     verb = "would change" if dry_run else "changed"
-    state = f"{format_count(sidecar.changed, 'name')} {verb}"
-    if sidecar.status == "unchanged":
-        state = "unchanged"
-    if sidecar.copied:
-        verb = "would be copied" if dry_run else "copied"
-        state += f", {format_count(sidecar.copied, 'other file')} of its folder {verb}"
-    return state
+    return f"{format_count(sidecar.changed, 'name')} {verb}"
 
 
 def _format_destination(item: ModelReport | SidecarReport) -> str:

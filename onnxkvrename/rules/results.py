@@ -115,14 +115,12 @@ class SidecarReport(NamedTuple):
         output: Where its result goes; the file itself for in place.
         status: What was done.
         changed: How many names in it change.
-        copied: How many other files of its directory are copied along with it.
     """
 
     path: str
     output: str
     status: Status
     changed: int
-    copied: int = 0
 
 
 @show_briefly

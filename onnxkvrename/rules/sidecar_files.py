@@ -18,7 +18,7 @@ _COMPILE_DIRECTORY = "qpc-[0-9A-Za-z]+"
 """The names of directories below an export in which QEfficient keeps a compile of it."""
 _SIDECAR_NAMES = ("genai_config.json", "metadata.json")
 """The names that files of the built-in formats of sidecars can have, beside families of them."""
-_PACKAGE_NAMES = ("genai_config.json", "inference_metadata.yaml")
+_UPPER_NAMES = ("genai_config.json", "inference_metadata.yaml")
 """The files of those formats that may be in the directory above that of a model."""
 
 
@@ -72,13 +72,13 @@ def find_candidates(directories: Iterable[Path], rules: Rules) -> tuple[tuple[Pa
         directory.parent if directory.name not in ("", os.pardir) else directory / os.pardir
         for directory in directories
     )
-    packages = (
+    upper = (
         (directory / name, directory)
         for directory in above
-        for name in _PACKAGE_NAMES
+        for name in _UPPER_NAMES
         if directory not in directories and is_occupied(directory / name)
     )
-    return (*find_files_beside(directories, is_candidate), *packages)
+    return (*find_files_beside(directories, is_candidate), *upper)
 
 
 def _list_names(

@@ -16,7 +16,6 @@ Fact = Literal[
     "of a compile",  # it is in a directory qpc-HASH below its models
     "known by content",  # its name alone does not show its format
     "a binding",  # a runtime finds the inputs and outputs of its models by it
-    "of a folder",  # all files of its directory go where its models go
     "beside both",  # it is beside a model and its renamed copy, and can match one of them
     "of an unread model",  # one of its models cannot be read: nothing is known of the names in it
     "of no buffers",  # the rules know no buffer of its models
@@ -86,7 +85,6 @@ DECISIONS = (
     Decision(("found", "refused"), "refuse", "its names", f"{{hint}}; {LEAVE_HINT}"),
     Decision(("refused",), "refuse", "its names"),
     Decision(("found", "misplaced"), "leave", "its place", _FOLDER),
-    Decision(("found", "nameless", "of a folder"), "follow", "nothing"),
     Decision(("found", "nameless", "a binding"), "leave", "nothing"),
     Decision(("found", "nameless"), "leave", "its names"),
     Decision(("foreign",), "refuse", "its names"),

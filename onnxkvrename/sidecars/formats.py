@@ -51,7 +51,6 @@ class SidecarFormat:
         only_graph_values: True if every name is an input or output of the graph.
         requires_pairs: True if both sides of each buffer must be named.
         effect: What happens with names from before a rename, for messages.
-        is_package: True if the runtime loads the whole folder that the file is in.
         reader: What reads the file, for messages.
         default_names: Keys that may be left out, each with the object that has it, such as
             ``model.decoder.inputs``, and the template that counts then.
@@ -69,7 +68,6 @@ class SidecarFormat:
     only_graph_values: bool = False
     requires_pairs: bool = False
     effect: str = "a compile ignores these entries"
-    is_package: bool = False
     reader: str = "its reader"
     default_names: tuple[tuple[str, str, str], ...] = ()
     reads_template: Callable[[tuple[str, ...]], bool] | None = None
@@ -176,7 +174,6 @@ BUILT_IN = (
         parse=parse_json_tree,
         has_file_name=re.compile(r"genai_config\.json").fullmatch,
         effect="onnxruntime-genai fails at the first token",
-        is_package=True,
         reader="onnxruntime-genai",
         default_names=(
             ("past_key_names", _INPUTS, "past_key_values.%d.key"),
@@ -205,7 +202,6 @@ BUILT_IN = (
         parse=parse_yaml_tree,
         has_file_name=re.compile(r"inference_metadata\.ya?ml").fullmatch,
         effect="onnx-genai does not find these inputs and outputs",
-        is_package=True,
         reader="onnx-genai",
     ),
     # ``metadata.json`` of a bundle for QNN: the inputs and outputs of each of its graphs.

@@ -558,7 +558,6 @@ def test_the_document_tells_of_the_parameters(plain: Path, twin: Path, run) -> N
                 "output": str(target / PARAMS),
                 "status": status,
                 "changed": 4,
-                "copied": 0,
             }
         ]
         assert document["models"][0]["output"] == str(target / "decoder.onnx")

@@ -105,15 +105,11 @@ def test_the_file_behind_the_link_is_protected_too(snapshot: Path, go) -> None:
     assert go(blob, "--force").code == 2
 
 
-def test_a_folder_of_onnxruntime_genai_comes_out_whole(snapshot: Path, go) -> None:
+def test_a_configuration_of_onnxruntime_genai_follows_its_model(snapshot: Path, go) -> None:
     folder = build_folder(Path("folder2"))
     stored = store_in_cache(Path("hub").absolute(), folder, "models--me--genai")
     assert go(stored, "-d", "out").code == 0
-    assert read_directory(Path("out")).keys() == {
-        "model.onnx",
-        "genai_config.json",
-        "tokenizer.json",
-    }
+    assert read_directory(Path("out")).keys() == {"model.onnx", "genai_config.json"}
     assert Path("out/genai_config.json").read_text().count("_VLLM") == 4
     assert not any(path.is_symlink() for path in Path("out").iterdir())
 
@@ -121,19 +117,17 @@ def test_a_folder_of_onnxruntime_genai_comes_out_whole(snapshot: Path, go) -> No
 def test_equal_folders_of_a_repository_share_blobs_and_both_come_out(
     tmp_path: Path, go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal configurations, models and tokenizers are one blob each."""
+    """Equal configurations and models are one blob each."""
     monkeypatch.chdir(tmp_path)
     Path("rules.toml").write_text(RULES)
     for name in ("cpu", "gpu"):
-        folder = build_folder(Path("both", name))
-        (folder / "added_tokens.json").write_text("{}")  # as the tokenizer
+        build_folder(Path("both", name))
     stored = store_in_cache(Path("hub").absolute(), Path("both").absolute())
     outcome = go(stored, "-d", "out")
     assert (outcome.code, "KV4" in outcome.err) == (0, False)
     for name in ("cpu", "gpu"):
         results = read_directory(Path("out", name))
-        names = {"model.onnx", "genai_config.json", "tokenizer.json", "added_tokens.json"}
-        assert results.keys() == names
+        assert results.keys() == {"model.onnx", "genai_config.json"}
         assert results["genai_config.json"].count(b"_VLLM") == 4
 
 

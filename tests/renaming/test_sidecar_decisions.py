@@ -75,12 +75,6 @@ CASES = [
     Case(("found", "refused"), OTHER, "", 1, REFUSED),
     Case(("refused",), OTHER, f"--sidecar {SIDECAR}", 1, REFUSED),
     Case(("found", "misplaced"), WHOLE, "-o new/x.onnx", 0, WARNED, CONFIG),
-    Case(
-        ("found", "nameless", "of a folder"),
-        config("x", filename="far.onnx"),
-        "-d new",
-        name=CONFIG,
-    ),
     Case(("found", "nameless", "a binding"), config("x", filename="far.onnx"), name=CONFIG),
     Case(("found", "nameless"), FOREIGN, "", 0, ("warning KV404",)),
     Case(("foreign",), FOREIGN, f"--sidecar {SIDECAR}", 1, ("error KV404",)),

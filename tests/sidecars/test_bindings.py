@@ -29,7 +29,7 @@ from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.tree import parse_json_tree
 
 CONFIG, YAML = "genai_config.json", "inference_metadata.yaml"
-FORMAT = next(each for each in BUILT_IN if each.is_package)
+FORMAT = next(each for each in BUILT_IN if each.is_binding)
 ANY_PLACE = replace(FORMAT, reads_template=None)
 KEYS = ("past_key_values.%d.key", "past_key_values.%d.value", "present.%d.key", "present.%d.value")
 
@@ -599,8 +599,8 @@ def test_a_real_configuration_names_what_its_models_have(folder: Path, tmp_path:
     written = {generated for name in names for generated in layer[name]}
     assert {value for value in values if "VLLM" in value} <= written
     assert run(out, "--strip", "--force").code == 0
-    for path in (path for path in folder.rglob("*") if path.is_file()):
-        assert (out / path.relative_to(folder)).read_bytes() == path.read_bytes()
+    for path in (path for path in out.rglob("*") if path.is_file()):
+        assert (folder / path.relative_to(out)).read_bytes() == path.read_bytes()
 
 
 def test_a_text_with_two_places_is_held_against_long_names_in_linear_time() -> None:
