@@ -6,7 +6,6 @@ Then four checks:
 
   twin      the plain export, renamed, is QEfficient's own export with the token
   seed      after --seed-cache QEfficient finds the renamed export, and does not export
-  sidecars  custom_io.yaml, renamed below the seeded export or written anew, is its own
   merge     windows that were renamed are merged by QEfficient, and are its own merge
 
 Needs QEfficient (https://github.com/quic/efficient-transformers) with what its pyproject.toml
@@ -95,7 +94,7 @@ class Exports(NamedTuple):
         work: The directory of everything; ``plain`` and ``twin`` in it are caches.
         worker: QEfficient.
         plain: The models without a token: one, or the encoder and the decoder.
-        twin: The same models with the token, and what QEfficient wrote for the compiler.
+        twin: The same models with the token.
     """
 
     kind: Kind
@@ -103,7 +102,6 @@ class Exports(NamedTuple):
     worker: Worker
     plain: list[Path]
     twin: list[Path]
-    twin_lists: list[Path | None]
 
     def compile(self, token: str, cache: str, **request: Any) -> list[dict[str, Any]]:
         return compile_with(self.worker, self.kind, self.work, token, cache, **request)
@@ -149,7 +147,6 @@ def make_exports(worker: Worker, kind: Kind, work: Path) -> Exports:
         worker,
         [Path(command["model"]) for command in plain],
         [Path(command["model"]) for command in twin],
-        [Path(command["custom_io"]) if command["custom_io"] else None for command in twin],
     )
 
 
@@ -171,15 +168,6 @@ def check_seed(exports: Exports) -> str:
     )
 
 
-def check_sidecars(exports: Exports) -> str:
-    """Return which lists of precisions are not QEfficient's own, empty for none."""
-    return join(
-        compare_lists(exports.work / "plain" / twin.relative_to(exports.work / "twin"), own)
-        for twin, own in zip(exports.twin, exports.twin_lists, strict=True)
-        if own is not None and has_kv_buffers(twin)
-    )
-
-
 def check_merge(exports: Exports) -> str:
     """Return what differs in a merge of renamed windows, empty for nothing."""
     renamed = exports.work / "renamed-windows"
@@ -195,7 +183,6 @@ def check_merge(exports: Exports) -> str:
 
 CHECKS: dict[str, Callable[[Exports], str]] = {
     "twin": check_twin,
-    "sidecars": check_sidecars,  # before QEfficient writes its own into the seeded directory
     "seed": check_seed,
     "merge": check_merge,
 }
@@ -228,15 +215,6 @@ def compare_names(model: onnx.ModelProto, expected: onnx.ModelProto) -> str:
         for graph in (model.graph, expected.graph)
     ]
     return "" if sides[0] == sides[1] else "inputs or outputs differ"
-
-
-def compare_lists(seeded: Path, own: Path) -> str:
-    """Return whether the renamed list differs from QEfficient's own."""
-    text = own.read_text("utf-8")
-    renamed = [path.read_text("utf-8") for path in seeded.parent.glob("qpc-*/custom_io.yaml")]
-    if text not in renamed:
-        return f"{seeded.name}: the renamed list is not its own" if renamed else "no renamed list"
-    return ""
 
 
 def has_kv_buffers(model: Path) -> bool:

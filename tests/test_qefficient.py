@@ -128,15 +128,17 @@ def test_several_directories(machine: Machine, cache: Path, tmp_path: Path) -> N
 
 def test_files_that_repeat_the_names(machine: Machine, plain: Path) -> None:
     entries = " - IOName: past_key.0\n   Precision: mxint8 # kept\n"
-    (plain / "qpc-0123456789abcdef").mkdir()
-    paths = ("custom_io.yaml", "qpc-0123456789abcdef/custom_io.yaml")
-    for path in paths:
-        (plain / path).write_text(entries)
+    compiled = plain / "qpc-0123456789abcdef"
+    compiled.mkdir()
+    for directory in (plain, compiled):
+        (directory / "custom_io.yaml").write_text(entries)
     says(machine, "seed", EXPORT=plain)
     (seeded,) = (path for path in plain.parent.iterdir() if path != plain)
-    for path in paths:
-        assert (seeded / path).read_text() == entries.replace("past_key.0", "past_key.0_VLLM")
-        assert (plain / path).read_text() == entries
+    renamed = entries.replace("past_key.0", "past_key.0_VLLM")
+    assert (seeded / "custom_io.yaml").read_text() == renamed
+    assert not (seeded / compiled.name).exists()
+    for directory in (plain, compiled):
+        assert (directory / "custom_io.yaml").read_text() == entries
 
 
 def test_by_path(

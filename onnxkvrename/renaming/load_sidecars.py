@@ -34,7 +34,7 @@ def load_sidecars(
     """Return the sidecars that are named or found, each with the models that it belongs to.
 
     A sidecar belongs to the models in its directory, or else to those below it; one of a
-    compile to those above its directory; one that is elsewhere to all.
+    compile to those above its directory, and it stays; one that is elsewhere to all.
 
     Args:
         request: What is asked for, named sidecars too.
@@ -99,14 +99,14 @@ def _place_sidecar(
     the models, links resolved.
     """
     path, directory = found.path, found.directory
-    is_asked = how == "asked"
+    is_asked, is_of_compile = how == "asked", directory != path.parent
     real_directory = resolve_path(directory)
     prefix = os.path.join(real_directory, "")
     beside = [index for index, each in enumerate(directories) if each == real_directory]
     below = [index for index, each in enumerate(directories) if each.startswith(prefix)]
     owners = beside or (not is_asked and below) or range(len(jobs))
     job = jobs[owners[0]]
-    if job.in_place or (not is_asked and job.same_directory):
+    if is_of_compile or job.in_place or (not is_asked and job.same_directory):
         output = path
     elif is_asked and not beside:
         output = job.output.parent / path.name
@@ -116,7 +116,7 @@ def _place_sidecar(
     facts: dict[Fact, bool] = {
         how: True,
         "beside both": job.same_directory and not job.in_place and not (is_asked and not beside),
-        "of a compile": directory != path.parent,
+        "of a compile": is_of_compile,
         "known by content": not found.has_known_name,
         "a binding": found.format.is_binding,
     }
@@ -146,7 +146,7 @@ def _resolve_output(found: FoundSidecar, job: RenameJob) -> Path:
     place = job.output.parent
     if below and place.parts[-len(below) :] == below:
         place = place.parents[len(below) - 1]
-    return place / found.path.relative_to(found.directory)
+    return place / found.path.name
 
 
 def check_sidecars_there(

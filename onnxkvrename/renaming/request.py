@@ -133,9 +133,8 @@ class Request(NamedTuple):
         SidecarPolicy,
         Option(
             "--sidecars",
-            "Such files beside the models, and in qpc-HASH directories below: update those that "
-            "belong to the models (auto), or update none and warn about those that are then out "
-            "of date (off).",
+            "Such files beside the models: update those that belong to the models (auto), or "
+            "update none and warn about those that are then out of date (off).",
             choices=get_args(SidecarPolicy),
             shows_default=True,
         ),

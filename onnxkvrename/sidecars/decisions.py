@@ -61,6 +61,7 @@ _TOGETHER = "rename both models together, or `--sidecar {path}` renames them her
 DECISIONS = (
     Decision(("asked", "beside both"), "refuse", "the error"),
     Decision(("of an unread model",), "leave", "nothing"),
+    Decision(("of a compile",), "leave", "nothing"),
     Decision(("unreadable", "off"), "leave", "nothing"),
     Decision(("unreadable", "found", "known by content"), "leave", "nothing"),
     Decision(("unreadable", "found", "of no buffers"), "leave", "nothing"),
@@ -79,9 +80,6 @@ DECISIONS = (
     Decision(("off", "stale"), "leave", "it stays", "`--sidecar {path}` renames them"),
     Decision(("off",), "leave", "nothing"),
     Decision(("found", "shared"), "leave", "it stays", _TOGETHER),
-    Decision(
-        ("found", "refused", "of a compile"), "follow", "its names", f"{{hint}}; {LEAVE_HINT}"
-    ),
     Decision(("found", "refused"), "refuse", "its names", f"{{hint}}; {LEAVE_HINT}"),
     Decision(("refused",), "refuse", "its names"),
     Decision(("found", "misplaced"), "leave", "its place", _FOLDER),

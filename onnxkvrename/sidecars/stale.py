@@ -85,9 +85,11 @@ def find_stale_sidecars(
             if old_names <= neighbours.names:
                 continue
         if stale:
-            command = _format_command(model, change, rules, path if is_left else None)
-            finding = _build_stale_finding(path, stale, found.format.effect, command)
             is_beside = found.directory == found.path.parent
+            hint = "compile the model again"
+            if is_beside:
+                hint = _format_command(model, change, rules, path if is_left else None)
+            finding = _build_stale_finding(path, stale, found.format.effect, hint)
             severity = "error" if is_error and is_beside else finding.severity
             yield finding._replace(severity=severity)
 
@@ -141,7 +143,7 @@ def _detect_sidecars(
 
 
 def _build_stale_finding(
-    path: str, stale: Sequence[tuple[str, str]], effect: str, command: str
+    path: str, stale: Sequence[tuple[str, str]], effect: str, hint: str
 ) -> Finding:
     old, new = stale[0]
     return build_finding(
@@ -149,7 +151,7 @@ def _build_stale_finding(
         path,
         f"has {len(stale)} old names from before a rename (first: {shorten_text(old)}, now "
         f"{shorten_text(new)}); {effect}",
-        command,
+        hint,
     )
 
 

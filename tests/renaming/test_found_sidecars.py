@@ -16,7 +16,6 @@ from onnxkvrename import rename, rename_all
 from onnxkvrename.limits import MAX_TEXT_BYTES
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
-EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports" / "llama2l"
 MODEL, SIDECAR, COMPILE = "decoder.onnx", "custom_io.yaml", "qpc-0123456789abcdef"
 RENAME = (MODEL, "--prefix", "VLLM")
 
@@ -111,22 +110,28 @@ def test_the_interface_for_python_does_the_same(here: Path) -> None:
     assert read(here / SIDECAR) == PLAIN
 
 
-def test_sidecars_of_a_compile_below_the_export_follow(here: Path, run) -> None:
-    compiled = here / COMPILE
-    compiled.mkdir()
-    (here / SIDECAR).rename(compiled / SIDECAR)
-    (compiled / "specializations.json").write_text('{"past_key.0": 1}')
-    for other in ("qpc", "compiled", f"{COMPILE}/qpc-1"):  # not the directories of a compile
-        (here / other).mkdir()
-        (here / other / SIDECAR).write_text(PLAIN)
-    outcome = run(*RENAME)
+@pytest.mark.parametrize("policy", ["auto", "off"])
+def test_a_compile_below_the_export_keeps_its_names_with_a_warning(
+    policy: str, here: Path, run
+) -> None:
+    """It was made from the model as it was; only a new compile knows the new names."""
+    (here / COMPILE).mkdir()
+    (here / SIDECAR).rename(here / COMPILE / SIDECAR)
+    outcome = run(*RENAME, "--sidecars", policy)
     assert outcome.code == 0
-    assert f"{COMPILE}/{SIDECAR}: 8 names changed" in outcome.err
-    assert read(compiled / SIDECAR) == VLLM
-    assert (compiled / "specializations.json").read_text() == '{"past_key.0": 1}'
-    assert [read(here / other / SIDECAR) for other in ("qpc", "compiled")] == [PLAIN] * 2
-    assert read(compiled / "qpc-1" / SIDECAR) == PLAIN
-    assert "KV406" in run(MODEL, "--strip", "--sidecars", "off").err
+    assert f"warning KV406: {COMPILE}/{SIDECAR} has 8 old names" in outcome.err
+    assert "-> compile the model again" in outcome.err
+    assert read(here / COMPILE / SIDECAR) == PLAIN
+    assert run(MODEL, "--strip", "-q") == (0, "", "")  # the names of the compile again
+
+
+@pytest.mark.parametrize("text", ["- IOName: [", VLLM.replace("VLLM", "OTHER")])
+def test_no_compile_below_the_export_stops_a_rename(text: str, here: Path, run) -> None:
+    (here / COMPILE).mkdir()
+    (here / COMPILE / SIDECAR).write_text(text)
+    assert run(*RENAME).code == 0
+    assert read(here / COMPILE / SIDECAR) == text
+    assert read(here / SIDECAR) == VLLM
 
 
 def test_one_sidecar_for_all_windows_follows_all(tmp_path: Path, run) -> None:
@@ -154,20 +159,11 @@ def test_it_goes_beside_a_result_elsewhere_and_stays_beside_the_source(
     outcome = run(*RENAME, *how)
     assert outcome.code == 0
     assert f"{SIDECAR}: 8 names changed -> out/{SIDECAR}" in outcome.err
-    assert read(here / "out" / SIDECAR) == read(here / "out" / COMPILE / SIDECAR) == VLLM
+    assert read(here / "out" / SIDECAR) == VLLM
+    assert not (here / "out" / COMPILE).exists()
     assert {name: now for name, now in snapshot(here).items() if name in before} == before
     again = snapshot(here)
     assert (run(*RENAME, *how).code, snapshot(here)) == (0, again)
-
-
-def test_that_of_a_compile_above_its_model_keeps_its_place(here: Path, run) -> None:
-    for folder in ("below", COMPILE):
-        (here / folder).mkdir()
-    shutil.move(MODEL, f"below/{MODEL}")
-    shutil.move(SIDECAR, f"{COMPILE}/{SIDECAR}")
-    assert run(".", "--prefix", "VLLM", "-d", "out").code == 0
-    assert read(here / "out" / COMPILE / SIDECAR) == VLLM
-    assert not (here / "out" / "below" / SIDECAR).exists()
 
 
 @pytest.mark.parametrize("options", [["-o", f"out/{MODEL}"], ["-d", "out"]])
@@ -425,8 +421,7 @@ def test_a_model_beside_several_sidecars_is_read_once(
 ) -> None:
     rename(MODEL, "OTHER", output="other.onnx", sidecars="off")
     for digit in range(3):
-        (here / f"qpc-{digit}").mkdir()
-        shutil.copyfile(SIDECAR, here / f"qpc-{digit}" / SIDECAR)
+        shutil.copyfile(SIDECAR, f"custom_io_{digit}.yaml")
     opened, real = [], os.open
 
     def count_open(path: object, *args: object, **how: object) -> int:
@@ -436,25 +431,4 @@ def test_a_model_beside_several_sidecars_is_read_once(
     monkeypatch.setattr(os, "open", count_open)
     assert run(*RENAME).code == 0
     assert opened.count("other.onnx") == 1
-    assert [read(path) for path in here.rglob(SIDECAR)] == [VLLM] * 4
-
-
-# Real exports.
-
-
-@pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPORTS} is not there")
-def test_a_real_compile_below_a_real_export_becomes_that_of_its_twin(tmp_path: Path, run) -> None:
-    (plain,) = EXPORTS.glob("plain-*")
-    export = tmp_path / plain.name
-    shutil.copytree(plain, export)
-    export.chmod(0o755)  # the exports may be read-only
-    shutil.copytree(EXPORTS / "compile-plain", export / COMPILE)
-    for path in (export, *export.rglob("*")):
-        path.chmod(0o755)
-    before = read(export / COMPILE / SIDECAR)
-    twin = read(EXPORTS / "compile-VLLM" / SIDECAR)
-    assert run(export, "--prefix", "VLLM", "-d", tmp_path / "out", "--strict").code == 0
-    assert read(tmp_path / "out" / COMPILE / SIDECAR) == twin
-    assert read(export / COMPILE / SIDECAR) == before
-    assert run(export, "--prefix", "VLLM").code == 0
-    assert read(export / COMPILE / SIDECAR) == twin
+    assert [read(path) for path in here.glob("custom_io*.yaml")] == [VLLM] * 4

@@ -58,6 +58,7 @@ WARNED, REFUSED = ("warning KV406",), ("error KV406",)
 CASES = [
     Case(("asked", "beside both"), PLAIN, f"--sidecar {SIDECAR} -o new.onnx", 2),
     Case(("of an unread model",), PLAIN, "", 2, there=tear_model),
+    Case(("of a compile",), PLAIN, "", 0, WARNED, COMPILED),
     Case(("unreadable", "off"), TORN, "--sidecars off", 0, WARNED),
     Case(("unreadable", "found", "known by content"), TORN, name="io.yaml"),
     Case(("unreadable", "found", "of no buffers"), TORN, "--profile qnn", 1, ("error KV001",)),
@@ -71,7 +72,6 @@ CASES = [
     Case(("off", "stale"), PLAIN, "--sidecars off", 0, WARNED),
     Case(("off",), FOREIGN, "--sidecars off"),
     Case(("found", "shared"), PLAIN, "", 0, WARNED, there=lambda: shutil.copy(MODEL, "other.onnx")),
-    Case(("found", "refused", "of a compile"), OTHER, "", 0, WARNED, COMPILED),
     Case(("found", "refused"), OTHER, "", 1, REFUSED),
     Case(("refused",), OTHER, f"--sidecar {SIDECAR}", 1, REFUSED),
     Case(("found", "misplaced"), WHOLE, "-o new/x.onnx", 0, WARNED, CONFIG),

@@ -147,6 +147,7 @@ def test_one_of_an_earlier_compile_is_a_warning(stale: Path, run) -> None:
     (stale / SIDECAR).rename(stale / "qpc-0123456789abcdef" / SIDECAR)
     outcome = run("verify", MODEL)
     assert (outcome.code, "warning KV406" in outcome.err) == (0, True)
+    assert "-> compile the model again" in outcome.err
 
 
 def test_names_of_another_model_in_the_directory_are_right(stale: Path, run) -> None:
