@@ -8,7 +8,6 @@ those cover is read off these notes. Attention backends take blocks undivided.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import mmap
 from types import SimpleNamespace
@@ -150,21 +149,11 @@ class Memory:
     def build_canonical_view(self) -> tuple[list[int], list[list[tuple[int, int]]]] | str:
         """Return the offloading connector's tensors and references, or why it refuses."""
         views: list[Any] = []
-        spec = SimpleNamespace(
-            config=SimpleNamespace(canonical_layout=False),
-            get_worker=views.append,
-            kv_cache_config=self.plan,
-            replicated_layout=False,
-        )
+        spec = SimpleNamespace(get_worker=views.append, kv_cache_config=self.plan)
         with self.witness.modules.importable():
             try:
-                settings = {"vllm_config": self.config, "kv_cache_config": self.plan}
-                parameters = inspect.signature(self.witness.offloading).parameters
-                worker = self.witness.offloading(
-                    spec, **{name: settings[name] for name in parameters if name in settings}
-                )
-                if hasattr(worker, "_register_handlers"):
-                    worker._register_handlers = views.append
+                worker = self.witness.offloading(spec)
+                worker._register_handlers = views.append
                 if self.is_cross_layers:
                     backend = next(iter(self.config.layers.values())).get_attn_backend()
                     worker.register_cross_layers_kv_cache(self.caches["0"], backend)
