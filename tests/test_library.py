@@ -95,7 +95,7 @@ def test_external_data_of_a_model_in_memory_is_not_read() -> None:
     embed.ClearField("raw_data")
     embed.data_location = onnx.TensorProto.EXTERNAL
     embed.external_data.add(key="location", value="w.bin")
-    assert "external, not read: w.bin" in str(onnxkvrename.inspect(model))
+    assert re.search(r"external data +not read: w.bin", str(onnxkvrename.inspect(model)))
     assert "embed" in {i.name for i in onnxkvrename.rename_model(model, "X").graph.initializer}
 
 
