@@ -14,7 +14,6 @@ from custom_io_files import write_custom_io
 from exporter_models import STATIC_RULES, build_model, list_caches
 from hints import find_commands
 from models import info, node
-from schemas import load_schema, validate
 from tiers import thin
 from window_sets import build_window, write_windows
 
@@ -23,7 +22,6 @@ from onnxkvrename.layout.manifest import compute_document_digest
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "fixtures"
 EXPORTS = ROOT.parent / "shared" / "exports"
-SCHEMA = load_schema("check-consumer-1")
 
 RESTS = (
     "; based on names, shapes, dtypes and dataflow, and on the code of qualcomm/vllm-qaic at "
@@ -42,7 +40,6 @@ def taken(tmp_path: Path, run) -> Path:
 def document(outcome: Any) -> dict[str, Any]:
     """The JSON document of an outcome, which its schema takes."""
     found: dict[str, Any] = json.loads(outcome.out)
-    validate(found, SCHEMA)
     assert found["exit_code"] == outcome.code
     return found
 

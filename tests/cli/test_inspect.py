@@ -11,7 +11,7 @@ import models
 import onnx
 import pytest
 from models import node, saved
-from schemas import load_schema, validate
+from schemas import validate
 from tiers import thin
 from window_sets import write_windows
 
@@ -24,7 +24,6 @@ from onnxkvrename.verification import trace_buffer_updates
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = load_schema("inspect-2")
 MODEL = "decoder.onnx"
 WRITTEN = "x.html: page written\n"
 
@@ -64,7 +63,7 @@ def test_sizes_are_shown_beside_their_symbols(here: Path, run) -> None:
     assert "128 bytes for each token\n" in outcome.out
     assert "8 KiB (8,192 bytes) for a sequence\n" in outcome.out
     document = json.loads(run("inspect", MODEL, "--dim", "ctx_len=64", "--format", "json").out)
-    validate(document, SCHEMA)
+    validate(document)
     for totals in (document["models"][0]["totals"], document["layouts"][0]["totals"]):
         assert totals["sequence_bytes"] == 8192
     assert run("inspect", MODEL, "--dim", "ctx_len=64", "--html", "a.html").code == 0
@@ -131,7 +130,7 @@ def test_json_has_what_vllm_makes_of_each_layout(here: Path, run) -> None:
     assert document["vllm"] is None
     options = ("--vllm", "--tensor-parallel-size", "2", "--enable-cross-layers-blocks")
     document = json.loads(run("inspect", *models, *options, "--format", "json").out)
-    validate(document, SCHEMA)
+    validate(document)
     assert len(document["layouts"]) == len(document["vllm"]) == 3
     for layout, projection in zip(document["layouts"], document["vllm"], strict=True):
         assert [layer["layer"] for layer in projection["layers"]] == layout["layers"]
@@ -250,7 +249,7 @@ def test_a_mistake_is_told_in_json_too(args: tuple[str, ...], said: str, here: P
     os.symlink(MODEL, "link")
     outcome = run("inspect", "--format", "json", *args)
     document = json.loads(outcome.out)
-    validate(document, SCHEMA)
+    validate(document)
     errors = [document["error"], *(model["error"] for model in document["models"])]
     told = [f"{error['path']}: {error['message']} ({error['hint']})" for error in errors if error]
     assert said in told[0].removeprefix("None: ")
@@ -274,7 +273,7 @@ def test_json_is_one_valid_document_whatever_happens(
 ) -> None:
     outcome = run("inspect", *args, *spelling)
     document = json.loads(outcome.out)
-    validate(document, SCHEMA)
+    validate(document)
     assert outcome.code == document["exit_code"] == code
     assert len(document["models"]) == count
     assert (document["error"] is not None) == (count == 0)
@@ -292,7 +291,7 @@ def test_json_of_a_bug_or_an_interrupt_is_a_document_too(
     monkeypatch.setattr("onnxkvrename.cli.inspect.inspect_models", fail)
     outcome = run("inspect", MODEL, "--format", "json")
     document = json.loads(outcome.out)
-    validate(document, SCHEMA)
+    validate(document)
     assert outcome.code == document["exit_code"] == code
     assert ("a bug in onnxkvrename: ZeroDivisionError" in outcome.err) == (code == 2)
 
@@ -401,7 +400,7 @@ def test_every_fixture_is_shown(name: str, run) -> None:
     assert (outcome.code, "error" in outcome.err) == (0, False)
     assert ("no KV buffer" in outcome.out) == ("encoder" in name)
     document = json.loads(run("inspect", FIXTURES / name, "--format", "json").out)
-    validate(document, SCHEMA)
+    validate(document)
     states = {item["state"] for item in document["models"][0]["buffers"]}
     assert states <= {"token" if name.startswith("VLLM/") else "plain"}
 
@@ -415,7 +414,7 @@ def test_every_real_export_is_shown(name: str, run, tmp_path: Path) -> None:
     assert (outcome.code, f"{html}: page written\n" in outcome.err) == (int(broken), True)
     assert ("error KV106" in outcome.err) == broken
     document = json.loads(run("inspect", EXPORTS / name, "--format", "json").out)
-    validate(document, SCHEMA)
+    validate(document)
     states = {item["state"] for item in document["models"][0]["buffers"]}
     if not broken:
         assert states <= {"token" if "/VLLM-" in name else "plain"}

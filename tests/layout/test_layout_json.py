@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import jsonschema
 import models
 import numpy as np
 import onnx
@@ -20,7 +19,7 @@ import window_sets
 from hypothesis import given
 from hypothesis import strategies as st
 from models import saved
-from schemas import load_schema
+from schemas import VALIDATOR
 from tiers import thin
 
 from onnxkvrename import KvRenameError, ModelError, check_consumer, compare, load_rules
@@ -41,8 +40,6 @@ from onnxkvrename.verification import trace_buffer_updates
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
-SCHEMA = load_schema("inspect-2")
-VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 RULES = load_rules()
 CONSUMERS = list_consumers()
 

@@ -28,7 +28,6 @@ from kill_commands import (
 )
 from qefficient_exports import CAUSAL, DECODER, ENCODER, PARAMS, SPEECH
 from real_exports import EXPORTS, VARYING, names
-from schemas import load_schema, validate
 from tiers import thin
 
 from onnxkvrename.storage import lock
@@ -550,7 +549,6 @@ def test_the_document_tells_of_the_parameters(plain: Path, twin: Path, run) -> N
     for look, status, code in (("--check", "would-rename", 1), ("-v", "renamed", 0)):
         outcome = run(plain, *SEED, look, "--format", "json")
         document = json.loads(outcome.out)
-        validate(document, load_schema("report-1"))
         assert (outcome.code, document["exit_code"]) == (code, code)
         assert document["texts"] == [
             {

@@ -1,4 +1,4 @@
-"""The JSON schemas: real documents fit them, and the page about them has all fields."""
+"""The JSON schema of `inspect`: real documents fit it, and its page has all fields."""
 
 from __future__ import annotations
 
@@ -9,73 +9,65 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from conftest import COMMAND, FIXTURES
-from schema_tables import MARK, PAGE, SCHEMAS, find_undescribed, render_tables
+from schema_tables import MARK, PAGE, SCHEMA, find_undescribed, render_tables
+from schemas import validate
 
-jsonschema = pytest.importorskip("jsonschema")
+from onnxkvrename.report.documents import MODULES, load_document
+from onnxkvrename.report.documents.inspect_json import DOCUMENT
 
 PLAIN = FIXTURES / "plain"
-DECODER = PLAIN / "decoder.onnx"
 PAGE_TEXT = (FIXTURES.parent / "docs" / PAGE).read_text("utf-8")
-DOCUMENTS: dict[str, list[tuple[object, ...]]] = {
-    "report-1": [
-        (PLAIN / "windows", "--prefix", "VLLM", "--check"),
-        (PLAIN / "vlm_dual" / "encoder.onnx", "--prefix", "VLLM"),
-        (PLAIN / "none.onnx", "--prefix", "VLLM"),
-    ],
-    "verify-1": [("verify", PLAIN / "vlm_dual"), ("verify", PLAIN / "none.onnx")],
-    "inspect-2": [
-        ("inspect", PLAIN),
-        ("inspect", PLAIN, "--vllm", "--tokens", "8"),
-        ("inspect", FIXTURES / "README.md"),
-    ],
-    "check-consumer-1": [
-        ("check-consumer", PLAIN),
-        ("check-consumer", DECODER, "--target", "none"),
-    ],
-    "compare-1": [
-        ("compare", DECODER, FIXTURES / "VLLM" / "decoder.onnx", "--dim", "ctx_len=32"),
-        ("compare", DECODER, PLAIN / "none.onnx"),
-    ],
-    "manifest-1": [
-        ("manifest", PLAIN / "hybrid.onnx"),
-        ("manifest", PLAIN / "windows"),
-        ("manifest", PLAIN / "none.onnx"),
-    ],
-    "pairs-1": [("pairs", DECODER), ("pairs", PLAIN / "none.onnx")],
-}
+COMMANDS_PAGE = (FIXTURES.parent / "docs" / "commands.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
-    ("name", "command"),
-    [(name, command) for name, commands in DOCUMENTS.items() for command in commands],
-    ids=lambda value: value if isinstance(value, str) else Path(str(value[0])).name,
+    "command",
+    [(PLAIN,), (PLAIN, "--vllm", "--tokens", "8"), (FIXTURES / "README.md",)],
+    ids=lambda command: Path(str(command[0])).name,
 )
-def test_documents_fit_their_schema(name: str, command: tuple[object, ...], run: Any) -> None:
-    outcome = run(*command, "--format", "json")
+def test_documents_fit_the_schema(command: tuple[object, ...], run: Any) -> None:
+    outcome = run("inspect", *command, "--format", "json")
     document = json.loads(outcome.out)
-    assert document["schema"] == "onnxkvrename.{}/{}".format(*name.rsplit("-", 1))
     assert document["exit_code"] == outcome.code
-    jsonschema.Draft202012Validator(SCHEMAS[name]).validate(document)
+    validate(document)
 
 
-def test_the_page_has_every_schema_and_its_records() -> None:
-    assert MARK.findall(PAGE_TEXT) == [*SCHEMAS, ""]
+@pytest.mark.parametrize(
+    "spoilt",
+    [{"exit_code": 3}, {"command": "rename"}, {"models": [{}]}, {"more": 1}, {"error": "no"}],
+)
+def test_the_schema_refuses_what_is_not_promised(spoilt: dict[str, object]) -> None:
+    document = json.loads(DOCUMENT.render(DOCUMENT.empty, 0))
+    validate(document)
+    with pytest.raises(jsonschema.ValidationError):
+        validate(document | spoilt)
+
+
+def test_the_page_has_the_schema_and_its_records() -> None:
+    assert PAGE_TEXT.count(MARK) == 1
     page = render_tables(PAGE_TEXT)
-    for schema in SCHEMAS.values():
-        assert all(f"| `{field}` |" in page for field in schema["properties"])
+    assert all(f"| `{field}` |" in page for field in SCHEMA["properties"])
     headings = re.findall("^#+ (.*)", page, re.MULTILINE)
     anchors = {re.sub("[^a-z-]", "", each.lower().replace(" ", "-")) for each in headings}
     assert set(re.findall(r"\(#([^)]*)\)", page)) <= anchors
     assert len(anchors) == len(headings)
 
 
+@pytest.mark.parametrize("command", [name for name in MODULES if name != "inspect"])
+def test_the_page_of_the_commands_names_the_members_of_a_document(command: str) -> None:
+    """Those that are not in every document."""
+    (row,) = re.findall(rf"^\| `{command}` \| (.*) \|$", COMMANDS_PAGE, re.MULTILINE)
+    assert set(load_document(command).empty._fields) <= set(re.findall(r"`(\w+)(?:\[\])?`", row))
+
+
 @pytest.mark.skipif(not COMMAND.exists(), reason="onnxkvrename is not installed")
 def test_the_example_of_the_page_reads_a_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    block = re.search(r"<!-- example -->\n```python\n(.*?)```", PAGE_TEXT, re.DOTALL)
+    block = re.search(r"<!-- example -->\n```python\n(.*?)```", COMMANDS_PAGE, re.DOTALL)
     assert block is not None
     shutil.copytree(FIXTURES, tmp_path / "fixtures")
     monkeypatch.chdir(tmp_path)
@@ -84,7 +76,6 @@ def test_the_example_of_the_page_reads_a_document(
     assert capsys.readouterr().out == re.findall("# (.*)", block[1])[-1] + "\n"
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_every_field_has_a_meaning(name: str) -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
-    assert find_undescribed(SCHEMAS[name]) == []
+def test_every_field_has_a_meaning() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert find_undescribed(SCHEMA) == []

@@ -3,11 +3,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import models
 import pytest
 from models import node, saved
-from schemas import load_schema
 
 from onnxkvrename import Finding, KvRenameError, ModelError, ModelReport, load_rules
 from onnxkvrename.report.documents.verify_json import DOCUMENT, describe_verified
@@ -24,8 +22,6 @@ from onnxkvrename.verification.provenance import NodeLocation
 from onnxkvrename.verification.verify import VerifiedModel, VerifyRequest, verify_model
 
 PROFILE = ProfileChoice("qeff")
-SCHEMA = load_schema("verify-1")
-VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 FAULT = Finding("KV110", "error", "past_key.0_RetainedState", "is wrong", "mend it")
 DOUBT = Finding("KV113", "warning", "past_key.0_RetainedState", "is in doubt", "look at it")
 HOSTILE = "a\n::error::b##[x]\x1b[2J\u202e\udcff"
@@ -169,7 +165,6 @@ def test_hostile_text_gives_github_no_commands(sound: VerifiedModel) -> None:
 def test_json_has_a_verdict_for_each_pair(sound: VerifiedModel) -> None:
     item = with_report(sound, DOUBT)
     document = json.loads(DOCUMENT.render(describe_verified([item], PROFILE), 0))
-    VALIDATOR.validate(document)
     (model,) = document["models"]
     assert model["verified"] is True
     assert model["pairs"][0] == {
@@ -194,7 +189,6 @@ def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> N
     half = verify_model(saved(model, tmp_path / "m.onnx"), load_rules(), VerifyRequest())
     unread = verify_model(tmp_path / "none.onnx", load_rules(), VerifyRequest())
     document = json.loads(DOCUMENT.render(describe_verified([half, unread], PROFILE), 2))
-    VALIDATOR.validate(document)
     (_, pair), nothing = (item["pairs"] for item in document["models"])
     assert (pair["output"], pair["verdict"], pair["updated_by"]) == (None, None, None)
     assert nothing == []
@@ -205,7 +199,6 @@ def test_json_of_half_a_pair_and_of_a_model_unread_is_valid(tmp_path: Path) -> N
 def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
     text = DOCUMENT.render(describe_verified([with_hostile_names(sound)], PROFILE), 0)
     document = json.loads(text)
-    VALIDATOR.validate(document)
     assert text.isascii()
     assert document["models"][0]["path"] == HOSTILE
     assert document["models"][0]["pairs"][0]["updated_by"] == {"op_type": HOSTILE, "node": HOSTILE}
@@ -213,22 +206,5 @@ def test_json_has_names_as_they_are_and_is_ascii(sound: VerifiedModel) -> None:
 
 def test_json_of_a_job_that_could_not_be_done_is_valid() -> None:
     document = json.loads(DOCUMENT.render(DOCUMENT.empty, 2, KvRenameError("no", hint="mend")))
-    VALIDATOR.validate(document)
     assert document["error"] == {"message": "no", "path": None, "hint": "mend"}
     assert (document["models"], document["exit_code"]) == ([], 2)
-
-
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        {"exit_code": 3},
-        {"command": "rename"},
-        {"models": [{}]},
-        {"more": 1},
-        {"error": "no"},
-    ],
-)
-def test_the_schema_refuses_what_is_not_promised(spoilt: dict[str, object]) -> None:
-    document = json.loads(DOCUMENT.render(DOCUMENT.empty, 0)) | spoilt
-    with pytest.raises(jsonschema.ValidationError):
-        VALIDATOR.validate(document)

@@ -14,7 +14,7 @@ from build_layouts import (
     build_mla,
     build_sliding,
 )
-from schemas import load_schema
+from schema_tables import SCHEMA as INSPECT_SCHEMA
 
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.records import serialize
@@ -22,7 +22,7 @@ from onnxkvrename.report.documents.projection_json import describe_projection
 from onnxkvrename.vllm.projection import project_layout
 from onnxkvrename.vllm.specs import ProjectionRequest
 
-DEFINITIONS = load_schema("inspect-2")["$defs"]
+DEFINITIONS = INSPECT_SCHEMA["$defs"]
 SCHEMA = {**DEFINITIONS["ProjectionContent"], "$defs": DEFINITIONS}
 LAYOUTS = {
     "nothing": build_layers(),

@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import onnx
 import pytest
 from cache_models import MIXED, build_cache_model
 from models import saved
 from onnx import ModelProto, TensorProto
-from schemas import load_schema
+from schemas import VALIDATOR
 from tiers import full, thin
 
 from onnxkvrename import KvRenameError, load_rules
@@ -19,8 +18,6 @@ from onnxkvrename.report.documents.inspect_json import DOCUMENT, describe_inspec
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[4] / "shared" / "exports"
-SCHEMA = load_schema("inspect-2")
-VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 QEFF = load_rules()
 
 
