@@ -51,12 +51,12 @@ MODEL_COMMANDS: dict[str, Command] = {
     "rename": lambda model, file: ["--prefix", "VLLM", "-o", f"{file}.out", str(file)],
     "rename --strip": lambda model, file: ["--strip", "-o", f"{file}.out", str(file)],
     "verify": lambda model, file: ["verify", str(file)],
+    "verify --target": lambda model, file: ["verify", str(file), "--target", "vllm-qaic"],
     "inspect": lambda model, file: ["inspect", str(file)],
     "inspect --format json": lambda model, file: ["inspect", "--format", "json", str(file)],
     "pairs": lambda model, file: ["pairs", str(file)],
     "rules": lambda model, file: ["pairs", "--as", "rules", str(file)],
     "manifest": lambda model, file: ["manifest", str(file)],
-    "check-consumer": lambda model, file: ["check-consumer", str(file)],
     "compare": lambda model, file: ["compare", str(file), str(model)],
 }
 RULES_COMMANDS: dict[str, Command] = {
@@ -71,7 +71,6 @@ SIDECAR_COMMANDS: dict[str, Command] = {
 }
 LAYOUT_COMMANDS: dict[str, Command] = {
     "compare": lambda model, file: ["compare", str(file), str(model)],
-    "check-consumer": lambda model, file: ["check-consumer", str(file)],
 }
 SPECIALIZATIONS_COMMANDS: dict[str, Command] = {
     "manifest --specializations": lambda model, file: [

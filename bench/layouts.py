@@ -29,7 +29,7 @@ SIZES = ["--dim", "ctx_len=4096"]
 QUESTIONS = {
     "manifest": ["manifest", "MODEL"],
     "manifest --block-size": ["manifest", "MODEL", "--block-size", "64", "--tokens", "4096"],
-    "check-consumer": ["check-consumer", "MODEL", "--target", "vllm-qaic"],
+    "verify --target": ["verify", "MODEL", "--target", "vllm-qaic"],
     "compare": ["compare", "MODEL", "MODEL", *SIZES],
     "rename --check": ["MODEL", "--prefix", TOKEN, "--check", "-q"],
 }

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from onnxkvrename.api.files import rename, rename_all
     from onnxkvrename.api.graphs import rename_graph
     from onnxkvrename.api.layouts import (
-        check_consumer,
         compare,
         compare_page,
         inspect,
@@ -51,7 +50,7 @@ _MODULES = {
     "api.memory": ("rename_bytes", "rename_model"),
     "api.manifests": ("write_manifest",),
     "api.layouts": (
-        *("check_consumer", "compare", "compare_page"),
+        *("compare", "compare_page"),
         *("inspect", "inspect_page", "load_layout"),
     ),
     "api.verification": ("find_pairs", "suggest_rules", "verify"),
@@ -88,7 +87,6 @@ __all__ = [
     "VerifiedModel",
     "WriteError",
     "__version__",
-    "check_consumer",
     "compare",
     "compare_page",
     "find_pairs",

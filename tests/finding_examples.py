@@ -233,7 +233,7 @@ show(
 )
 
 
-@show("KV120", "check-consumer model.onnx --target vllm-qaic")
+@show("KV120", "verify model.onnx --target vllm-qaic")
 def make_kv120() -> None:
     """A cache that grows, as Optimum exports it, at a consumer that retains buffers in place."""
     onnx.save(build_decoder(), "model.onnx")
@@ -488,10 +488,10 @@ show(
 # A model without the token.
 show(
     "KV601",
-    "check-consumer fixtures/plain/decoder.onnx --target vllm-qaic",
+    "verify fixtures/plain/decoder.onnx --target vllm-qaic",
     fix=(
         "fixtures/plain/decoder.onnx --target vllm-qaic -o new.onnx",
-        "check-consumer new.onnx --target vllm-qaic",
+        "verify new.onnx --target vllm-qaic",
     ),
 )
 
@@ -514,7 +514,7 @@ def make_kv602() -> None:
 @show(
     "KV603",
     "model.onnx --prefix vllmKvCache",
-    "check-consumer model.onnx --target vllm-qaic",
+    "verify model.onnx --target vllm-qaic",
     fix=("model.onnx --target vllm-qaic --rules rules.toml",),
 )
 def make_kv603() -> None:
@@ -559,7 +559,7 @@ def change_kv609(model: ModelProto) -> None:
     del model.graph.output[1]  # past_key.0_RetainedState
 
 
-@show("KV610", "check-consumer model.onnx --target vllm-qaic")
+@show("KV610", "verify model.onnx --target vllm-qaic")
 def make_kv610() -> None:
     """A cache in BFLOAT16."""
     model = build_cache_model(["full"], tokens=TOKENS)

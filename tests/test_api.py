@@ -166,20 +166,21 @@ def test_a_parameter_is_a_field_of_the_request(function: Callable[..., object]) 
 def test_layouts_consumers_and_two_sides(decoder: Path) -> None:
     onnxkvrename.rename(decoder, "vllmKvCache")
     loaded = onnxkvrename.load_layout(decoder, sizes={"ctx_len": 64})
-    assert onnxkvrename.check_consumer(loaded) == ()
-    assert onnxkvrename.check_consumer(decoder) == ()
-    assert onnxkvrename.check_consumer(PLAIN)[0].code == "KV601"
+    assert not onnxkvrename.verify(decoder, target="vllm-qaic").report.failed
+    (finding,) = onnxkvrename.verify(PLAIN, target="vllm-qaic").report.findings
+    assert finding.code == "KV601"
     assert not onnxkvrename.compare(loaded, decoder).failed
     window, full = SERVING / "window.onnx", SERVING / "window_whole.onnx"
     assert onnxkvrename.compare(full, window).failed
     with pytest.raises(KvRenameError, match="no such target"):
-        onnxkvrename.check_consumer(loaded, "nobody")
+        onnxkvrename.verify(decoder, target="nobody")
+    with pytest.raises(ValueError, match="full_transfer requires target"):
+        onnxkvrename.verify(decoder, full_transfer=True)
 
 
 ABSENT = "none.onnx"
 """No file: a type is judged before anything is read."""
 CALLS = {
-    "check_consumer": {"layout": ABSENT},
     "compare": {"prefill": ABSENT, "decode": ABSENT},
     "compare_page": {"prefill": ABSENT, "decode": ABSENT},
     "find_pairs": {"model": ABSENT},
@@ -193,7 +194,7 @@ CALLS = {
     "rename_graph": {"graph": onnx_graphsurgeon.Graph(), "token": "X"},
     "rename_model": {"model": onnx.ModelProto(), "token": "X"},
     "suggest_rules": {"model": ABSENT},
-    "verify": {"model": ABSENT, "renamed_from": ABSENT},
+    "verify": {"model": ABSENT, "renamed_from": ABSENT, "target": "vllm-qaic"},
     "write_manifest": {"paths": ABSENT, "output": ABSENT},
 }
 """Right arguments for each function of the library."""
@@ -201,7 +202,6 @@ VALUES = (7, 1.5, b"bytes", ["item"], {"key": "value"}, object(), onnx.ModelProt
 """Values of all kinds; each is wrong for nearly all arguments."""
 IN_MEMORY = (bytes, onnx.ModelProto)
 ACCEPTED = {
-    ("check_consumer", "layout"): IN_MEMORY,
     ("compare", "decode"): IN_MEMORY,
     ("compare", "prefill"): IN_MEMORY,
     ("compare_page", "decode"): IN_MEMORY,

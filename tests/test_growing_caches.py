@@ -116,9 +116,9 @@ def test_another_symbol_is_a_longer_axis_where_something_was_joined(
 
 def test_the_consumer_cannot_take_it(growing: Path, run) -> None:
     run(growing, "--prefix", TOKEN)
-    found = json.loads(run("check-consumer", growing, "--format", "json").out)
+    found = json.loads(run("verify", growing, "--target", "vllm-qaic", "--format", "json").out)
     assert found["exit_code"] == 1
-    outcome = run("check-consumer", growing)
+    outcome = run("verify", growing, "--target", "vllm-qaic")
     assert "error KV120: past_key.0_vllmKvCache_RetainedState is longer" in outcome.err
     assert ", like 3 more, so it does not fit: vllm-qaic retains" in outcome.err
     assert outcome.out.endswith("vllm-qaic cannot use it\n")
@@ -127,14 +127,14 @@ def test_the_consumer_cannot_take_it(growing: Path, run) -> None:
 def test_no_rename_is_suggested_that_would_be_refused(growing: Path, run) -> None:
     """Whatever names a cache that grows has, vllm-qaic cannot retain it."""
     for command in (
-        ("check-consumer", growing),
-        ("check-consumer", growing, "--target", "vllm-qaic-legacy"),
+        ("verify", growing, "--target", "vllm-qaic"),
+        ("verify", growing, "--target", "vllm-qaic-legacy"),
         ("compare", growing, growing),
     ):
         error = run(*command).err
         assert "KV120" in error
         assert "--target" not in error
-    assert "KV601" not in run("check-consumer", growing).err
+    assert "KV601" not in run("verify", growing, "--target", "vllm-qaic").err
 
 
 def test_a_hand_off_does_not_work_whatever_the_context(growing: Path, tmp_path: Path, run) -> None:

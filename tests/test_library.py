@@ -68,7 +68,6 @@ def test_a_model_in_memory_is_what_its_file_is(path: Path) -> None:
         onnxkvrename.load_layout,
     ]
     calls: list[tuple[Any, ...]] = [(function,) for function in functions]
-    calls += [(onnxkvrename.check_consumer, name) for name in ("vllm-qaic", "qefficient")]
     for function, *more in calls:
         expected = describe(function, path, *more)
         assert describe(function, path.read_bytes(), *more) == expected
@@ -82,10 +81,11 @@ def test_no_consumer_can_use_a_broken_model(tmp_path: Path) -> None:
     broken = onnx.load(RENAMED)
     del broken.graph.output[-1]
     onnx.save(broken, tmp_path / "broken.onnx")
-    for source in (broken, tmp_path / "broken.onnx", onnxkvrename.load_layout(broken)):
-        codes = list_codes(onnxkvrename.check_consumer(source, "qefficient"))
-        assert codes[0] == "KV102"
-    assert list_codes(onnxkvrename.check_consumer(WITHOUT_CACHE))[0] == "KV001"
+    for source in (broken, tmp_path / "broken.onnx"):
+        found = onnxkvrename.verify(source, target="qefficient").report.findings
+        assert "KV102" in list_codes(found)
+    found = onnxkvrename.verify(WITHOUT_CACHE, target="vllm-qaic").report.findings
+    assert list_codes(found) == ["KV001"]
 
 
 def test_external_data_of_a_model_in_memory_is_not_read() -> None:
@@ -126,7 +126,7 @@ def test_a_model_in_memory_is_compared_with_a_file() -> None:
             "`onnxkvrename.rename_model(model, token='vllmKvCache')`",
         ),
         ("`onnxkvrename verify m.onnx`", "`onnxkvrename.verify('m.onnx')`"),
-        ("`onnxkvrename check-consumer m`", "`onnxkvrename.check_consumer('m')`"),
+        ("`onnxkvrename verify m --target t`", "`onnxkvrename.verify('m', target='t')`"),
         ("`onnxkvrename pairs m`", "`onnxkvrename.find_pairs('m')`"),
         ("`onnxkvrename pairs '<memory>/model'`", "`onnxkvrename.find_pairs(model)`"),
         ("`onnxkvrename pairs m --as rules`", "`onnxkvrename.suggest_rules('m')`"),
@@ -169,7 +169,7 @@ def test_each_command_is_a_function_or_none_is() -> None:
             "token A: vllm-qaic",
         ),
         (lambda: onnxkvrename.load_layout(PLAIN, sizes={"q": 1}), "sizes q: "),
-        (lambda: onnxkvrename.check_consumer(PLAIN), "', target='vllm-qaic')`"),
+        (lambda: onnxkvrename.verify(PLAIN, target="vllm-qaic"), "', target='vllm-qaic')`"),
         (lambda: onnxkvrename.compare(onnx.load(PLAIN), PLAIN), "rename_model(prefill, token="),
         (lambda: onnxkvrename.verify(RENAMED, token="X"), ", token='X', replace=True)`"),
     ],
@@ -222,7 +222,7 @@ def show_results() -> dict[str, Any]:
         "rules": onnxkvrename.load_rules(),
         "pair": onnxkvrename.rename(PLAIN, "X", dry_run=True).pairs[0],
         "state": onnxkvrename.find_pairs(PLAIN)[0],
-        "finding": onnxkvrename.check_consumer(PLAIN)[0],
+        "finding": onnxkvrename.verify(PLAIN, target="vllm-qaic").report.findings[0],
         "flow": onnxkvrename.verify(PLAIN).flows[0],
         "buffer": onnxkvrename.load_layout(PLAIN).layout.buffers[0],
         "inspected": onnxkvrename.inspect(PLAIN).buffers[0],
@@ -260,7 +260,7 @@ def test_an_error_travels_between_processes() -> None:
 
 
 def test_the_str_of_a_finding_says_all_of_it() -> None:
-    finding = onnxkvrename.check_consumer(PLAIN)[0]
+    (finding,) = onnxkvrename.verify(PLAIN, target="vllm-qaic").report.findings
     assert str(finding) == f"error KV601: {finding.message} ({finding.hint})"
 
 
@@ -374,7 +374,8 @@ def use_the_rest(proto: onnx.ModelProto, data: bytes, path: Path) -> str:
     each: onnxkvrename.ModelReport = onnxkvrename.rename(path, "X", seed_cache=True, force=True)
     smaller: bytes = onnxkvrename.rename_bytes(data, strip=True)
     layout: onnxkvrename.Layout = onnxkvrename.load_layout([path, str(path)]).layout
-    findings: tuple[onnxkvrename.Finding, ...] = onnxkvrename.check_consumer(layout)
+    verified: onnxkvrename.VerifiedModel = onnxkvrename.verify(data, target="vllm-qaic")
+    findings: tuple[onnxkvrename.Finding, ...] = verified.report.findings
     handoff: onnxkvrename.Handoff = onnxkvrename.compare(proto, data)
     pairs: tuple[onnxkvrename.StatePair, ...] = onnxkvrename.find_pairs(smaller)
     rules: onnxkvrename.Rules = onnxkvrename.suggest_rules(proto)

@@ -81,7 +81,7 @@ def test_windows_with_one_outcome_are_one_line(windows: Path, run) -> None:
     assert len(run(*call, "-v").err.splitlines()) == COUNT + 1
 
 
-@pytest.mark.parametrize("command", [("rename", "--prefix", "X"), ("verify",), ("check-consumer",)])
+@pytest.mark.parametrize("command", [("rename", "--prefix", "X"), ("verify",)])
 def test_what_all_windows_share_is_one_finding(
     command: tuple[str, ...], misfits: Path, run
 ) -> None:

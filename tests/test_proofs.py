@@ -287,7 +287,7 @@ def build_command(column: str, example: Example, tmp_path: Path) -> list[object]
         "rename --target": [model, "--target", "vllm-qaic", *target],
         "verify": ["verify", model],
         "verify --renamed-from": ["verify", model, "--renamed-from", example.source or model],
-        "check-consumer": ["check-consumer", model],
+        "verify --target": ["verify", model, "--target", "vllm-qaic"],
         "compare": ["compare", model, example.decode or model, *example.compare_options],
     }
     return [*commands[column], *example.options]

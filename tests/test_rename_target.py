@@ -100,9 +100,10 @@ def test_what_the_consumer_cannot_take_is_not_written(tmp_path: Path, run) -> No
     assert path.read_bytes() == before
     assert "`--prefix vllmKvCache`, without --target" in outcome.err
     assert run(path, "--prefix", "vllmKvCache").code == 0
-    outcome = run("check-consumer", path)
+    outcome = run("verify", path, "--target", "vllm-qaic")
     assert (outcome.code, "KV604" in outcome.err) == (1, True)
-    assert [found.code for found in onnxkvrename.check_consumer(path)] == ["KV604"]
+    found = onnxkvrename.verify(path, target="vllm-qaic").report.findings
+    assert [finding.code for finding in found] == ["KV604"]
 
 
 def test_one_such_model_keeps_all_from_being_written(decoder: Path, tmp_path: Path, run) -> None:
@@ -131,7 +132,7 @@ def test_a_model_that_mixes_up_its_buffers_is_never_called_usable(decoder: Path,
     assert run(mixed_up, "--prefix", "vllmKvCache", "-q").code == 0  # checks names alone
     assert run(decoder, "--target", "vllm-qaic", "-q").code == 0
     for command in (
-        ("check-consumer", mixed_up, "--target", "vllm-qaic"),
+        ("verify", mixed_up, "--target", "vllm-qaic"),
         ("compare", decoder, mixed_up),
         ("compare", mixed_up, decoder),
         ("inspect", mixed_up),
@@ -190,7 +191,7 @@ def test_windows_are_judged_together(tmp_path: Path, run) -> None:
     """Each has logits of its own, and the model that they become has them once."""
     windows = FIXTURES / "plain" / "windows"
     assert run(windows, "--target", "vllm-qaic", "-d", tmp_path / "all", "-q") == (0, "", "")
-    assert run("check-consumer", tmp_path / "all").code == 0
+    assert run("verify", tmp_path / "all", "--target", "vllm-qaic").code == 0
 
 
 def test_a_window_of_another_shape_makes_the_whole_set_hybrid(tmp_path: Path, run) -> None:
@@ -306,18 +307,18 @@ def _name_half(token: str) -> ModelProto:
     return _rename_values(names)
 
 
-@pytest.mark.parametrize("command", [("check-consumer",), ("--target", "vllm-qaic", "--check")])
+@pytest.mark.parametrize("command", [("verify",), ("--check",)])
 def test_a_half_named_model_has_one_finding_and_one_command(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     """Its other names need the token too, which the same command adds."""
     monkeypatch.chdir(tmp_path)
     saved(_name_half("VLLM"), Path("m.onnx"))
-    err = run(*command, "m.onnx").err
+    err = run(*command, "m.onnx", "--target", "vllm-qaic").err
     assert err.count("error KV") == 1
     assert "--replace" in err
     assert run("m.onnx", "--target", "vllm-qaic", "--replace").code == 0
-    assert run("check-consumer", "m.onnx").code == 0
+    assert run("verify", "m.onnx", "--target", "vllm-qaic").code == 0
 
 
 def test_names_without_the_token_are_counted_with_those_that_carry_another_one(
@@ -327,7 +328,7 @@ def test_names_without_the_token_are_counted_with_those_that_carry_another_one(
     assert (
         "8 names (first: past_key.0_VLLM) do not carry the token vllmKvCache (4 carry a "
         "different one); vllm-qaic ignores these buffers"
-    ) in run("check-consumer", path).err
+    ) in run("verify", path, "--target", "vllm-qaic").err
 
 
 def test_a_half_named_model_with_the_right_token_gets_it_in_the_other_names(
@@ -336,4 +337,5 @@ def test_a_half_named_model_with_the_right_token_gets_it_in_the_other_names(
     path = saved(_name_half("vllmKvCache"), tmp_path / "m.onnx")
     outcome = run(path, "--target", "vllm-qaic", "--check")
     assert (outcome.code, "error KV" in outcome.err) == (1, False)
-    assert "4 names (first: past_key.1) do not carry" in run("check-consumer", path).err
+    err = run("verify", path, "--target", "vllm-qaic").err
+    assert "4 names (first: past_key.1) do not carry" in err

@@ -16,8 +16,6 @@ from onnxkvrename.api.arguments import (
     speak_python,
 )
 from onnxkvrename.api.unnamed_caches import explain_unknown_summaries
-from onnxkvrename.findings import Finding
-from onnxkvrename.handoff import consumer_checks
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
@@ -157,44 +155,6 @@ def load_traced(
         strict: Whether every warning is an error.
     """
     return load_layouts(paths, rules, compile_info, strict=strict, trace=trace_buffer_updates)
-
-
-@speak_python
-def check_consumer(
-    layout: LoadedLayout | Layout | ModelLike,
-    target: str = DEFAULT_CONSUMER,
-    *,
-    full_transfer: bool = False,
-) -> tuple[Finding, ...]:
-    """Return why a consumer cannot use the KV buffers, or how it would damage them.
-
-    Of a `Layout`, only its buffers are checked; otherwise also what is wrong with its models.
-
-    Args:
-        layout: The buffers, a model in memory, or the path of a model or manifest.
-        target: The consumer's name.
-        full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.
-
-    Returns:
-        The errors of the models, and findings KV601 to KV610; none if the consumer can use all
-        buffers.
-
-    Raises:
-        KvRenameError: The consumer does not exist.
-        ModelError: The model cannot be read.
-        TypeError: An argument has the wrong type.
-
-    Examples:
-        >>> [finding.code for finding in onnxkvrename.check_consumer("model.onnx", "vllm-qaic")]
-        ['KV601']
-    """
-    arguments = read_arguments(check_consumer, locals())
-    loaded = _load(arguments["layout"])
-    buffers = loaded.layout
-    consumer = load_consumer(target)
-    findings = consumer_checks.check_consumer(buffers, consumer, full_transfer=full_transfer)
-    of_models = (finding for report in loaded.reports for finding in report.findings)
-    return (*(each for each in of_models if each.severity == "error"), *findings)
 
 
 @speak_python

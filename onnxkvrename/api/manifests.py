@@ -34,7 +34,7 @@ def write_manifest(
     rules: RulesLike = None,
     force: bool = False,
 ) -> LoadedLayout:
-    """Write a manifest, which `load_layout`, `check_consumer` and `compare` take for its model.
+    """Write a manifest, which `load_layout` and `compare` take for its model.
 
     ``paths``, ``sizes``, ``specializations``, ``custom_io`` and ``rules`` are as for `load_layout`.
 

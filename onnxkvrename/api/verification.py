@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onnxkvrename.api.arguments import (
     ModelLike,
     PathLike,
@@ -11,10 +13,12 @@ from onnxkvrename.api.arguments import (
     read_arguments,
     speak_python,
 )
+from onnxkvrename.handoff.target import TargetCheck, check_target
 from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.verification import list_buffer_updates
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
 from onnxkvrename.verification.verify import (
@@ -30,6 +34,8 @@ def verify(
     model: ModelLike,
     *,
     token: str | None = None,
+    target: str | None = None,
+    full_transfer: bool = False,
     renamed_from: PathLike | None = None,
     strict: bool = False,
     rules: RulesLike = None,
@@ -39,6 +45,8 @@ def verify(
     Args:
         model: The model's path, its bytes or a ``ModelProto``.
         token: Also prove that every KV name carries this token, and no other name does.
+        target: Also prove that this consumer can use the buffers.
+        full_transfer: With ``target``: it transfers all of each buffer, not only the prompt.
         renamed_from: Also prove that this model is the rename of that one, to the byte.
         strict: Treat every warning as an error.
         rules: Rules, a profile's name or the path of a rules file.
@@ -66,10 +74,49 @@ def verify(
     if token is not None:
         check_token_change(TokenChange(token))
     found = find_rules(arguments["profile"], arguments["rules"], [source])
-    (verified,) = verify_window_sets([verify_model(source, found, request)], found, request)
+    ((verified,), _) = verify_together([verify_model(source, found, request)], found, request)
     if verified.report.error is not None:
         raise verified.report.error
     return verified
+
+
+def verify_together(
+    models: Sequence[VerifiedModel], rules: Rules, request: VerifyRequest
+) -> tuple[tuple[VerifiedModel, ...], TargetCheck | None]:
+    """Return verified models with what all of them show together, also for a consumer.
+
+    If a model cannot be read, nothing is checked for the consumer, and its error says so.
+
+    Args:
+        models: The models.
+        rules: The rules that recognize KV names and the parts of sets.
+        request: What is asked for.
+
+    Raises:
+        KvRenameError: There is no such consumer.
+    """
+    readable = [model.model for model in models if model.model is not None]
+    if request.target is None or len(readable) < len(models):
+        for error in (model.report.error for model in models if request.target and readable):
+            if error is not None:
+                sentence = f"the other models were not checked for {request.target}"
+                error.hint = f"{error.hint}; {sentence}" if error.hint else sentence
+        return verify_window_sets(models, rules, request), None
+    check = check_target(
+        readable,
+        {model.report.path: list_buffer_updates(model.flows) for model in models},
+        request.target,
+        full_transfer=request.full_transfer,
+        strict=request.strict,
+    )
+    found = [own for each in check.sets for own in each.list_own_findings()]
+    verified = list(verify_window_sets(models, rules, request, found))
+    for index, error in check.refused.items():
+        report = verified[index].report
+        if not report.failed:
+            report = report._replace(status="failed", error=error)
+            verified[index] = verified[index]._replace(report=report)
+    return tuple(verified), check
 
 
 @speak_python

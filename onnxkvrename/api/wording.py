@@ -29,7 +29,6 @@ _OWNERS = {"sizes": "load_layout", "directory": "rename_all"}
 """The functions that have an argument which others are answered with."""
 _FUNCTIONS = {
     **{name: name for name in ("rename", "verify", "compare", "inspect")},
-    "check-consumer": "check_consumer",
     "pairs": "find_pairs",
     **dict.fromkeys(("explain", "manifest", "profiles"), ""),
 }

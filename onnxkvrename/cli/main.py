@@ -43,8 +43,7 @@ _COMMAND_GROUPS = {
         "rename": "Rename KV buffers (the default: the word can be left out).",
     },
     "Check models": {
-        "verify": "Check whether each KV buffer is retained.",
-        "check-consumer": "Check whether a consumer can use the KV buffers.",
+        "verify": "Check whether each KV buffer is retained, and fits its consumer.",
         "compare": "Check whether prefill and decode fit together.",
     },
     "Show and explain": {

@@ -122,7 +122,7 @@ def command(arguments: ManifestArguments) -> int:
     """Describe the KV buffers of a model: layers, kinds, dtypes, shapes, bytes, vLLM's view.
 
     MODEL is one model, the windows of one, or a manifest, which is printed again. compare
-    and check-consumer accept a manifest instead of its model. Workers with equal
+    accepts a manifest instead of its model. Workers with equal
     buffers have the same kv_layout_sha256.
     """
     rules = find_rules(arguments.profile, arguments.rules, arguments.models)

@@ -7,9 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from onnxkvrename.api.arguments import find_rules
+from onnxkvrename.api.verification import verify_together
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, show_progress
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.handoff.find_consumers import load_consumer
+from onnxkvrename.handoff.target import TargetCheck
 from onnxkvrename.options import Example
 from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.parallel import map_ordered, open_executor
@@ -23,7 +26,6 @@ from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
     verify_model,
-    verify_window_sets,
 )
 
 
@@ -33,6 +35,7 @@ from onnxkvrename.verification.verify import (
     "Exit codes: 0 all holds; 1 a finding of severity error; 2 the job could not be done; "
     "130 interrupted.",
     Example("onnxkvrename verify exports/", "Check all models, and windows together."),
+    Example("onnxkvrename verify renamed.onnx --target vllm-qaic", "Also check for a consumer."),
     Example("onnxkvrename verify renamed.onnx --renamed-from model.onnx", "Prove a rename."),
 )
 def command(request: VerifyRequest) -> int:
@@ -40,15 +43,23 @@ def command(request: VerifyRequest) -> int:
 
     Beside all checks of a rename: each retained output is computed from its own
     input, through subgraphs and local functions; onnx's checker accepts the
-    model; external data are there. Weights are not read.
+    model; external data are there. With --target, a consumer selects the buffers by
+    name, orders and pairs them, and moves the part of each that it takes for the
+    prompt's. Weights are not read.
     """
-    models, profile = _verify_models(request)
-    answer = build_verify_answer(models, profile, quiet=request.quiet, verbose=request.verbose)
+    models, check, profile = _verify_models(request)
+    answer = build_verify_answer(
+        models, profile, check, quiet=request.quiet, verbose=request.verbose
+    )
     return print_answer(answer, request.output_format)
 
 
-def _verify_models(request: VerifyRequest) -> tuple[tuple[VerifiedModel, ...], ProfileChoice]:
-    """Verify each model, then the windows of a set together, by the profile that is named."""
+def _verify_models(
+    request: VerifyRequest,
+) -> tuple[tuple[VerifiedModel, ...], TargetCheck | None, ProfileChoice]:
+    """Verify each model, then all together, also for a consumer, by the profile that is named."""
+    if request.target is not None:
+        load_consumer(request.target)  # before a model is read
     if request.token is not None:
         check_token_change(TokenChange(request.token))
     request = request._replace(checks=(check_cache_state,))
@@ -65,7 +76,8 @@ def _verify_models(request: VerifyRequest) -> tuple[tuple[VerifiedModel, ...], P
         count = progress.track_models("verifying", len(paths)) if progress is not None else None
         items = [*sources.items()]
         models = tuple(map_ordered(verify, items, executor, count, is_read_only=True))
-    return verify_window_sets(models, rules, request), rules.profile_choice
+    verified, check = verify_together(models, rules, request)
+    return verified, check, rules.profile_choice
 
 
 def _verify_with_source(

@@ -69,10 +69,8 @@ class Consumer(NamedTuple):
         memory: Where the consumer puts the buffers that it hands over.
         setting: The setting of its program that selects this consumer, empty for the default:
             ``VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1``.
-        alternative: The name of the same program with another setting, which `check-consumer`
+        alternative: The name of the same program with another setting, which `verify --target`
             mentions if that one can use a model that this one cannot; empty for none.
-        source: The code that the fields repeat, for the verdict: ``NAME at COMMIT``; empty if it
-            has no fixed state.
     """
 
     name: str
@@ -93,7 +91,6 @@ class Consumer(NamedTuple):
     memory: MemoryKind = "shared"
     setting: str = ""
     alternative: str = ""
-    source: str = ""
 
     @property
     def selecting_trait(self) -> str:

@@ -1,6 +1,6 @@
 """Check a layout for one consumer.
 
-`find_problems` runs all checks. `check-consumer` and ``rename --target`` report its findings;
+`find_problems` runs all checks. ``verify --target`` and ``rename --target`` report its findings;
 `compare` runs it for each side, and reports the problems that stop a side in its own words. The
 checks here and in `name_checks` apply to every consumer that selects by name. Checks for a single
 consumer are in its module in `consumers/`.
@@ -8,17 +8,15 @@ consumer are in its module in `consumers/`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import UNKNOWN_TRANSFER, Finding, report_names
 from onnxkvrename.handoff import name_checks
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import ConsumerView, SelectedValue, build_view
-from onnxkvrename.layout.layout import KvBuffer, Layout, Shape, build_layout
-from onnxkvrename.layout.updates import BufferUpdate, Updates, build_update_finding
-from onnxkvrename.rules.kv_model import KvModel
+from onnxkvrename.layout.layout import KvBuffer, Layout, Shape
+from onnxkvrename.layout.updates import BufferUpdate, build_update_finding
 from onnxkvrename.rules.plan import REASON_POSITION
 
 StartupCause = Literal["layer", "dtype", "shape", "output_count"]
@@ -107,41 +105,6 @@ def find_problems(view: ConsumerView) -> Iterator[ConsumerProblem]:
     if has_wrong_output_count(view):
         yield ConsumerProblem((), "output_count")
     yield ConsumerProblem(tuple(finding for finding in own if finding not in refusals))
-
-
-def check_sets(
-    models: Sequence[KvModel],
-    sets: Iterable[Sequence[int]],
-    consumer: Consumer,
-    updates: Mapping[str, Updates],
-    *,
-    full_transfer: bool,
-) -> list[list[Finding]]:
-    """Return the findings about each model, each checked together with its set.
-
-    The models have the names that the consumer will see; a set is the indexes of those that it
-    receives together. Updates are by the path of a model and the name of an output. Models of a
-    set that have the same buffer are checked one by one: a finding about the set reports that
-    already.
-
-    Raises:
-        ModelError: Two pairs of one model are the same buffer.
-    """
-    findings: list[list[Finding]] = [[] for _ in models]
-    pending = [tuple(indexes) for indexes in reversed(list(sets))]
-    while pending:
-        indexes = pending.pop()
-        try:
-            layout = build_layout([models[index] for index in indexes], updates)
-        except ModelError:
-            if len(indexes) < 2:
-                raise
-            pending += ((index,) for index in reversed(indexes))
-            continue
-        for finding in check_consumer(layout, consumer, full_transfer=full_transfer):
-            owner = layout.models.index(find_owning_model(layout, finding.name))
-            findings[indexes[owner]].append(finding)
-    return findings
 
 
 def find_owning_model(layout: Layout, name: str) -> str:

@@ -51,7 +51,7 @@ def choose_token(name: str, prefix: str | None, *, strip: bool) -> str | None:
             raise KvRenameError(
                 f"--target {name} has no token of its own: it selects names without one",
                 hint="pass --prefix TOKEN, or leave the names as they are and check them with "
-                f"`check-consumer --target {name}`",
+                f"`verify --target {name}`",
             )
         return prefix
     if strip:

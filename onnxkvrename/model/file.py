@@ -124,9 +124,9 @@ def _detect_other_format(head: bytes) -> tuple[str, str] | None:
     if not head.strip(b"\0"):
         return "nothing but zeros", "the copy or download went wrong"
     if stripped.startswith(b"{") and b"onnxkvrename.inspect/" in head:
-        return "a layout file", "compare and check-consumer accept it instead of its model"
+        return "a layout file", "compare accepts it instead of its model"
     if stripped.startswith(b"{") and b"onnxkvrename.manifest/" in head:
-        return "a manifest", "compare, check-consumer and manifest accept it instead of its model"
+        return "a manifest", "compare and manifest accept it instead of its model"
     if _is_text(head):
         return "a text file", "pass a binary .onnx file"
     return None

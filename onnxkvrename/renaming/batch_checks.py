@@ -17,7 +17,6 @@ from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.qefficient import MERGED
 from onnxkvrename.storage.read import read_status
 from onnxkvrename.storage.temp_file import check_free_space
 
@@ -158,16 +157,10 @@ def _find_refused(
     items: Sequence[PreparedModel], models: Sequence[KvModel], rules: Rules
 ) -> dict[int, ModelError]:
     """Return why models have no layout, now or as they will be, by their indexes."""
-    from onnxkvrename.layout.layout import build_layout
+    from onnxkvrename.handoff.target import find_refused
 
-    refused: dict[int, ModelError] = {}
-    for index, (item, model) in enumerate(zip(items, models, strict=True)):
-        for each in (model, _describe_result(item, rules)):
-            try:
-                build_layout([each])
-            except ModelError as error:
-                refused.setdefault(index, error)
-    return refused
+    results = [_describe_result(item, rules) for item in items]
+    return {**find_refused(results), **find_refused(models)}
 
 
 def _describe_result(item: PreparedModel, rules: Rules) -> KvModel:
@@ -191,8 +184,8 @@ def _check_consumer(
     Returns:
         The findings of each model, and the models that were checked, by their indexes.
     """
-    from onnxkvrename.handoff.consumer_checks import check_sets
     from onnxkvrename.handoff.find_consumers import load_consumer
+    from onnxkvrename.handoff.target import check_sets, group_for_consumer
     from onnxkvrename.layout.updates import find_mix_ups
 
     renamed, updates, mix_ups = [], {}, []
@@ -203,16 +196,13 @@ def _check_consumer(
         updates[item.report.path] = {new_names.get(name, name): traced[name] for name in traced}
         mix_ups.append(list(find_mix_ups(model.pairs, traced)))
     consumer = load_consumer(target)
-    groups = _group_for_consumer(models)
+    groups = group_for_consumer(models)
     kept = (tuple(index for index in group if index not in refused) for group in groups)
     sets = [group for group in kept if group]
-    checked = check_sets(
-        renamed,
-        sets,
-        consumer,
-        updates,
-        full_transfer=request.full_transfer,
-    )
+    checked: list[list[Finding]] = [[] for _ in models]
+    for each in check_sets(renamed, sets, consumer, updates, request.full_transfer):
+        for index, finding in each.list_own_findings():
+            checked[index].append(finding)
     findings = [
         [*first, *_drop_reported(others, model)]
         for first, others, model in zip(mix_ups, checked, models, strict=True)
@@ -236,30 +226,3 @@ def _trace_updates(model: KvModel) -> dict[str, BufferUpdate]:
 
     with open_model(Path(model.path)) as opened:
         return trace_buffer_updates(opened.source, model.pairs)
-
-
-def _group_for_consumer(models: Sequence[KvModel]) -> list[tuple[int, ...]]:
-    """Return the indexes of models that a consumer uses as one: windows together.
-
-    A merged model that lacks layers of another one is a step on the way to that one, and
-    no consumer takes it.
-    """
-    from onnxkvrename.rules.windows import group_parts
-
-    indexes = [index for index, model in enumerate(models) if model.part is not None]
-    parts = [models[index] for index in indexes]
-    sets: list[tuple[int, ...]] = [
-        (index,) for index, model in enumerate(models) if model.part is None
-    ]
-    for group in group_parts(parts):
-        members = group.part_indexes
-        if group.stage != MERGED:
-            sets.append(tuple(indexes[member] for member in members))
-            continue
-        layers = {member: {pair.layer for pair in parts[member].pairs} for member in members}
-        sets += [
-            (indexes[member],)
-            for member in members
-            if not any(layers[member] < other_layers for other_layers in layers.values())
-        ]
-    return sets

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 
 from onnxkvrename.findings import format_count, format_layers
+from onnxkvrename.handoff.target import TargetCheck
 from onnxkvrename.report.documents.verify_json import describe_verified
 from onnxkvrename.report.formats import (
     Answer,
@@ -25,10 +26,17 @@ from onnxkvrename.report.formats.text import (
     build_verdict_line,
     format_files,
 )
+from onnxkvrename.report.manifest_text import format_model_paths
 from onnxkvrename.report.rename_text import describe_no_pairs
 from onnxkvrename.report.tables import wrap_line
+from onnxkvrename.report.target_text import (
+    TargetVerdict,
+    format_slots,
+    group_target_verdicts,
+    judge_target_check,
+)
 from onnxkvrename.rules.profile import ProfileChoice
-from onnxkvrename.rules.results import Report
+from onnxkvrename.rules.results import ModelReport, Report
 from onnxkvrename.verification.dataflow import BufferFlow
 from onnxkvrename.verification.renamed_from import RenameProof
 from onnxkvrename.verification.verify import VerifiedModel
@@ -42,44 +50,68 @@ _PLURAL_LABELS = {"append": "grow", "delta": "with new positions only", "once": 
 
 
 def build_verify_answer(
-    models: Sequence[VerifiedModel], profile: ProfileChoice, *, quiet: bool, verbose: bool
+    models: Sequence[VerifiedModel],
+    profile: ProfileChoice,
+    check: TargetCheck | None = None,
+    *,
+    quiet: bool,
+    verbose: bool,
 ) -> Answer:
     """Return the answer of a verification.
 
     Args:
         models: The models with what was proved.
         profile: The profile that recognizes KV names.
+        check: What a consumer makes of them; ``None`` if none was named.
         quiet: Show findings only.
         verbose: Show every finding, and each buffer.
     """
+    target = None if check is None else check.consumer.name
     code = Report(tuple(model.report for model in models)).compute_exit_code()
     proofs = [model.rename_proof for model in models if model.rename_proof is not None]
     shown, notes = list(models), list[Note]()
     if len(models) > 1 and proofs:  # one line for all of them
         shown = [model._replace(rename_proof=None) for model in models]
         notes.append(Note("renamed-from", _format_rename_proofs(proofs)))
+    verdicts: Sequence[TargetVerdict] = ()
+    if check is not None:
+        verdicts = judge_target_check(check, [model.report for model in models])
+        shown = [_drop_findings_of(check, model) for model in shown]
+        for verdict in verdicts:
+            notes.append(Note("target", verdict.text, verdict.paths[0]))
     if len(models) > MAX_LISTED_MODELS:
         notes.append(Note("total", _format_total(models)))
     return Answer(
         "verify",
         code,
-        build_content=partial(describe_verified, models, profile),
-        render_text=partial(_render_text, shown, notes, quiet, verbose),
-        files=tuple(_build_file(model, quiet=quiet) for model in shown),
+        build_content=partial(describe_verified, models, profile, target, verdicts),
+        render_text=partial(_render_text, shown, verdicts, notes, quiet, verbose),
+        files=tuple(
+            _build_file(model.report, each, quiet=quiet)
+            for model, each in zip(models, shown, strict=True)
+        ),
         notes=() if quiet else tuple(notes),
         is_verbose=verbose,
     )
 
 
-def _build_file(model: VerifiedModel, *, quiet: bool) -> FileResult:
-    if quiet or model.report.error is not None:
-        return build_file_result(model.report)
-    note = Note("verify", summarize_verdict(model), model.report.path)
-    return build_file_result(model.report, note)
+def _drop_findings_of(check: TargetCheck, model: VerifiedModel) -> VerifiedModel:
+    """Return a model for its own verdict, which is not about the consumer."""
+    found = {(finding.code, finding.name) for each in check.sets for finding in each.findings}
+    findings = (f for f in model.report.findings if (f.code, f.name) not in found)
+    return model._replace(report=model.report._replace(findings=tuple(findings)))
+
+
+def _build_file(report: ModelReport, shown: VerifiedModel, *, quiet: bool) -> FileResult:
+    if quiet or report.error is not None:
+        return build_file_result(report)
+    note = Note("verify", summarize_verdict(shown), report.path)
+    return build_file_result(report, note)
 
 
 def _render_text(
     models: Sequence[VerifiedModel],
+    verdicts: Sequence[TargetVerdict],
     notes: Sequence[Note],
     quiet: bool,
     verbose: bool,
@@ -92,8 +124,20 @@ def _render_text(
     for group in _group_verdicts(readable) if is_short else ([model] for model in readable):
         yield from wrap_line(_build_verdict(_join_models(group)), width)
         yield from (Line(f"  {text}") for text in format_buffer_flows(group[0]) if verbose)
+    groups = group_target_verdicts(verdicts) if is_short else [[each] for each in verdicts]
+    for sets in groups:
+        yield from wrap_line(_build_target_verdict(sets), width)
+        yield from (Line(f"  {text}") for text in format_slots(sets[0]) if verbose)
     for note in notes:
-        yield Line(note.message, err=note.title == "total")
+        if note.path is None:
+            yield Line(note.message, err=note.title == "total")
+
+
+def _build_target_verdict(verdicts: Sequence[TargetVerdict]) -> Line:
+    """Return the line with what a consumer makes of models, or of several with the same text."""
+    paths = [path for verdict in verdicts for path in verdict.paths]
+    where = format_model_paths(paths) if len(verdicts) == 1 else format_files(paths)
+    return build_verdict_line(where, verdicts[0].text, GREEN if verdicts[0].is_ready else RED)
 
 
 def _group_verdicts(models: Iterable[VerifiedModel]) -> Iterable[list[VerifiedModel]]:

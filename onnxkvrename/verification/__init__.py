@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from onnxkvrename.errors import ModelError, ReadError
 from onnxkvrename.layout.updates import BufferUpdate
@@ -41,8 +41,13 @@ def trace_buffer_updates(source: ByteSource, pairs: Sequence[KvPair]) -> dict[st
     Raises:
         ReadError: The file of the model cannot be read.
     """
+    return list_buffer_updates(_trace_flows(source, pairs))
+
+
+def list_buffer_updates(flows: Iterable[BufferFlow]) -> dict[str, BufferUpdate]:
+    """Return how each retained output is made from its input, by its name."""
     updates = {}
-    for flow in _trace_flows(source, pairs):
+    for flow in flows:
         update = flow.update
         if flow.verdict == "not from its input" and not update.is_known:
             update = update._replace(other_inputs=flow.other_inputs)

@@ -21,6 +21,7 @@ from onnxkvrename.limits import MAX_LISTED
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.options import (
+    FULL_TRANSFER,
     VERBOSE,
     Format,
     Jobs,
@@ -67,6 +68,24 @@ class VerifyRequest(NamedTuple):
         str | None,
         Option("--prefix", "Also: this token is on every pair, and nowhere else.", "TOKEN"),
     ] = None
+    target: Annotated[
+        str | None,
+        Option(
+            "--target",
+            "Also: this consumer selects, orders, pairs and moves the buffers of each model or set "
+            "of windows. One of: {names}.",
+            "NAME",
+            names="consumers",
+            envvar="ONNXKVRENAME_TARGET",
+            yields_to=("token",),
+        ),
+    ] = None
+    full_transfer: Annotated[
+        bool,
+        FULL_TRANSFER._replace(
+            help=FULL_TRANSFER.help.replace("The consumer", "With --target: it"), needs=("target",)
+        ),
+    ] = False
     renamed_from: Annotated[
         Path | None,
         Option(
@@ -84,7 +103,10 @@ class VerifyRequest(NamedTuple):
     output_format: Format = "text"
     quiet: Quiet = False
     verbose: Annotated[
-        bool, VERBOSE._replace(help="Show each buffer, and where it is updated.")
+        bool,
+        VERBOSE._replace(
+            help="Show each buffer, where it is updated, and its place in the consumer's order."
+        ),
     ] = False
     checks: tuple[ModelCheck, ...] = ()
 
@@ -139,12 +161,21 @@ def _compare_with_source(
 
 
 def verify_window_sets(
-    verified: Sequence[VerifiedModel], rules: Rules, request: VerifyRequest
+    verified: Sequence[VerifiedModel],
+    rules: Rules,
+    request: VerifyRequest,
+    of_consumer: Iterable[tuple[int, Finding]] = (),
 ) -> tuple[VerifiedModel, ...]:
     """Return the models with the findings that all of them together show, and a final status.
 
     Sets are checked only if all models could be read: another may be the missing window. That
     another profile knows the names of a model is said in any case.
+
+    Args:
+        verified: All models of the command.
+        rules: The rules that recognize KV names and the parts of sets.
+        request: What is asked for.
+        of_consumer: What a consumer cannot use, each finding after the position of its model.
     """
     set_findings: list[list[Finding]] = [[] for _ in verified]
     readable = [index for index, item in enumerate(verified) if item.model is not None]
@@ -159,7 +190,7 @@ def verify_window_sets(
     )
     for index, found in zip(readable, across, strict=True):
         proof = verified[index].rename_proof
-        is_encoder = proof is not None and bool(proof.names)
+        is_encoder = proof is not None and bool(proof.names) and request.target is None
         set_findings[index] += (f for f in found if not (is_encoder and f.code == "KV001"))
     if is_complete and any(map(_is_connected, models)):
         items = list(verified)
@@ -174,10 +205,26 @@ def verify_window_sets(
         verified = items
         for index, finding in (*check_feed_names(models), *check_folder_tokens(models)):
             set_findings[index].append(finding)
+    items = list(verified)
+    for index, finding in of_consumer:
+        report = items[index].report
+        findings = _add_stronger(report.findings, finding)
+        items[index] = items[index]._replace(report=report._replace(findings=findings))
     return tuple(
         _finish_report(item, findings, request)
-        for item, findings in zip(verified, set_findings, strict=True)
+        for item, findings in zip(items, set_findings, strict=True)
     )
+
+
+def _add_stronger(own: Sequence[Finding], finding: Finding) -> tuple[Finding, ...]:
+    """Return findings with one of a consumer: an error replaces what has the same code.
+
+    A warning about a buffer that has one of this code already is left out.
+    """
+    if finding.severity == "error":
+        return (*(each for each in own if each.code != finding.code), finding)
+    is_there = any((each.code, each.name) == (finding.code, finding.name) for each in own)
+    return tuple(own) if is_there else (*own, finding)
 
 
 def _is_connected(model: KvModel) -> bool:
@@ -204,11 +251,12 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
         opened.source, model.pairs, model.plan.updates_by_kind, rules.name
     )
     job = build_job(path)
+    checks_token = request.token is not None or request.target is None  # else the consumer does
     checks = (_check_sidecars, *request.checks) if beside is not None else ()
     findings = (
         *model.findings,
         *proofs,
-        *_check_token(model, rules, request.token),
+        *(_check_token(model, rules, request.token) if checks_token else ()),
         *(found for check in checks for found in check(job, rules, model.plan)),
     )
     report = report_model(model)._replace(findings=findings)

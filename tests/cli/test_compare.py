@@ -551,7 +551,7 @@ def test_a_decode_model_without_logits_gets_the_token_alone(run, tmp_path: Path)
     assert run("compare", prefill, decode).code == 0
 
 
-@pytest.mark.parametrize("command", ["compare", "check-consumer", "verify"])
+@pytest.mark.parametrize("command", ["compare", "verify"])
 def test_a_verdict_is_wrapped_by_words_on_a_terminal(run, named, monkeypatch, command) -> None:
     full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
     monkeypatch.chdir(full.parent)

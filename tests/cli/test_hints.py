@@ -59,9 +59,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("verify --prefix X -- -m.onnx", "./-m.onnx --prefix X"),
         ("verify m.onnx --prefix X --rules 'my rules.toml'",
          "m.onnx --prefix X --rules 'my rules.toml'"),
-        ("check-consumer m.onnx", "m.onnx --target vllm-qaic"),
-        ("check-consumer ./-m.onnx", "./-m.onnx --target vllm-qaic"),
-        ("check-consumer v.onnx", "v.onnx --target vllm-qaic --replace"),
+        ("verify m.onnx --target vllm-qaic", "m.onnx --target vllm-qaic"),
+        ("verify ./-m.onnx --target vllm-qaic", "./-m.onnx --target vllm-qaic"),
+        ("verify v.onnx --target vllm-qaic", "v.onnx --target vllm-qaic --replace"),
         ("compare m.onnx n.onnx", "m.onnx n.onnx --target vllm-qaic"),
     ],
 )  # fmt: skip

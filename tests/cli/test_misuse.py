@@ -32,10 +32,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("m.onnx --full_transfer", "no such option: --full_transfer",
          "did you mean --full-transfer?"),
         ("verify m.onnx --nonsense", "no such option: --nonsense", HELP.format("verify")),
-        ("verify m.onnx --targt x", "no such option: --targt", HELP.format("verify")),
+        ("verify m.onnx --targt x", "no such option: --targt", "did you mean --target?"),
         ("verify m.onnx -qz", "no such option: -z", HELP.format("verify")),
         ("Verify m.onnx", "Verify: no such file or command", "did you mean verify?"),
-        ("check_consumer m.onnx", "check_consumer: no such", "did you mean check-consumer?"),
         ("exprots --prefix X", "exprots: no such file or command", "did you mean exports?"),
         ("verify exprots", "exprots: no such file", "did you mean exports?"),
         ("verify exports/decodr.onnx", "no such file", "did you mean exports/decoder.onnx?"),
@@ -44,7 +43,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("nowhere --dim ctx_len=4", "nowhere: no such file or command", COMMANDS),
         ("verify zzz.onnx", "zzz.onnx: no such file", ""),
         # Words without their option.
-        ("check-consumer vllm-qaic m.onnx", "no such file", "did you mean --target vllm-qaic?"),
+        ("verify vllm-qaic m.onnx", "no such file", "did you mean --target vllm-qaic?"),
         ("m.onnx vllm-qaic", "no such file", "did you mean --target vllm-qaic?"),
         ("vllm-qaic m.onnx", "no such file or command", "did you mean --target vllm-qaic?"),
         ("m.onnx qeff", "no such file", "did you mean --profile qeff?"),
@@ -80,5 +79,5 @@ def test_a_value_may_be_called_like_an_option(run: Run) -> None:
 
 
 def test_a_file_called_like_a_command_is_a_model(run: Run) -> None:
-    shutil.copyfile("m.onnx", "check_consumer")
-    assert "no such" not in run("check_consumer", "--prefix", "X").err
+    shutil.copyfile("m.onnx", "Verify")
+    assert "no such" not in run("Verify", "--prefix", "X").err

@@ -34,7 +34,7 @@ def test_a_size_that_is_none_is_a_usage_error(text: str, message: str) -> None:
     assert message in raised.value.message
 
 
-@pytest.mark.parametrize("command", ["manifest", "check-consumer"])
+@pytest.mark.parametrize("command", ["manifest"])
 def test_two_signs_before_a_size_are_no_bug(command: str, decoder: Path, run) -> None:
     outcome = run(command, decoder, "--dim", "ctx_len=--5")
     assert outcome.code == 2
@@ -68,12 +68,12 @@ def test_the_same_value_twice_is_one_value(decoder: Path, run) -> None:
 
 
 def test_a_consumer_is_named_once(decoder: Path, run) -> None:
-    outcome = run("check-consumer", decoder, "--target", "vllm-qaic", "--target", "qefficient")
+    outcome = run("verify", decoder, "--target", "vllm-qaic", "--target", "qefficient")
     assert outcome.code == 2
     assert "--target has two values: vllm-qaic and qefficient" in outcome.err
 
 
-@pytest.mark.parametrize("command", ["rename", "verify", "check-consumer"])
+@pytest.mark.parametrize("command", ["rename", "verify"])
 @pytest.mark.parametrize(
     ("words", "options"),
     [

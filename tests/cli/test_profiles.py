@@ -20,8 +20,8 @@ def test_profiles_are_listed_with_what_they_are_for(run: Any) -> None:
     ("command", "options"),
     [
         ("rename", ("--profile", "--target")),
-        ("check-consumer", ("--profile", "--target")),
-        ("verify", ("--profile",)),
+        ("compare", ("--profile", "--target")),
+        ("verify", ("--profile", "--target")),
     ],
 )
 def test_help_lists_the_names_that_an_option_takes(

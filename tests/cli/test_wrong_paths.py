@@ -29,7 +29,7 @@ READ_PATHS = [
     ("inspect", "{}"),
     ("manifest", MODEL, "--specializations", "{}"),
     ("manifest", MODEL, "--custom-io", "{}"),
-    ("check-consumer", "{}"),
+    ("verify", "{}", "--target", "vllm-qaic"),
     ("compare", "{}", MODEL),
     ("compare", MODEL, "{}"),
     ("pairs", "{}"),

@@ -15,7 +15,7 @@ COMMANDS = {
     "check": ("12", "{} --target vllm-qaic --check --format json"),
     "verify": ("10", "verify {} --format json"),
     "inspect": ("11", "inspect {} --format json"),
-    "check-consumer": ("check-consumer", "check-consumer {} --format json"),
+    "target": ("10", "verify {} --target vllm-qaic --format json"),
     "compare": ("10", "compare {0} {0} --format json"),
     "manifest": ("manifest", "manifest {}"),
     "pairs": ("2", "pairs {} --format json"),

@@ -52,6 +52,8 @@ GOING = {
     "pairs": (),
 }
 """Fields of commands that stay, which go with a feature: no row depends on them."""
+NEW = {"verify": ("target", "sets")}
+"""Fields that came after rows were recorded, which do not depend on them where they are empty."""
 PAGES = (".html",)
 """Written for people: that such a file is there is promised, its bytes are not."""
 ENVIRONMENT = {
@@ -328,11 +330,16 @@ def _read_json(text: str) -> Any:
 
 
 def _leave_out(document: Any) -> Any:
-    """Return a document without the fields that go, in itself and in its models."""
+    """Return a document without the fields that go, in itself and in its models, and new ones."""
     if not isinstance(document, dict):
         return document
     going = GOING.get(str(document.get("command")), ())
-    kept = {key: value for key, value in document.items() if key not in going}
+    new = NEW.get(str(document.get("command")), ())
+    kept = {
+        key: value
+        for key, value in document.items()
+        if key not in going and (value or key not in new)
+    }
     if isinstance(kept.get("models"), list):
         kept["models"] = [
             {key: value for key, value in model.items() if key not in going}

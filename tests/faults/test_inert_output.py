@@ -47,7 +47,7 @@ COMMAND_LINES = (
     ("inspect",),
     ("manifest", "-v"),
     ("manifest", "--block-size", "16"),
-    ("check-consumer", "-v"),
+    ("verify", "-v", "--target", "vllm-qaic"),
 )
 """Commands that take any number of models."""
 
@@ -229,7 +229,7 @@ def read_terminal(*args: object, **environment: str) -> tuple[int, str]:
                 (*RENAME, "--check", "-v"),
                 ("inspect",),
                 ("manifest", "--format", "text"),
-                ("check-consumer", "-v"),
+                ("verify", "-v", "--target", "vllm-qaic"),
                 ("compare",),
             )
         ),

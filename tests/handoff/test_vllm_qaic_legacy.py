@@ -14,18 +14,14 @@ from onnxkvrename.handoff.selection import select_values
 from onnxkvrename.model.signature import Value
 
 LEGACY = load_consumer("vllm-qaic-legacy")
-ALIKE = (
-    "all with the same shape and dtype; based on names, shapes, dtypes and dataflow, "
-    "and on the code of qualcomm/vllm-qaic at dc7351f"
-)
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
 
 def test_a_plain_export_hands_over(run) -> None:
     path = FIXTURES / "plain" / "decoder.onnx"
-    outcome = run("check-consumer", path, "--target", "vllm-qaic-legacy")
-    said = f"{path}: vllm-qaic-legacy can use it: 4 buffers, layers 0-1, {ALIKE}\n"
-    assert outcome == (0, said, "")
+    outcome = run("verify", path, "--target", "vllm-qaic-legacy")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert f"\n{path}: ready for vllm-qaic-legacy: it will select, pair and move all" in outcome.out
     compared = run("compare", path, path, "--target", "vllm-qaic-legacy")
     assert compared.code == 0
     assert "works" in compared.out
@@ -34,7 +30,7 @@ def test_a_plain_export_hands_over(run) -> None:
 
 def test_the_default_says_which_setting_takes_a_plain_export(run) -> None:
     path = FIXTURES / "plain" / "decoder.onnx"
-    outcome = run("check-consumer", path)
+    outcome = run("verify", path, "--target", "vllm-qaic")
     assert outcome.code == 1
     assert "vllm-qaic cannot use it" in outcome.out
     assert "VLLM_QAIC_USE_LEGACY_SLICING_SPEC=1" in outcome.out
@@ -42,7 +38,7 @@ def test_the_default_says_which_setting_takes_a_plain_export(run) -> None:
 
 
 def test_what_neither_takes_is_not_promised(run) -> None:
-    outcome = run("check-consumer", FIXTURES / "plain" / "mla.onnx")
+    outcome = run("verify", FIXTURES / "plain" / "mla.onnx", "--target", "vllm-qaic")
     assert outcome.code == 1
     assert outcome.out.endswith("vllm-qaic cannot use it\n")
 
@@ -55,18 +51,21 @@ def test_no_setting_is_promised_for_a_model_with_errors_of_its_own(decoder: Path
             if name.endswith("_RetainedState"):
                 node.output[at] = f"other{name}"
     onnx.save(model, decoder)
-    outcome = run("check-consumer", decoder)
-    assert (outcome.code, outcome.out) == (1, f"{decoder}: vllm-qaic cannot use it\n")
+    outcome = run("verify", decoder, "--target", "vllm-qaic")
+    assert outcome.code == 1
+    assert outcome.out.endswith(f"\n{decoder}: vllm-qaic cannot use it\n")
     assert "error KV105" in outcome.err
-    assert run("check-consumer", decoder, "--target", "vllm-qaic-legacy").code == 1
+    assert run("verify", decoder, "--target", "vllm-qaic-legacy").code == 1
 
 
 def test_with_strict_no_setting_is_promised_that_brings_warnings(run) -> None:
     path = FIXTURES / "plain" / "chunked.onnx"
-    legacy = run("check-consumer", path, "--target", "vllm-qaic-legacy", "--strict")
+    legacy = run("verify", path, "--target", "vllm-qaic-legacy", "--strict")
     assert (legacy.code, "error KV606" in legacy.err) == (1, True)
-    assert "it can (--target vllm-qaic-legacy)" in run("check-consumer", path).out
-    assert run("check-consumer", path, "--strict").out == f"{path}: vllm-qaic cannot use it\n"
+    said = run("verify", path, "--target", "vllm-qaic").out
+    assert "it can (--target vllm-qaic-legacy)" in said
+    strict = run("verify", path, "--target", "vllm-qaic", "--strict")
+    assert strict.out.endswith(f"\n{path}: vllm-qaic cannot use it\n")
 
 
 @pytest.mark.parametrize("token", ["", "VLLM", "vllmKvCache"])
@@ -78,7 +77,7 @@ def test_a_token_after_the_prefix_does_no_harm(token: str) -> None:
 
 def test_other_names_are_not_handed_over(run) -> None:
     path = FIXTURES / "plain" / "mla.onnx"
-    outcome = run("check-consumer", path, "--target", "vllm-qaic-legacy")
+    outcome = run("verify", path, "--target", "vllm-qaic-legacy")
     assert outcome.code == 1
     assert ("error KV601: 8 names (first: compressed_kv.0)") in outcome.err
     assert "warning KV607" not in outcome.err
@@ -122,7 +121,7 @@ def test_a_rename_with_it_needs_a_token(decoder: Path, run) -> None:
     refused = run(decoder, "--target", "vllm-qaic-legacy")
     assert (refused.code, decoder.read_bytes()) == (2, before)
     assert "--prefix TOKEN" in refused.err
-    assert "`check-consumer --target vllm-qaic-legacy`" in refused.err
+    assert "`verify --target vllm-qaic-legacy`" in refused.err
     assert run(decoder, "--target", "vllm-qaic-legacy", "--prefix", "VLLM").code == 0
     assert run(decoder, "--target", "vllm-qaic-legacy", "--strip").code == 0
     assert decoder.read_bytes() == before

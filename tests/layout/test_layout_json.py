@@ -22,9 +22,10 @@ from models import saved
 from schemas import VALIDATOR
 from tiers import thin
 
-from onnxkvrename import KvRenameError, ModelError, check_consumer, compare, load_rules
+from onnxkvrename import KvRenameError, ModelError, compare, load_rules
 from onnxkvrename.findings import CODES, Finding, build_finding
-from onnxkvrename.handoff.find_consumers import list_consumers
+from onnxkvrename.handoff.consumer_checks import check_consumer
+from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
 from onnxkvrename.layout import layout as layouts
 from onnxkvrename.layout.inspect import Inspection, inspect_models
 from onnxkvrename.layout.json import LayoutContent, parse_layout
@@ -488,6 +489,6 @@ def test_a_file_with_any_one_value_changed_is_refused_or_compared(
     holder[last] = new
     with suppress(KvRenameError):
         layout, _ = parse_layout(json.dumps(said), "l.json")
-        check_consumer(layout, consumer)
+        list(check_consumer(layout, load_consumer(consumer)))
         for sides in ((layout, HYBRID.layout), (HYBRID.layout, layout), (layout, layout)):
             str(compare(*sides, consumer))

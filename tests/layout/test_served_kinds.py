@@ -252,11 +252,11 @@ def test_the_layout_of_a_paged_cache_knows_blocks_and_no_sequence(tmp_path: Path
 def test_consumers_that_cut_by_batch_and_context_refuse(target: str, tmp_path: Path, run) -> None:
     token = "_vllmKvCache" if target == "vllm-qaic" else ""
     path = write_model(tmp_path / "m.onnx", BLOCKS, TABLE, token)
-    answer = run("check-consumer", path, "--target", target)
+    answer = run("verify", path, "--target", target)
     assert answer.code == 1
     assert "takes the first axis for the batch" in answer.err
     plain = write_model(tmp_path / "plain.onnx", ("batch_size", 2, "ctx_len", 16), {}, token)
-    assert "paged" not in run("check-consumer", plain, "--target", target).err
+    assert "paged" not in run("verify", plain, "--target", target).err
 
 
 def test_a_hand_off_of_paged_caches_does_not_work(tmp_path: Path, run) -> None:

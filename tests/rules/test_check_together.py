@@ -24,7 +24,9 @@ def build_encoder(output: str = "vision_embeds"):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
-@pytest.mark.parametrize("command", [["--prefix", "VLLM"], ["verify"], ["check-consumer"]])
+@pytest.mark.parametrize(
+    "command", [["--prefix", "VLLM"], ["verify"], ["verify", "--target", "vllm-qaic"]]
+)
 def test_an_encoder_has_no_cache_and_the_hint_asks_for_its_decoder(
     command: list[str], tmp_path: Path, run
 ) -> None:

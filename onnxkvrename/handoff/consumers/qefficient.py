@@ -82,7 +82,6 @@ def check_uniform_states(view: ConsumerView) -> Iterator[Finding]:
 CONSUMER = Consumer(
     name="qefficient",
     token="",
-    source="quic/efficient-transformers at ebf55e8",
     selects_input=lambda name: name.startswith(_PREFIXES),  # a scope (NAME/) is not skipped
     selects_output=lambda name: name.startswith(_PREFIXES) and name.endswith(vllm_qaic.SUFFIX),
     input_name_of=vllm_qaic.derive_input_name,

@@ -319,7 +319,6 @@ def _check_overlapping_slices(view: ConsumerView) -> Iterator[Finding]:
 CONSUMER = Consumer(
     name="vllm-qaic",
     token=TOKEN,
-    source="qualcomm/vllm-qaic at dc7351f",
     selects_input=selects_input,
     selects_output=selects_output,
     input_name_of=derive_input_name,

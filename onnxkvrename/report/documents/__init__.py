@@ -10,7 +10,6 @@ MODULES = {
     "rename": "onnxkvrename.report.documents.rename_json",
     "verify": "onnxkvrename.report.documents.verify_json",
     "inspect": "onnxkvrename.report.documents.inspect_json",
-    "check-consumer": "onnxkvrename.report.documents.check_consumer_json",
     "compare": "onnxkvrename.report.documents.compare_json",
     "manifest": "onnxkvrename.layout.manifest",
     "pairs": "onnxkvrename.report.documents.pairs_json",

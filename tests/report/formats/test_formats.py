@@ -63,7 +63,7 @@ def test_a_new_format_takes_one_file_and_works_for_every_command(tmp_path: Path)
     cases = {
         ("decoder.onnx", "--prefix", "A", "-n"): None,
         ("verify", "decoder.onnx", "--prefix", "A"): "1,decoder.onnx,KV116",
-        ("check-consumer", "decoder.onnx"): "1,decoder.onnx,KV601",
+        ("verify", "decoder.onnx", "--target", "vllm-qaic"): "1,decoder.onnx,KV601",
         ("compare", "decoder.onnx", "decoder.onnx"): "1,decoder.onnx,KV616",
         ("inspect", "internal_suffix.onnx"): "0,internal_suffix.onnx,KV112",
         ("manifest", "internal_suffix.onnx"): "0,internal_suffix.onnx,KV112",
