@@ -17,8 +17,7 @@ collects them in a `Handoff`.
   what the consumer sees of each, from which all else starts.
 - Facts: ``comparison`` pairs the buffers of both sides and lists how the two of a pair differ;
   ``simulate`` finds the prompt lengths at which a buffer goes wrong, from offsets alone.
-- Findings: ``side_checks`` about each side by itself, ``verdict``
-  about their buffers.
+- Findings: ``side_checks`` about each side by itself, ``verdict`` about their buffers.
 - Verdict: ``verdict`` says which findings explain others, what becomes of each buffer and of each
   prompt, and why.
 """
