@@ -25,8 +25,7 @@ class Option(NamedTuple):
         help: What it does; ``{names}`` is about all of `names`.
         metavar: What the help calls a value.
         section: The heading of this option and those that follow it in the help.
-        names: The values that a shell completes: some names, or a key of
-            :data:`onnxkvrename.cli.options.NAMES`.
+        names: A key of ``onnxkvrename.cli.options.NAMES``, which lists its values; empty for none.
         choices: The only values; empty if there are others.
         most: The largest number; the smallest is 1.
         writes: What becomes of a path that is not read.
@@ -45,7 +44,7 @@ class Option(NamedTuple):
     help: str = ""
     metavar: str | None = None
     section: str = ""
-    names: str | tuple[str, ...] = ()
+    names: str = ""
     choices: Sequence[str] = ()
     most: int | None = None
     writes: Literal["", "file", "file or stdout", "directory"] = ""

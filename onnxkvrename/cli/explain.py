@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import find_width, print_lines
-from onnxkvrename.findings import CODES, decide_exit_code
+from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.options import Example, Option
 from onnxkvrename.report.finding_pages import describe_finding, render_finding_list
 from onnxkvrename.report.formats import Line
@@ -16,7 +16,7 @@ from onnxkvrename.report.formats import Line
 class ExplainArguments(NamedTuple):
     """What a user asks for with ``explain``."""
 
-    codes: Annotated[tuple[str, ...], Option("", metavar="[CODE]...", names=tuple(CODES))] = ()
+    codes: Annotated[tuple[str, ...], Option("", metavar="[CODE]...")] = ()
 
 
 @declare_command(

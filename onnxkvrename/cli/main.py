@@ -69,8 +69,6 @@ _HELP = "help"
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
 _VERBOSE = re.compile("--verbose|-[a-z]*v[a-z]*")
 """``-v``, alone or as in ``-nv``."""
-_COMPLETION_VARIABLE = "_ONNXKVRENAME_COMPLETE"
-"""Set by a shell that asks for what it can complete; click reads it."""
 
 
 class Program(click.Group):
@@ -80,8 +78,6 @@ class Program(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command's name, or put in that of the default command."""
-        if args[:1] == [_HELP]:  # a shell completes what follows
-            args = args[1:]
         if args and args[0] not in COMMANDS and args[0] not in _EAGER_OPTIONS:
             args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
@@ -115,28 +111,6 @@ class Program(click.Group):
                 *(param.get_help_record(ctx) for param in self.get_params(ctx)),
             )
             formatter.write_dl([record for record in records if record is not None])
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        """Complete a command, an option of the default command, or a model."""
-        from click.shell_completion import CompletionItem  # only for a shell
-
-        default: click.Command = load_command(DEFAULT_COMMAND).command
-        context = click.Context(default, info_name=DEFAULT_COMMAND, parent=ctx)
-        items = super().shell_complete(ctx, incomplete)
-        items += [CompletionItem(word) for word in (_HELP,) if word.startswith(incomplete)]
-        if incomplete.startswith("-"):
-            known = {item.value for item in items}
-            others = default.shell_complete(context, incomplete)
-            items += [item for item in others if item.value not in known]
-        if not items:  # bash forgets all other items for a file
-            items.append(CompletionItem(incomplete, type="file"))
-        elif not incomplete.startswith("-"):
-            names = (name if name.endswith(".onnx") else f"{name}/" for name in _list_models())
-            # A shell inserts them without quotes.
-            safe = re.compile(r"(?!\.)[\w./@+,-]+")
-            found = (name for name in names if name.startswith(incomplete) and safe.fullmatch(name))
-            items += map(CompletionItem, sorted(found))
-        return items
 
 
 def _list_models() -> list[str]:
@@ -173,8 +147,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback before it under ``--verbose``.
     """
     occupy_closed_streams()
-    if _COMPLETION_VARIABLE in os.environ:
-        _complete_values_after_equals_signs()
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == [_HELP]:
         args = [*(word for word in args if word != _HELP), "--help"]
@@ -291,43 +263,6 @@ def _find_loaded_command(name: str) -> Any:
     What is half loaded then, such as numpy, may fail when it is loaded again.
     """
     return sys.modules.get(_build_module_name(name))
-
-
-def _complete_values_after_equals_signs() -> None:
-    """Let shells complete ``--target=vl``, of which click does not know what they replace.
-
-    zsh and fish replace all of it. bash takes it for three words, and replaces the last one.
-    """
-    from click import shell_completion as shells
-
-    class Completion(shells.ShellComplete):
-        def get_completion_args(self) -> tuple[list[str], str]:
-            args, incomplete = super().get_completion_args()
-            words = [*args, incomplete]
-            while "=" in words[1:]:
-                at = words.index("=", 1)
-                words[at - 1 : at + 2] = ["".join(words[at - 1 : at + 2])]
-            self.prefix = "" if words[-1] != incomplete else _split_option(incomplete)
-            return words[:-1], words[-1]
-
-        def get_completions(
-            self, args: list[str], incomplete: str
-        ) -> list[shells.CompletionItem[str]]:
-            if _split_option(incomplete) and not args:
-                args = [DEFAULT_COMMAND]
-            items = super().get_completions(args, incomplete)
-            for item in items:
-                item.value = f"{self.prefix}{item.value}"
-            return items
-
-    for base in (shells.BashComplete, shells.ZshComplete, shells.FishComplete):
-        shells.add_completion_class(type(base.__name__, (Completion, base), {}))
-
-
-def _split_option(word: str) -> str:
-    """Return ``--target=`` of ``--target=vl``; nothing of another word."""
-    option, sign, _ = word.partition("=")
-    return f"{option}{sign}" if sign and option.startswith("--") else ""
 
 
 def _report_failure(name: str, args: Sequence[str], error: KvRenameError, code: int) -> int:

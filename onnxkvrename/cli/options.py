@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
@@ -190,8 +189,6 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
         return VariableOption(words, is_flag=True, help=option.help, **variable)
     how: dict[str, Any] = {"metavar": option.metavar, "required": option.is_required}
     value_type = _choose_type(kind, option)
-    if option.names:
-        how["shell_complete"] = partial(_complete_name, option.names)
     if not option.flags:
         return click.Argument(words, type=value_type, nargs=-1 if origin is tuple else 1, **how)
     how["help"] = option.help
@@ -206,7 +203,7 @@ def _build_parameter(name: str, kind: Any, option: Option, default: Any) -> clic
     how |= variable
     if option.shows_default:
         how |= {"default": default, "show_default": True}
-    return SingleOption(words, **how)
+    return SingleOption(words, list_names=NAMES.get(option.names), **how)
 
 
 def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
@@ -245,18 +242,7 @@ NAMES: Mapping[str, Callable[[], Sequence[str]]] = {
     "profiles": list_profiles,
     "profiles, auto": lambda: (*list_profiles(), AUTO_PROFILE),
 }
-"""Lists of names that a shell completes, by what options call them."""
-
-
-def _list_names(names: str | Sequence[str]) -> Sequence[str]:
-    return NAMES[names]() if isinstance(names, str) else names
-
-
-def _complete_name(
-    names: str | Sequence[str], ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[str]:
-    known = _list_names(names)
-    return [name for name in known if name.lower().startswith(incomplete.lower())]
+"""Lists of names that options take, by what options call them."""
 
 
 def suggest_option(options: Mapping[str, Option], word: str) -> str | None:
@@ -265,7 +251,7 @@ def suggest_option(options: Mapping[str, Option], word: str) -> str | None:
         flags = option.flags.split()
         if f"--{word}" in flags:
             return f"did you mean --{word}?"
-        if option.names and word in _list_names(option.names):
+        if option.names and word in NAMES[option.names]():
             return f"did you mean {flags[-1]} {word}?"
     return None
 
@@ -338,15 +324,21 @@ class OutputFile(NonEmptyPath):
 class VariableOption(click.Option):
     """An option that an environment variable may set, and whose help may have ``{names}``.
 
-    These are what a shell completes, and are listed for the help only.
+    Args:
+        list_names: Lists these names; called for the help only.
     """
+
+    def __init__(
+        self, *args: Any, list_names: Callable[[], Sequence[str]] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.list_names = list_names
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the option and its help."""
         template = self.help or ""
-        if "{names}" in template:
-            names = ", ".join(item.value for item in self.shell_complete(ctx, ""))
-            self.help = template.replace("{names}", names)
+        if self.list_names is not None:
+            self.help = template.replace("{names}", ", ".join(self.list_names()))
         record = super().get_help_record(ctx)
         self.help = template
         return record

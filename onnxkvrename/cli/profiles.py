@@ -17,7 +17,7 @@ from onnxkvrename.rules.load import list_profiles, read_profile
 class ProfilesArguments(NamedTuple):
     """What a user asks for with ``profiles``."""
 
-    name: Annotated[str | None, Option("", metavar="[NAME]", names="profiles")] = None
+    name: Annotated[str | None, Option("", metavar="[NAME]")] = None
 
 
 @declare_command(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import FIXTURES
-from tiers import full, thin
+from tiers import thin
 
 from onnxkvrename.cli.main import COMMANDS, EXAMPLES, load_command
 from onnxkvrename.options import Example
@@ -113,21 +113,9 @@ def test_a_misspelled_command_is_not_taken_for_a_model(run: Any) -> None:
 
 COMPLETED = [
     ("onnxkvrename ver", ["verify"]),
-    ("onnxkvrename m", ["manifest", "m/", "model.onnx"]),  # both may be the first word
-    ("onnxkvrename ''", ["rename", "m/", "model.onnx"]),
-    ("onnxkvrename --profile a", ["auto"]),
-    ("onnxkvrename --pre", ["--prefix"]),
-    ("onnxkvrename model.onnx --targ", ["--target"]),
-    ("onnxkvrename model.onnx --target vl", ["vllm-qaic"]),
-    ("onnxkvrename model.onnx --target = vl", ["vllm-qaic"]),  # bash splits at =
-    ("onnxkvrename --target =", ["qefficient", "vllm-qaic"]),
-    ("onnxkvrename --profile = mob", ["mobius-static"]),
-    ("onnxkvrename --target = vllm-qaic --profile = mob", ["mobius-static"]),
-    ("onnxkvrename verify --profile mob", ["mobius-static"]),
     ("onnxkvrename verify --renamed", ["--renamed-from"]),
-    ("onnxkvrename hel", ["help"]),
-    ("onnxkvrename help ver", ["verify"]),
-    ("onnxkvrename explain KV50", ["KV501", "KV502", "KV503", "KV504"]),
+    ("onnxkvrename model.onnx --targ", ["--target"]),
+    ("onnxkvrename model.onnx --format gi", ["github"]),
 ]
 
 
@@ -158,35 +146,6 @@ def test_bash_completes(line: str, expected: list[str], tmp_path: Path) -> None:
     )
     assert [each for each in done.stdout.split() if each in expected] == expected, done.stderr
     assert not {"my", "notes.txt"} & {*done.stdout.split()}, "a path in parts, or not a model"
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    thin(
-        [
-            ("onnxkvrename model.onnx --target=vl", "--target=vllm-qaic"),
-            pytest.param("onnxkvrename model.onnx --target vl", "vllm-qaic", marks=full),
-            ("onnxkvrename --profile=mob", "--profile=mobius-static"),
-            ("onnxkvrename explain kv50", "KV501"),
-        ],
-        2,
-    ),
-)
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_zsh_and_fish_get_whole_words(shell: str, line: str, expected: str) -> None:
-    """They replace all of ``--target=vl``, so that is what they get."""
-    words = line.split()
-    current = words[-1] if shell == "fish" else str(len(words) - 1)
-    environment = {
-        **os.environ,
-        "_ONNXKVRENAME_COMPLETE": f"{shell}_complete",
-        "COMP_WORDS": line,
-        "COMP_CWORD": current,
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-    }
-    command = [sys.executable, "-m", "onnxkvrename"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert expected in re.split(r"[\n,\t]", done.stdout), done.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
