@@ -138,7 +138,7 @@ def _prepare_open_model(
         output=str(job.output),
         status="would-rename" if model.plan.name_map else "unchanged",
         findings=tuple(findings),
-        feed_back_call=_build_feed_back_call(rules, model, job),
+        feed_back_call=_build_feed_back_call(rules, model, job, request),
         value_names=model.value_names,
         proved=proved,
     )
@@ -272,7 +272,9 @@ def _has_result(prepared: PreparedModel, opened: OpenModel, request: Request) ->
         return False
 
 
-def _build_feed_back_call(rules: Rules, model: KvModel, job: RenameJob) -> str | None:
+def _build_feed_back_call(
+    rules: Rules, model: KvModel, job: RenameJob, request: Request
+) -> str | None:
     """Return the call that hands the result back to its exporter, if the profile knows one."""
     token = model.plan.token_change.final_token
     if not model.pairs or not token:
@@ -280,4 +282,5 @@ def _build_feed_back_call(rules: Rules, model: KvModel, job: RenameJob) -> str |
     if model.is_window:  # what is compiled is the file merged from all windows
         return None
     names = [value.name for value in model.signature.inputs]
-    return rules.format_feed_back_call(names, str(job.output), token)
+    path = None if request.seed_cache else str(job.output)
+    return rules.format_feed_back_call(names, path, token)

@@ -264,12 +264,14 @@ class Rules(NamedTuple):
             return any(rule.patterns["output"].matches(name) for rule in self.kv_rules)
         return self.retained_pattern.matches(name)
 
-    def format_feed_back_call(self, inputs: Iterable[str], path: str, token: str) -> str | None:
+    def format_feed_back_call(
+        self, inputs: Iterable[str], path: str | None, token: str
+    ) -> str | None:
         """Return the call that gives a renamed model back to its exporter; ``None`` for none.
 
         Args:
             inputs: The model's graph inputs.
-            path: The renamed model.
+            path: The renamed model; ``None`` if its exporter finds it without a path.
             token: Its token.
         """
         return format_compile_call(inputs, path, token) if self.is_qefficient else None

@@ -129,14 +129,16 @@ where that one does.
 """
 
 
-def format_compile_call(inputs: Iterable[str], path: str, token: str) -> str:
+def format_compile_call(inputs: Iterable[str], path: str | None, token: str) -> str:
     """Return the call that gives a renamed model back to QEfficient, as Python source.
 
     Args:
         inputs: The model's graph inputs.
-        path: The renamed model.
+        path: The renamed model; ``None`` if QEfficient finds it in its cache.
         token: Its token.
     """
+    if path is None:
+        return f'model.compile(kv_cache_prefix="{token}")'
     names = {name.rpartition("/")[2] for name in inputs}
     # The decoder of Llama-3.2-Vision has no vision_embeds; its encoder fills KV buffers.
     is_beside_encoder = not names.isdisjoint(("vision_embeds", "cross_attention_mask"))
