@@ -61,12 +61,13 @@ class Machine(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Exit code, output and outputs of a step with ``uses:``."""
+    """Exit code, output and outputs of a step with ``uses:``, and its summary in Markdown."""
 
     code: int
     out: str
     err: str
     outputs: dict[str, str]
+    summary: str
 
 
 def build_machine(root: Path) -> Machine:
@@ -89,6 +90,8 @@ def run_action(
         for name, meaning in ACTION["inputs"].items()
     }
     code, out, err = 0, "", ""
+    summary_file = machine.temp / "summary of the steps"
+    summary_file.write_bytes(b"")
     for step in ACTION["runs"]["steps"]:
         assert step["shell"] == "bash"
         output_file = machine.temp / f"output of {step['id']}"
@@ -98,8 +101,8 @@ def run_action(
             shell="bash --noprofile --norc -e -o pipefail",
             GITHUB_ACTION_PATH=str(action),
             GITHUB_OUTPUT=str(output_file),
+            **{"GITHUB_STEP_SUMMARY": str(summary_file), **env},
             **{name: _fill_in(value, known) for name, value in step.get("env", {}).items()},
-            **env,
         )
         code, out, err = process.returncode, out + process.stdout, err + process.stderr
         for line in output_file.read_text("utf-8").splitlines():
@@ -109,7 +112,7 @@ def run_action(
         if code:
             break
     outputs = {name: _fill_in(how["value"], known) for name, how in ACTION["outputs"].items()}
-    return Outcome(code, out, err, outputs)
+    return Outcome(code, out, err, outputs, summary_file.read_text("utf-8"))
 
 
 def _fill_in(text: str, known: Mapping[tuple[str, str, str], str]) -> str:

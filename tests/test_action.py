@@ -198,6 +198,66 @@ def test_several_paths_stand_one_on_each_line(machine: Machine) -> None:
     assert {file.partition("/")[0] for _, file in annotated(outcome.out)} == {"a b", " c"}
 
 
+def read_summary(summary: str) -> list[list[str]]:
+    """Return the cells of the table in a step's summary, as a browser shows them."""
+    head, line, *rows = summary.partition("\n\n")[2].splitlines()
+    assert (head, line) == ("| | file | title | message |", "|---|---|---|---|")
+    cells = [re.fullmatch(r"\| (.*?) \| (.*?) \| (.*?) \| (.*) \|", row) for row in rows]
+    assert None not in cells, summary
+    shown = [[str(cell) for cell in match.groups()] for match in cells if match]
+    for cell in itertools.chain(*shown):
+        assert not re.search(r"[!-/:-@\[-`{-~]", re.sub(r"\\[!-/:-@\[-`{-~]", "", cell))
+    return [[re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in shown]
+
+
+def test_the_summary_is_a_table_of_the_results(machine: Machine) -> None:
+    outcome = ci_machine.run_action(machine, GIVEN)
+    assert outcome.summary.startswith(
+        "### onnxkvrename: findings, or names to change (exit code 1)"
+    )
+    *rows, total = read_summary(outcome.summary)
+    file = "windows/layer_{0}_{1}/Tiny_layer_tmp_{0}_{1}.onnx"
+    names = "4 names would change"
+    assert rows == [["error", file.format(n, n + 1), "names", names] for n in range(3)]
+    assert total[:3] == ["notice", "", "total"]
+    assert total[3].startswith("3 models: 3 would change")
+
+
+def test_the_summary_says_that_nothing_is_wrong(machine: Machine) -> None:
+    ci_machine.run_action(machine, {**GIVEN, "check": "false"})
+    outcome = ci_machine.run_action(machine, GIVEN)
+    assert outcome.summary.startswith("### onnxkvrename: passed\n")
+    assert [row[:3] for row in read_summary(outcome.summary)] == [["notice", "", "total"]]
+    quiet = ci_machine.run_action(machine, {**GIVEN, "args": "-q"})
+    assert quiet.summary == "### onnxkvrename: passed\n\n"
+
+
+def test_the_summary_says_why_the_job_could_not_be_done(machine: Machine) -> None:
+    outcome = ci_machine.run_action(machine, {**GIVEN, "paths": "nowhere"})
+    assert outcome.summary.startswith("### onnxkvrename: the job could not be done (exit code 2)")
+    ((level, file, title, message),) = read_summary(outcome.summary)
+    assert (level, file, title) == ("error", "nowhere", "failed")
+    assert "no such file" in message
+
+
+@pytest.mark.parametrize(
+    "name", ["a|b <img src=x> `c` [d](http://e) &amp; *f*", "100%3A,%2C%25 \\| ::g"]
+)
+def test_a_name_is_text_in_the_summary(machine: Machine, name: str) -> None:
+    folder = name.replace("/", "")
+    (machine.workspace / "windows").rename(machine.workspace / folder)
+    outcome = ci_machine.run_action(machine, {**GIVEN, "paths": folder})
+    assert outcome.code == 1
+    files = [row[1] for row in read_summary(outcome.summary)[:-1]]
+    assert [file.partition("/layer_")[0] for file in files] == [folder] * 3
+
+
+def test_no_summary_is_needed(machine: Machine) -> None:
+    for place in ("", "/no/such/directory/summary"):
+        outcome = ci_machine.run_action(machine, GIVEN, GITHUB_STEP_SUMMARY=place)
+        assert (outcome.code, outcome.outputs) == (1, {"exit-code": "1"})
+
+
 HOSTILE = (
     "two words",
     'it\'s "quoted"',

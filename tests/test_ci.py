@@ -77,6 +77,59 @@ def test_the_workflow_with_the_action(machine: Machine, state: str, code: int) -
     assert ci_machine.run_action(machine, {**step["with"], "install": "none"}).code == code
 
 
+@STATES
+def test_the_gate(machine: Machine, state: str, code: int) -> None:
+    before = models(exported(machine, state))
+    installed(machine)
+    assert machine.run_script(block("gate")).returncode == code
+    assert models(machine.workspace / "windows") == before
+
+
+@STATES
+def test_the_container(machine: Machine, state: str, code: int) -> None:
+    exported(machine, state)
+    machine.add_tool("docker", 'while [ "$1" != sh ]; do shift; done; exec "$@"')
+    done = machine.run_script(block("container"), ONNXKVRENAME=PACKAGE)
+    assert done.returncode == code, done.stderr
+
+
+def test_the_constraints_are_those_of_the_cache_and_of_pip(machine: Machine) -> None:
+    freeze = 'test "$1 $2 $3" = "freeze --exclude onnxkvrename" && echo onnx==1.0'
+    pip = machine.add_tool("pip", f'test "$1" = install || {{ {freeze}; }}')
+    machine.add_tool("python3", f'mkdir -p "$3/bin" && cp "{pip}" "$3/bin/"')
+    done = machine.run_script(block("constraints"), shell="sh -e", ONNXKVRENAME=PACKAGE)
+    assert done.returncode == 0, done.stderr
+    assert (machine.workspace / "constraints.txt").read_text("utf-8") == "onnx==1.0\n"
+    (job,) = yaml.safe_load(block("github-cache"))["jobs"].values()
+    _, python, action = (step["with"] for step in job["steps"])
+    assert job["env"] == {"PIP_CONSTRAINT": "constraints.txt"}
+    assert (python["cache"], python["cache-dependency-path"]) == ("pip", "constraints.txt")
+    (plain,) = yaml.safe_load(block("github-action"))["jobs"].values()
+    assert action == plain["steps"][-1]["with"]
+
+
+def test_the_table_of_systems_is_that_of_the_workflow() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    checks, tests = workflow["jobs"]["all-checks"], workflow["jobs"]["tests"]
+    (python,) = (step["with"] for step in checks["steps"] if "python" in step.get("uses", ""))
+    matrix = tests["strategy"]["matrix"]
+    ran = {(system, version) for system in matrix["os"] for version in matrix["python"]}
+    ran |= {(each["os"], each["python"]) for each in matrix["include"]}
+    ran |= {(checks["runs-on"], python["python-version"])}
+    may_fail = "matrix.os != 'ubuntu-latest' || matrix.python == '3.15'"
+    assert tests["continue-on-error"] == f"${{{{ {may_fail} }}}}"
+    wanted = {
+        (system, version, "no" if system != "ubuntu-latest" or version == "3.15" else "yes")
+        for system, version in ran
+    }
+    names = {"Linux": "ubuntu-latest", "macOS": "macos-latest", "Windows": "windows-latest"}
+    rows = re.findall(r"^\| (Linux|macOS|Windows) \| (.*) \| (yes|no) \|$", TEXT, re.MULTILINE)
+    told = {
+        (names[name], version, stops) for name, all_, stops in rows for version in all_.split(", ")
+    }
+    assert told == wanted
+
+
 HOOKS = ROOT / ".pre-commit-hooks.yaml"
 
 
