@@ -77,7 +77,21 @@ def list_options() -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("promise", range(1, 14))
+def count_promises() -> int:
+    """Return how many promises docs/scope.md numbers."""
+    page = (REPOSITORY / "docs" / "scope.md").read_text("utf-8")
+    promises = page.partition("\n## What it promises\n")[2].partition("\n## ")[0]
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", promises, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    return len(numbers)
+
+
+def test_no_row_serves_a_promise_that_the_page_does_not_have() -> None:
+    numbers = {row.why for row, _ in TABLE.values() if row.why.isdigit()}
+    assert numbers == {str(number) for number in range(1, count_promises() + 1)}
+
+
+@pytest.mark.parametrize("promise", range(1, count_promises() + 1))
 def test_every_promise_has_a_row_in_the_default_tier(promise: int) -> None:
     rows = [row for row, _ in TABLE.values() if row.why == str(promise)]
     assert [row.name for row in rows if not row.is_full]
