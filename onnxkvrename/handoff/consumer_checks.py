@@ -185,7 +185,7 @@ def _check_unknown_updates(view: ConsumerView) -> Iterator[Finding]:
             buffer
             for buffer in view.layout.buffers
             if buffer.update.kind == kind and len(buffer.names) == 2
-            if not buffer.update.other_inputs  # KV110 says more
+            if buffer.update.fault is None  # KV110 says more
         ]
         inputs = f"its input {buffers[0].input}" if len(buffers) == 1 else "their inputs"
         yield from report_names(

@@ -38,7 +38,7 @@ from onnxkvrename.layout.updates import (
     ShownUpdate,
     Updates,
     UpdateTracer,
-    find_mix_ups,
+    find_faults,
 )
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.proto_reader import (
@@ -298,8 +298,8 @@ def summarize_model(
     updates: Mapping[str, BufferUpdate] = {}
     if trace_updates is not None and model.pairs:
         updates = trace_updates(opened.source, model.pairs)
-    mix_ups = find_mix_ups(model.pairs, updates)
-    findings = (*model.findings, *mix_ups, *stale)
+    faults = find_faults(model.plan, updates)
+    findings = (*model.findings, *faults, *stale)
     file_sizes = {file.location: file.size for file in model.data_files}
     summary = ModelSummary(
         path=model.path,

@@ -28,7 +28,7 @@ from onnxkvrename.layout.layout import (
     list_symbols,
 )
 from onnxkvrename.layout.manifest import parse_manifest
-from onnxkvrename.layout.updates import Updates, UpdateTracer, find_mix_ups
+from onnxkvrename.layout.updates import Updates, UpdateTracer, find_faults
 from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.check_together import check_models_together
@@ -142,8 +142,8 @@ def load_layout(
             model = scan_model(opened.source, signature, path, rules, data_beside=None).model
             if trace is not None and model.pairs:
                 updates[model.path] = trace(opened.source, model.pairs)
-                mix_ups = find_mix_ups(model.pairs, updates[model.path])
-                model = model._replace(findings=(*model.findings, *mix_ups))
+                faults = find_faults(model.plan, updates[model.path])
+                model = model._replace(findings=(*model.findings, *faults))
             if opened.data_beside is not None:
                 identities[model.path] = opened.data_beside.identity
             models.append(model)

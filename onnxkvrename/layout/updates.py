@@ -10,7 +10,7 @@ from onnxkvrename.limits import MAX_MATCHED_CHARS
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim
 from onnxkvrename.records import Spread
-from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.rules.plan import KvPair, RenamePlan
 
 UpdateKind = Literal["inplace", "shift", "append", "delta", "once", "unknown", "untraced"]
 """The ways to update a buffer.
@@ -44,19 +44,30 @@ DimChange = Literal["same", "grows", "shrinks", "open"]
 """How the size of an axis changes from input to output; ``open`` if the shapes do not say."""
 
 
+class BufferFault(NamedTuple):
+    """Why a retained output is not a later state of its own input.
+
+    Attributes:
+        other_inputs: The inputs of other buffers that it is made of instead: the model mixes up
+            its buffers. None if it is made of no buffer.
+    """
+
+    other_inputs: tuple[str, ...] = ()
+
+
 class BufferUpdate(NamedTuple):
     """How a retained output is made from its input.
 
     Attributes:
         kind: How the retained output is made from its input.
         axis: For append and delta the axis with another size, `None` if it is not known.
-        other_inputs: The inputs of other buffers that the output is made of instead of its own:
-            the model mixes up its buffers.
+        fault: Why the output is not a later state of its own input; `None` if nothing shows that
+            it is not.
     """
 
     kind: UpdateKind = "unknown"
     axis: int | None = None
-    other_inputs: tuple[str, ...] = ()
+    fault: BufferFault | None = None
 
     @property
     def is_resized(self) -> bool:
@@ -150,36 +161,42 @@ def find_declared_growth(pair: KvPair, producer: str) -> BufferUpdate | None:
     return BufferUpdate("append", renamed[0]) if len(renamed) == 1 else None
 
 
-def build_mix_up_finding(input_name: str, output_name: str, other_inputs: Sequence[str]) -> Finding:
-    """Return KV110 for a retained output that is not made of its own input.
+def is_meant_without_input(update: BufferUpdate, meant: str) -> bool:
+    """Return whether rules say that the output need not be a later state of its input."""
+    return update.kind == meant and meant in ("delta", "once")
 
-    It is made of `other_inputs`, those of other buffers, of which there may be none.
-    """
+
+def build_fault_finding(input_name: str, output_name: str, fault: BufferFault) -> Finding:
+    """Return KV110 for a retained output that is not a later state of its own input."""
     return build_finding(
         "KV110",
         output_name,
-        f"is computed from {format_list(list(other_inputs)) or 'no buffer'}, not from its own "
-        f"input {input_name}",
+        f"is computed from {format_list(list(fault.other_inputs)) or 'no buffer'}, not from its "
+        f"own input {input_name}",
         "the cache would be mixed up or lost; export the model again",
     )
 
 
-def find_mix_ups(pairs: Sequence[KvPair], updates: Mapping[str, BufferUpdate]) -> Iterator[Finding]:
-    """Yield KV110 for each buffer that is made of others, under the names after a rename.
+def find_faults(plan: RenamePlan, updates: Updates) -> Iterator[Finding]:
+    """Yield KV110 for each buffer with a fault, under the names after a rename.
 
-    The updates are by the old names of retained outputs.
+    The updates are by the old names of retained outputs. An output that has only the new positions
+    is left to KV120.
     """
-    new_names = {pair.input.old_name: pair.input.new_name for pair in pairs if pair.input}
-    for pair in pairs:
+    new_names = {pair.input.old_name: pair.input.new_name for pair in plan.pairs if pair.input}
+    for pair in plan.pairs:
         if pair.input is None or pair.output is None:
             continue
-        other_inputs = updates.get(pair.output.old_name, UNKNOWN_UPDATE).other_inputs
-        if other_inputs:
-            yield build_mix_up_finding(
-                pair.input.new_name,
-                pair.output.new_name,
-                [new_names[name] for name in other_inputs],
-            )
+        update = updates.get(pair.output.old_name, UNKNOWN_UPDATE)
+        meant = plan.updates_by_kind.get(pair.kind, "")
+        if (
+            update.fault is not None
+            and update.kind != "delta"
+            and not is_meant_without_input(update, meant)
+        ):
+            names = [new_names[name] for name in update.fault.other_inputs]
+            fault = update.fault._replace(other_inputs=tuple(names))
+            yield build_fault_finding(pair.input.new_name, pair.output.new_name, fault)
 
 
 def build_update_finding(

@@ -186,15 +186,15 @@ def _check_consumer(
     """
     from onnxkvrename.handoff.find_consumers import load_consumer
     from onnxkvrename.handoff.target import check_sets, group_for_consumer
-    from onnxkvrename.layout.updates import find_mix_ups
+    from onnxkvrename.layout.updates import find_faults
 
-    renamed, updates, mix_ups = [], {}, []
+    renamed, updates, faults = [], {}, []
     for item, model in zip(items, models, strict=True):
         renamed.append(_describe_result(item, rules))
         traced = _trace_updates(model)
         new_names = model.plan.name_map
         updates[item.report.path] = {new_names.get(name, name): traced[name] for name in traced}
-        mix_ups.append(list(find_mix_ups(model.pairs, traced)))
+        faults.append(list(find_faults(model.plan, traced)))
     consumer = load_consumer(target)
     groups = group_for_consumer(models)
     kept = (tuple(index for index in group if index not in refused) for group in groups)
@@ -205,7 +205,7 @@ def _check_consumer(
             checked[index].append(finding)
     findings = [
         [*first, *_drop_reported(others, model)]
-        for first, others, model in zip(mix_ups, checked, models, strict=True)
+        for first, others, model in zip(faults, checked, models, strict=True)
     ]
     return findings, frozenset(index for indexes in sets for index in indexes)
 

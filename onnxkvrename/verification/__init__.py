@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from onnxkvrename.errors import ModelError, ReadError
-from onnxkvrename.layout.updates import BufferUpdate
+from onnxkvrename.layout.updates import BufferFault, BufferUpdate
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair
@@ -49,8 +49,8 @@ def list_buffer_updates(flows: Iterable[BufferFlow]) -> dict[str, BufferUpdate]:
     updates = {}
     for flow in flows:
         update = flow.update
-        if flow.verdict == "not from its input" and not update.is_known:
-            update = update._replace(other_inputs=flow.other_inputs)
+        if flow.verdict == "not from its input":
+            update = update._replace(fault=BufferFault(flow.other_inputs))
         if flow.pair.output:
             updates[flow.pair.output.old_name] = update
     return updates

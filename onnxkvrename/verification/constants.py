@@ -17,6 +17,12 @@ from onnxkvrename.verification.graph_bodies import (
 
 _INTEGERS = 8
 """The values of a list of axes, or of starts or ends along them, that are read."""
+_STEPS = 8
+"""Nodes in a row that only pass on a value or repeat it, beyond which none is looked at."""
+_REPEATING_OPS = (
+    *("Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Tile"),
+    "ConstantOfShape",
+)
 _VALUE, _TENSOR = "value", 5
 _DIMS, _DTYPE, _RAW_DATA, _DATA_LOCATION = 1, 2, 9, 14
 _EXTERNAL = 1
@@ -60,17 +66,54 @@ class SmallConstants:
             values = None if tensor is None else _read_integers(tensor)
         return values if values and len(values) <= _INTEGERS else None
 
+    def are_equal(self, first: str, second: str) -> bool:
+        """Return whether two values are surely the same one."""
+        return self._find_root(first) == self._find_root(second)
+
+    def are_opposite(self, first: str, second: str) -> bool:
+        """Return whether one value is surely the negative of the other."""
+        roots = self._find_root(first), self._find_root(second)
+        return any(
+            node is not None and self._find_root("".join(node.inputs[:1])) == other
+            for node, other in (
+                (self._find_node(root, "Neg"), other) for root, other in (roots, roots[::-1])
+            )
+        )
+
+    def _find_root(self, name: str) -> str:
+        """Return the value that is passed on as this one, by nodes that are Identity."""
+        for _ in range(_STEPS):
+            node = self._find_node(name, "Identity")
+            if node is None or len(node.inputs) != 1:
+                break
+            name = node.inputs[0]
+        return name
+
     def find_truth(self, name: str) -> bool | None:
         """Return whether all elements of a constant are true, which is not 0; False if all are 0.
 
         `None` if some are, or if it is not a constant of this body, or one whose data were not
-        read.
+        read. What only repeats a constant, in whatever shape, is one.
         """
         if name not in self._truths:
             self._truths[name] = self._read_truth(name)
         return self._truths[name]
 
     def _read_truth(self, name: str) -> bool | None:
+        is_cast = False
+        for _ in range(_STEPS):
+            maker = self._find_node(name, *_REPEATING_OPS)
+            if maker is None or not maker.inputs:
+                break
+            if maker.op_type == "ConstantOfShape":
+                return _read_fill(maker)
+            is_cast = is_cast or maker.op_type in ("Cast", "CastLike")
+            name = maker.inputs[0]
+        truth = self._read_own_truth(name)
+        # A cast of 0.5 may be 0.
+        return None if is_cast and truth else truth
+
+    def _read_own_truth(self, name: str) -> bool | None:
         node = self._find_node(name)
         if node is None and name not in self._body.constants:
             return None
@@ -93,13 +136,23 @@ class SmallConstants:
         is_value = attribute is not None and not attribute.is_of_caller
         return attribute.get_bytes(_TENSOR) if attribute is not None and is_value else None
 
-    def _find_node(self, name: str) -> Operation | None:
-        """Return the Constant that makes a value, if one does."""
+    def _find_node(self, name: str, *op_types: str) -> Operation | None:
+        """Return the node that makes a value, if it is a Constant, or of one of some types."""
         number = self._body.producers.get(name)
         if number is None:
             return None
         operation = self._body.get_operation(number)
-        return operation if operation.function_key[:2] == ("", "Constant") else None
+        is_found = not operation.domain and operation.op_type in (op_types or ("Constant",))
+        return operation if is_found else None
+
+
+def _read_fill(node: Operation) -> bool | None:
+    """Return whether a ConstantOfShape makes a value of which all elements are true."""
+    attribute = node.find_attribute(_VALUE)
+    if attribute is None:
+        return False
+    tensor = None if attribute.is_of_caller else attribute.get_bytes(_TENSOR)
+    return None if tensor is None else _read_tensor_truth(tensor)
 
 
 def _read_integers(tensor: bytes) -> tuple[int, ...] | None:

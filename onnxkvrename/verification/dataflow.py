@@ -38,15 +38,17 @@ from onnxkvrename.display import show_briefly
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
+    BufferFault,
     BufferUpdate,
     DimChange,
     are_same_sizes,
     build_delta,
-    build_mix_up_finding,
+    build_fault_finding,
     build_update_finding,
     choose_worst_update,
     compare_dims,
     find_growth,
+    is_meant_without_input,
 )
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.verification.graph_bodies import ModelGraph
@@ -173,7 +175,7 @@ def check_buffer_flows(
         if flow.pair.input is None or flow.pair.output is None:
             continue
         meant = updates_by_kind.get(flow.pair.kind, "")
-        if meant != flow.update.kind or flow.update.kind not in ("delta", "once"):
+        if not is_meant_without_input(flow.update, meant):
             yield from _check_flow(flow)
         if flow.verdict == "updated" and flow.update.kind == "unknown" and meant:
             yield build_finding(
@@ -200,7 +202,7 @@ def _check_flow(flow: BufferFlow) -> Iterator[Finding]:
         return
     input_name, output_name = pair.input.old_name, pair.output.old_name
     if flow.verdict == "not from its input":
-        yield build_mix_up_finding(input_name, output_name, flow.other_inputs)
+        yield build_fault_finding(input_name, output_name, BufferFault(flow.other_inputs))
     elif flow.verdict == "untraced":
         yield build_finding(
             "KV113",

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from operator import eq
 
 from onnxkvrename.verification.constants import SmallConstants
 from onnxkvrename.verification.graph_bodies import Operation
@@ -19,14 +20,17 @@ from onnxkvrename.verification.provenance import (
 
 _LARGEST_END = 2**31 - 1
 """The smallest end of a Slice that exporters write for all that is there."""
-_LOSING_OPS = frozenset(("Where", "Mul", "And", "Sub", "Xor", "BitwiseXor"))
+_LOSING_OPS = frozenset(
+    ("Where", "Mul", "And", "Sub", "Xor", "BitwiseXor", "Div", "Add", "Pow", "Slice")
+)
 
 
 def find_lost_operands(operation: Operation, constants: SmallConstants) -> Collection[int]:
     """Return the positions of the operands of which nothing reaches the output.
 
-    Those are what a constant condition does not choose, what is multiplied by a constant 0, and
-    what is subtracted from itself.
+    Those are what a constant condition does not choose, what is multiplied by a constant 0 or has
+    it for its exponent, what is subtracted from itself or divided by itself, and a part without
+    elements.
     """
     domain, op_type, _ = operation.function_key
     if op_type not in _LOSING_OPS or domain:
@@ -38,7 +42,21 @@ def find_lost_operands(operation: Operation, constants: SmallConstants) -> Colle
     everything = range(len(inputs))
     if op_type in ("Mul", "And"):
         return everything if any(constants.find_truth(name) is False for name in inputs) else ()
-    return everything if len(inputs) == 2 and inputs[0] == inputs[1] else ()
+    if op_type == "Slice":
+        return everything if _is_empty_slice(inputs, constants) else ()
+    if len(inputs) != 2:
+        return ()
+    if op_type == "Pow":
+        return everything if constants.find_truth(inputs[1]) is False else ()
+    if op_type == "Add":
+        return everything if constants.are_opposite(*inputs) else ()
+    return everything if constants.are_equal(*inputs) else ()
+
+
+def _is_empty_slice(inputs: Sequence[str], constants: SmallConstants) -> bool:
+    """Return whether a Slice has constant bounds between which there is nothing."""
+    starts, ends = (constants.find_integers(name) for name in (*inputs, "", "")[1:3])
+    return starts is not None and ends is not None and any(map(eq, starts, ends))
 
 
 def find_resizings(

@@ -33,24 +33,27 @@ def find_joined_outputs(
     """Return the outputs that the graph itself joins to an input, each with that input.
 
     The inputs are those that no output carries on, and the outputs those that carry on no input. A
-    pair is returned only where each has no other choice.
+    pair is returned only where each has no other choice. What is joined to the input must not be in
+    the output as well.
     """
     try:
         uses = _ValueUses(graph.main)
     except UntraceableError:
         return {}
     outputs_by_root: dict[str, set[str]] = {}
+    passed: dict[str, set[str]] = {output: set() for output in outputs}
     for output in outputs:
-        for root in uses.find_roots(output, through_joins=True):
+        for root in uses.find_roots(output, through_joins=True, passed=passed[output]):
             outputs_by_root.setdefault(root, set()).add(output)
     if not outputs_by_root:
         return {}
     joined = {
         name: {
             output
-            for partner in uses.find_partners(name)
+            for partner, whole in uses.find_partners(name)
             for root in uses.find_roots(partner)
             for output in outputs_by_root.get(root, ())
+            if whole not in passed[output]
         }
         for name in inputs
     }
@@ -214,11 +217,17 @@ class _ValueUses:
         return self._steps_left > 0
 
     def find_roots(
-        self, name: str, *, through_joins: bool = False, through_cuts: bool = False
+        self,
+        name: str,
+        *,
+        through_joins: bool = False,
+        through_cuts: bool = False,
+        passed: set[str] | None = None,
     ) -> tuple[str, ...]:
         """Return the values that one is moved from, all of each, and all that are joined to it.
 
-        What a Concat joins counts, too, if `through_joins`, and a part if `through_cuts`.
+        What a Concat joins counts, too, if `through_joins`, and a part if `through_cuts`. All
+        values on the way are added to `passed`.
         """
         roots: dict[str, None] = {}
         pending = [name]
@@ -237,6 +246,8 @@ class _ValueUses:
             sources = [_get_operand(operation, flow) for flow in flows]
             pending += [source for source in sources if source and source not in seen]
             seen.update(sources)
+        if passed is not None:
+            passed |= seen
         return tuple(roots)
 
     def find_gated_roots(self, name: str) -> frozenset[str]:
@@ -305,8 +316,11 @@ class _ValueUses:
             return ()
         return operation.inputs if len(operation.inputs) == 2 else ()
 
-    def find_partners(self, name: str) -> Iterator[str]:
-        """Yield what is joined to a value, or written into it, wherever it was moved to before."""
+    def find_partners(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield what is joined to a value, or written into it, wherever it was moved to before.
+
+        Each comes with what both are joined to.
+        """
         pending, seen = [name], {name}
         while pending:
             value = pending.pop()
@@ -319,7 +333,9 @@ class _ValueUses:
                     if not own or own[0].overwrites or own[0].is_computed:
                         continue
                     if len(flows) > 1:
-                        yield from (_get_operand(operation, f) for f in flows if f not in own)
+                        yield from (
+                            (_get_operand(operation, f), output) for f in flows if f not in own
+                        )
                     elif not own[0].makes_new_state and output not in seen:
                         seen.add(output)
                         pending.append(output)
