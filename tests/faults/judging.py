@@ -129,7 +129,7 @@ class Trial:
         result = self.run(fault)
         left = walk_tree(self.root)
         where = f"{self.command} {self.system}: {fault}: {result.code} {result.err!r} {name}"
-        assert result.code != -14, f"hangs: {where}"
+        require(result.code != -signal.SIGALRM, ANSWERED, f"hangs: {where}")
         self.check_files(left, where)
         if left not in self._completed:
             self.check_second_run(left, where, could_remove=name not in REMOVING)

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from faults.injection import SYSTEMS, Fault, System
 from faults.judging import ALL_OR_NONE, ANSWERED, CLEAN, BrokenPromise, Trial
 
+PLACING = ("link", "rename", "replace")
+"""Functions that put results in place: at their calls, a program has most to lose."""
 WITHOUT_LINKS, WITHOUT_LOCKS = SYSTEMS[2:]
 
 

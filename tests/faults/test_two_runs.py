@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +19,23 @@ from faults import commands
 from faults.commands import Command
 from faults.controls import write_in_place
 from faults.injection import Child, Fault, Result
-from faults.judging import Tree, Trial, check_text, in_memory, walk_tree
+from faults.judging import (
+    ALL_OR_NONE,
+    ANSWERED,
+    COMPLETED,
+    BrokenPromise,
+    Tree,
+    Trial,
+    check_text,
+    in_memory,
+    require,
+    walk_tree,
+)
 from kill_commands import needs_fork
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = needs_fork
+MANY_CALLS = 60
 MAX_PAUSE = 1.0
 """Seconds that the first run stands still if the second neither ends nor waits for a lock."""
 
@@ -72,6 +84,16 @@ BOTH = (
 )
 
 
+NEW_DIRECTORIES = ("to a directory twice", "seeded twice")
+WHY_LOST = (
+    "A new directory is made before it is locked, so a second run may lock it first, and write and "
+    "clean up there; the first run then ends with exit code 2 and names a file that it has lost. "
+    "Nothing else is lost. The writer must lock the directory above, or make the new one "
+    "under another name."
+)
+"""What the program does not survive yet. When it is mended, a test fails: then this goes."""
+
+
 class Race:
     """Two runs on the same files, of which the first stops at one call after the other.
 
@@ -99,9 +121,9 @@ class Race:
             self._serial_ends[did] = []
             for order in (done, done[::-1]):
                 self.trial.reset()
-                for args in order:
-                    Child(args, self.trial.here).wait()
-                self._serial_ends[did].append(walk_tree(self.trial.root))
+                codes = {Child(args, self.trial.here).wait().code for args in order}
+                if codes <= {0}:
+                    self._serial_ends[did].append(walk_tree(self.trial.root))
         return self._serial_ends[did]
 
     def run(self, nth: int) -> tuple[Result, Result]:
@@ -138,13 +160,15 @@ class Race:
         where = f"{self.both}: stopped at call {nth}: {results}"
         for result in results:
             check_text(result, where)
-            assert result.code in (0, 1, 2), where
+            require(result.code in (0, 1, 2), ANSWERED, where)
         did_second = results[1].code == 0
         if (left, did_second) not in self._judged:
             self._judge_again(left, where, did_second=did_second)
             self._judged.append((left, did_second))
         expected = self.list_serial_ends(results[0].code == 0, did_second)
-        assert left in expected, f"{where}: left {sorted(left)}"
+        require(left in expected, ALL_OR_NONE, f"{where}: left {sorted(left)}")
+        is_disturbed = any(os.strerror(errno.ENOENT) in result.err for result in results)
+        require(not is_disturbed, ANSWERED, f"a run lost its files to the other: {where}")
 
     def _judge_again(self, left: Tree, where: str, *, did_second: bool) -> None:
         """Check that the first command works now, unless the second has given another token."""
@@ -152,7 +176,8 @@ class Race:
         after = walk_tree(self.trial.root)
         check_text(again, f"{where}: then {again}")
         is_other_token = again.code == 1 and did_second and after == left
-        assert is_other_token or (again.code, after) == (0, self.alone), f"{where}: then {again}"
+        is_completed = is_other_token or (again.code, after) == (0, self.alone)
+        require(is_completed, COMPLETED, f"{where}: then {again}")
 
 
 def tell_when_waiting(tell: Callable[[], object]) -> None:
@@ -173,9 +198,23 @@ def tell_when_waiting(tell: Callable[[], object]) -> None:
     fcntl.flock = flock
 
 
-def list_places(race: Race) -> Iterator[int]:
-    """Yield the calls at which the first run stops; past the last one, the second runs after it."""
-    yield from range(1, len(race.trial.count()) + 2)
+def list_places(race: Race) -> range:
+    """Return the calls at which the first run stops: of many, every other one.
+
+    Past the last one, the second run runs after it.
+    """
+    calls = len(race.trial.count())
+    return range(1, calls + 2, 2 if calls > MANY_CALLS else 1)
+
+
+def try_place(race: Race, nth: int) -> None:
+    """Let the first run stop at a call, and judge both, but for the loss that is known."""
+    try:
+        race.judge(nth)
+    except BrokenPromise as broken:
+        is_known = "lost its files to the other" in str(broken) and broken.promise == ANSWERED
+        if not (is_known and race.both.name in NEW_DIRECTORIES):
+            raise
 
 
 @pytest.mark.parametrize("both", BOTH, ids=str)
@@ -183,6 +222,16 @@ def test_two_runs_at_once_end_as_one_after_the_other(both: TwoRuns, sample: Samp
     with in_memory() as root:
         race = Race(both, root)
         for nth in sample(list_places(race), 1):
+            try_place(race, nth)
+
+
+@pytest.mark.parametrize("name", NEW_DIRECTORIES)
+@pytest.mark.xfail(strict=True, raises=BrokenPromise, reason=WHY_LOST)
+def test_known_loss(name: str) -> None:
+    with in_memory() as root:
+        race = Race(next(both for both in BOTH if both.name == name), root)
+        made = race.trial.count().index("mkdir") + 1
+        for nth in range(made, made + 20):
             race.judge(nth)
 
 
