@@ -58,8 +58,9 @@ def test_windows_with_one_outcome_are_one_line(windows: Path, run) -> None:
     checked = run(*call, "--check")
     assert (checked.code, checked.out) == (1, "")
     assert checked.err.splitlines() == [
-        f"{COUNT} files in windows ({FIRST}): 4 names would change in each",
+        f"{COUNT} files in windows ({FIRST}): 4 of 4 names lack VLLM in each (first: past_key.0)",
         f"{COUNT} models: {COUNT} would change, 0 unchanged; {buffers}",
+        f"  -> run `onnxkvrename {windows} --prefix VLLM`",
     ]
     assert run(*call, "--check", "-q") == (1, "", f"{COUNT} of {COUNT} models would change\n")
     renamed = run(*call)

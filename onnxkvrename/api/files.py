@@ -164,6 +164,20 @@ def rename_all(
     return run_rename(build_request(Request, arguments, jobs=1), executor)
 
 
+def use_token_of_target(request: Request) -> Request:
+    """Return a request with the token that its target requires.
+
+    Raises:
+        KvRenameError: There is no such target, or it requires another token.
+    """
+    if request.target is None:
+        return request
+    from onnxkvrename.handoff.find_consumers import choose_token  # only for a target
+
+    token = choose_token(request.target, request.token, strip=request.strip)
+    return request._replace(token=token)
+
+
 def run_rename(
     request: Request,
     executor: Executor | None = None,
@@ -183,11 +197,7 @@ def run_rename(
         KvRenameError: The job cannot be done; no file has changed.
     """
     typed = request
-    if request.target is not None:
-        from onnxkvrename.handoff.find_consumers import choose_token  # only for a target
-
-        token = choose_token(request.target, request.token, strip=request.strip)
-        request = request._replace(token=token)
+    request = use_token_of_target(request)
     knows_rules = request.profile != AUTO_PROFILE
     rules = find_rules(request.profile, request.rules) if knows_rules else load_rules()
     if request.seed_cache and request.writes:

@@ -33,7 +33,7 @@ from onnxkvrename.report.formats.text import (
     format_files,
 )
 from onnxkvrename.report.tables import render_facts, wrap_line
-from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair
+from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, TokenChange
 from onnxkvrename.rules.results import ModelReport, Report, SidecarReport
 
 _STATUS_STYLES = {
@@ -81,61 +81,155 @@ class StateRow(NamedTuple):
         return f" -> {directory}" if directory else ""
 
 
-def build_rename_answer(report: Report, request: Request) -> Answer:
+class PendingNames(NamedTuple):
+    """The names of a model that `--check` finds: those that a rename would change.
+
+    Attributes:
+        number: How many.
+        total: The names of all KV buffers of the model.
+        fault: What is wrong with them, said of several: ``lack VLLM``.
+        first: The first of them.
+        more: What else would change.
+    """
+
+    number: int
+    total: int
+    fault: str
+    first: str
+    more: str = ""
+
+
+def find_pending_names(model: ModelReport, change: TokenChange) -> PendingNames | None:
+    """Return the names of a model that would change; ``None`` if none would.
+
+    Args:
+        model: The outcome for the model.
+        change: The token to add or to remove.
+    """
+    if model.status != "would-rename":
+        return None
+    tokens = {side.old_name: side.token for pair in model.pairs for side in pair.sides}
+    own = {*tokens, *model.feeds, *model.name_map}
+    names = list(model.name_map)
+    token = change.final_token
+    lacking = [name for name in names if tokens.get(name) != token]
+    if change.strip:
+        fault = f"have {change.token or 'a token'}"
+    elif lacking:
+        names, fault = lacking, f"lack {token}"
+    else:
+        fault = "have a suffix that some consumers do not pair"
+    more = []
+    if len(names) < len(model.name_map):
+        more.append(f"{len(model.name_map) - len(names):,} have another suffix")
+    if model.function_name_map:
+        more.append(f"{len(model.function_name_map):,} in local functions as well")
+    if model.output != model.path:
+        more.append("the result is missing or different")
+    return PendingNames(len(names), len(own), fault, names[0], "".join(f"; {m}" for m in more))
+
+
+def format_pending_names(models: Sequence[PendingNames]) -> str:
+    """Return in a sentence what `--check` found in one model, or in several alike.
+
+    Args:
+        models: What it found in each.
+    """
+    first = models[0]
+    count = _format_range([names.number for names in models])
+    total = _format_range([names.total for names in models])
+    fault = first.fault
+    if count == "1":
+        fault = fault.replace("have", "has", 1).replace("lack", "lacks", 1)
+    each = " in each" if len(models) > 1 else ""
+    return f"{count} of {total} names {fault}{each} (first: {first.first}){first.more}"
+
+
+def build_rename_answer(report: Report, request: Request, command: str = "") -> Answer:
     """Return the answer of a rename.
 
     Args:
         report: What became of the models and sidecars.
         request: What was asked for, and how to show it.
+        command: The command that renames what ``--check`` found.
     """
     code = report.compute_exit_code(check_only=request.check)
     has_total = len(report.models) > 1 and not request.quiet
     notes = [Note("total", format_total(report, dry_run=not request.writes))] if has_total else []
     if not request.quiet:
-        notes += [Note("checks", text) for text in list_passed_checks(report)]
+        notes += [Note("checks", text) for text in list_passed_checks(report, request.check)]
+    is_fixed = request.check and has_pending(report) and not _has_other_fix(report)
+    fix = command if is_fixed else ""
     return Answer(
         "rename",
         code,
-        build_content=partial(_describe, report),
-        render_text=partial(render_rename, report, request),
-        files=tuple(_list_files(report, request)),
+        build_content=partial(_describe, report, request, fix),
+        render_text=partial(render_rename, report, request, fix=fix),
+        files=tuple(_list_files(report, request, fix)),
         notes=tuple(notes),
         is_verbose=request.verbose,
     )
 
 
-def _describe(report: Report) -> tuple[Any, ...]:
+def has_pending(report: Report) -> bool:
+    """Return whether something would change."""
+    items: tuple[ModelReport | SidecarReport, ...] = (*report.models, *report.sidecars)
+    return any(item.status == "would-rename" for item in items)
+
+
+def _has_other_fix(report: Report) -> bool:
+    """Return whether a finding must be fixed first, or has the right command for a cache."""
+    return report.failed or any(finding.code == "KV402" for finding in report.findings)
+
+
+def _describe(report: Report, request: Request, fix: str) -> tuple[Any, ...]:
     from onnxkvrename.report.documents.rename_json import describe_report  # not for text
 
-    return describe_report(report)
+    pending = {
+        model.path: format_pending_names([names])
+        for model in (report.models if request.check else ())
+        if (names := find_pending_names(model, request.change)) is not None
+    }
+    return describe_report(report, pending, fix or None)
 
 
-def _list_files(report: Report, request: Request) -> Iterator[FileResult]:
+def _list_files(report: Report, request: Request, fix: str) -> Iterator[FileResult]:
     is_single = len(report.models) == 1
     for model in report.models:
-        yield build_file_result(model, *_list_model_notes(model, request, is_single))
+        yield build_file_result(model, *_list_model_notes(model, request, is_single, fix))
     for sidecar in report.sidecars if request.check else ():
         if sidecar.status == "would-rename":
-            state = _format_sidecar_state(sidecar, dry_run=True)
+            state = _add_fix(_format_sidecar_state(sidecar, dry_run=True), fix)
             note = Note("names", state, sidecar.path, "error")
             yield FileResult(sidecar.path, notes=(note,))
 
 
-def _list_model_notes(model: ModelReport, request: Request, is_single: bool) -> Iterator[Note]:
+def _add_fix(sentence: str, fix: str) -> str:
+    """Return a sentence with the command that fixes what it says."""
+    return f"{sentence}; run `{fix}`" if fix else sentence
+
+
+def _list_model_notes(
+    model: ModelReport, request: Request, is_single: bool, fix: str
+) -> Iterator[Note]:
     """Yield what became of a model; of several models the total counts those that stayed."""
     if model.error is not None:
         return
     state = format_model_state(model)
     is_pending = model.status == "would-rename"
-    if request.check and is_pending:
-        yield Note("names", state, model.path, "error")
+    pending = find_pending_names(model, request.change) if request.check else None
+    if pending is not None:
+        title = f"KV token {'present' if request.strip else 'missing'}"
+        yield Note(title, _add_fix(format_pending_names([pending]), fix), model.path, "error")
     elif not request.quiet and (
         is_single or model.status == "renamed" or (not request.writes and is_pending)
     ):
         yield Note(model.status, state, model.path)
 
 
-def render_rename(report: Report, request: Request, width: int | None) -> Iterator[Line]:
+def render_rename(
+    report: Report, request: Request, width: int | None, fix: str = ""
+) -> Iterator[Line]:
     """Yield names, then what became of each model and sidecar.
 
     A pipe gets each name on stdout, and the rest on stderr. A terminal shows the first name only,
@@ -145,6 +239,7 @@ def render_rename(report: Report, request: Request, width: int | None) -> Iterat
         report: What became of the models and sidecars.
         request: How to show it.
         width: The columns of the terminal; `None` for a pipe.
+        fix: The command that renames what ``--check`` found.
     """
     if request.quiet:
         yield from _render_pending(report) if request.check else ()
@@ -152,12 +247,22 @@ def render_rename(report: Report, request: Request, width: int | None) -> Iterat
     dry_run = not request.writes
     if (width is None and not request.check) or request.verbose:
         yield from map(Line, render_changes(report, dry_run=dry_run))
-    for line in render_states(report, width, dry_run=dry_run, verbose=request.verbose):
+    checked = request.change if request.check else None
+    for line in render_states(
+        report, width, dry_run=dry_run, verbose=request.verbose, checked=checked
+    ):
         yield line._replace(err=width is None)
+    if fix:
+        yield build_line("  ", Span("->", CYAN), f" run `{fix}`", err=width is None)
 
 
 def render_states(
-    report: Report, width: int | None, *, dry_run: bool, verbose: bool = False
+    report: Report,
+    width: int | None,
+    *,
+    dry_run: bool,
+    verbose: bool = False,
+    checked: TokenChange | None = None,
 ) -> Iterator[Line]:
     """Yield a line for each model and sidecar, the total of several, and what was checked.
 
@@ -171,17 +276,20 @@ def render_states(
         width: The columns of the terminal; `None` for a pipe.
         dry_run: Describe what would change, because nothing was written.
         verbose: Give each model a line.
+        checked: What ``--check`` looks for: it says what is wrong with names, and not what it
+            would do with them.
     """
     is_short = is_folded(report, verbose=verbose)
-    for row in list_state_rows(report, dry_run=dry_run, verbose=verbose):
+    for row in list_state_rows(report, dry_run=dry_run, verbose=verbose, checked=checked):
         yield build_verdict_line(row.label, row.state, row.style, row.destination)
-        if width is not None and not is_short:
+        is_pending = checked is not None and row.models[0].status == "would-rename"
+        if width is not None and not is_short and not is_pending:
             has_result = _has_result(report, row.models[0], dry_run=dry_run)
             yield from _render_model(row.models[0], width, has_result=has_result)
     yield from map(Line, render_sidecar_states(report, dry_run=dry_run))
     if len(report.models) > 1:
         yield build_line(Span(format_total(report, dry_run=dry_run), BOLD))
-    for text in list_passed_checks(report):
+    for text in list_passed_checks(report, checked is not None):
         yield from wrap_line(build_verdict_line("", text, GREEN), width)
 
 
@@ -238,13 +346,17 @@ def render_changes(report: Report, *, dry_run: bool) -> Iterator[str]:
             yield f"{model.path}: {line}" if has_several else line
 
 
-def list_passed_checks(report: Report) -> list[str]:
-    """Return what was checked with success, and what that rests on; nothing after a refusal.
+def list_passed_checks(report: Report, is_check: bool = False) -> list[str]:
+    """Return what was checked with success, and what that rests on.
+
+    Nothing was after a refusal, nor if ``--check`` found a name: results that are not there pass
+    no check.
 
     Args:
         report: What became of the models.
+        is_check: Whether this is ``--check``.
     """
-    if report.failed:
+    if report.failed or (is_check and has_pending(report)):
         return []
     checks = []
     taken = [model for model in report.models if model.consumer and model.pairs]
@@ -272,7 +384,9 @@ def is_folded(report: Report, *, verbose: bool) -> bool:
     return len(report.models) > MAX_LISTED_MODELS and not verbose
 
 
-def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[StateRow]:
+def list_state_rows(
+    report: Report, *, dry_run: bool, verbose: bool, checked: TokenChange | None = None
+) -> list[StateRow]:
     """Return what became of the models: first of those that failed, then of the others.
 
     Of many models, those that failed have no row: their findings and the total say so.
@@ -281,14 +395,21 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
         report: What became of the models.
         dry_run: Describe what would change, because nothing was written.
         verbose: Give each model a row.
+        checked: What ``--check`` looks for.
     """
     is_short = is_folded(report, verbose=verbose)
     are_held_back = report.failed and not dry_run
     groups: dict[object, list[tuple[ModelReport, str]]] = {}
+    pending: dict[object, list[tuple[ModelReport, PendingNames]]] = {}
     for index, model in sorted(enumerate(report.models), key=lambda item: not item[1].failed):
         if model.error is not None or (are_held_back and model.status == "would-rename"):
             continue
         if is_short and model.failed:
+            continue
+        names = None if checked is None or model.failed else find_pending_names(model, checked)
+        if names is not None:
+            alike = (names.fault, bool(names.more)) if is_short else index
+            pending.setdefault(alike, []).append((model, names))
             continue
         state = format_model_state(model)
         if model.failed and not dry_run:
@@ -296,7 +417,10 @@ def list_state_rows(report: Report, *, dry_run: bool, verbose: bool) -> list[Sta
         frame = _COUNT.sub("0", state) if _is_change(model) else state
         key = (model.status, frame) if is_short else index
         groups.setdefault(key, []).append((model, state))
-    rows = (_build_row(*zip(*group, strict=True)) for group in groups.values())
+    rows = [_build_row(*zip(*group, strict=True)) for group in groups.values()]
+    for found in pending.values():
+        models, each = zip(*found, strict=True)
+        rows.append(StateRow(models, format_pending_names(each), _STATUS_STYLES["would-rename"]))
     return [row._replace(is_refused=report.failed) for row in rows]
 
 
@@ -309,15 +433,16 @@ def _build_row(models: tuple[ModelReport, ...], states: tuple[str, ...]) -> Stat
     first, state = models[0], states[0]
     if len(models) > 1 and _is_change(first):
         columns = zip(*map(_COUNT.findall, states), strict=True)
-        ranges = map(_format_range, columns)
+        ranges = (
+            _format_range([int(count.replace(",", "")) for count in column]) for column in columns
+        )
         state = f"{_COUNT.sub(lambda _: next(ranges), state)} in each"
     return StateRow(models, state, _STATUS_STYLES["failed" if first.failed else first.status])
 
 
-def _format_range(counts: Sequence[str]) -> str:
+def _format_range(counts: Sequence[int]) -> str:
     """Return the least and the most of some counts, or the one that all are."""
-    numbers = [int(count.replace(",", "")) for count in counts]
-    ends = dict.fromkeys((min(numbers), max(numbers)))
+    ends = dict.fromkeys((min(counts), max(counts)))
     return " to ".join(f"{number:,}" for number in ends)
 
 

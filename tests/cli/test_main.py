@@ -207,7 +207,8 @@ def test_to_look_changes_nothing_and_tells(
     look = flags.split()
     outcome = run(MODEL, *V, *look)
     assert (outcome.code, len(outcome.out.splitlines())) == (code, told)
-    assert "8 names would change" in outcome.err
+    said = "8 of 8 names lack VLLM" if code else "8 names would change"
+    assert said in outcome.err
     assert snapshot(here) == before
     run(MODEL, *V)
     assert run(MODEL, *V, *look)[:2] == (0, "")
@@ -495,7 +496,10 @@ def test_github_annotates_the_models(here: Path, run) -> None:
         "(another model failed); nothing was written",
     ]
     outcome = run(MODEL, *V, "--check", "--format", "github")
-    assert outcome.out == "::error file=decoder.onnx,title=names::8 names would change\n"
+    assert outcome.out == (
+        "::error file=decoder.onnx,title=KV token missing::8 of 8 names lack VLLM "
+        "(first: past_key.0); run `onnxkvrename decoder.onnx --prefix VLLM`\n"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V", "--help", "-h"])

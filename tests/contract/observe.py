@@ -54,6 +54,8 @@ GOING = {
 """Fields of commands that stay, which go with a feature: no row depends on them."""
 NEW = {"verify": ("target", "sets")}
 """Fields that came after rows were recorded, which do not depend on them where they are empty."""
+SENTENCES = {"rename": ("pending", "fix")}
+"""Fields that say for people what other fields say for programs: no row depends on them."""
 PAGES = (".html",)
 """Written for people: that such a file is there is promised, its bytes are not."""
 ENVIRONMENT = {
@@ -333,7 +335,8 @@ def _leave_out(document: Any) -> Any:
     """Return a document without the fields that go, in itself and in its models, and new ones."""
     if not isinstance(document, dict):
         return document
-    going = GOING.get(str(document.get("command")), ())
+    command = str(document.get("command"))
+    going = (*GOING.get(command, ()), *SENTENCES.get(command, ()))
     new = NEW.get(str(document.get("command")), ())
     kept = {
         key: value

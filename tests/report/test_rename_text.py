@@ -191,8 +191,10 @@ def test_github_gets_a_command_for_each_finding_and_each_model(ahead: ModelRepor
         "::notice file=m.onnx,title=would-rename::8 names would change",
         "::notice title=total::2 models: 1 would change, 0 unchanged, 1 failed; 4 KV buffers",
     ]
-    *_, pending, _ = annotated(models, Request(check=True))
-    assert pending == "::error file=m.onnx,title=names::8 names would change"
+    *_, pending, _ = annotated(models, Request(token="VLLM", check=True))
+    assert pending == (
+        "::error file=m.onnx,title=KV token missing::8 of 8 names lack VLLM (first: past_key.0)"
+    )
 
 
 def test_github_hears_of_unchanged_models_by_their_number(ahead: ModelReport) -> None:

@@ -13,6 +13,8 @@ from onnxkvrename.rules.plan import KvPair, PairSide, UnchangedName
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport, Report, SidecarReport, Status
 
+_NOTHING: Mapping[str, str] = {}
+
 
 class Change(NamedTuple):
     """A name that changes, or stays.
@@ -60,6 +62,7 @@ class Model(NamedTuple):
         proved: How many buffers the graph of the result was shown to retain (`--verify`); `None`
             without it.
         findings: What is, or may be, wrong.
+        pending: The names that `--check` found, in a sentence; `None` if there is none.
         error: Why this model could not be read or written; `None` otherwise.
     """
 
@@ -71,6 +74,7 @@ class Model(NamedTuple):
     checked_for: str | None
     proved: int | None
     findings: tuple[Finding, ...]
+    pending: str | None
     error: KvRenameError | None
 
 
@@ -82,39 +86,52 @@ class RenameContent(NamedTuple):
         models: One entry for each model, in the order of the command line.
         texts: Text files that go with the models, such as the parameters of an export.
         summary: The number of models with each status.
+        fix: The command that renames what `--check` found; `None` if there is nothing, or if a
+            finding has another fix.
     """
 
     profile: ProfileChoice | None
     models: tuple[Model, ...]
     texts: tuple[SidecarReport, ...]
     summary: Mapping[Status, int]
+    fix: str | None
 
 
 DOCUMENT = Document(
     "onnxkvrename.report/1",
     "rename",
-    RenameContent(None, (), (), dict.fromkeys(get_args(Status), 0)),
+    RenameContent(None, (), (), dict.fromkeys(get_args(Status), 0), None),
 )
 
 
-def describe_report(report: Report) -> RenameContent:
-    """Return what became of models and sidecars."""
+def describe_report(
+    report: Report, pending: Mapping[str, str] = _NOTHING, fix: str | None = None
+) -> RenameContent:
+    """Return what became of models and sidecars.
+
+    Args:
+        report: What became of them.
+        pending: What ``--check`` found, by the path of the model.
+        fix: The command that renames it.
+    """
     counts = Counter(model.status for model in report.models)
     return RenameContent(
         report.profile,
-        tuple(map(_describe_model, report.models)),
+        tuple(_describe_model(model, pending.get(model.path)) for model in report.models),
         report.sidecars,
         {status: counts[status] for status in get_args(Status)},
+        fix,
     )
 
 
-def _describe_model(model: ModelReport) -> Model:
+def _describe_model(model: ModelReport, pending: str | None) -> Model:
     return fill_record(
         Model,
         model,
         pairs=tuple(map(_describe_pair, model.pairs)),
         kept=model.unchanged_names,
         checked_for=model.consumer or None,
+        pending=pending,
     )
 
 

@@ -31,8 +31,12 @@ _WORD = r"[^\s,;()\[\]]+"
 LAYERS_PATTERN = r"\blayers? [0-9]+(?:-[0-9]+)?(?:, [0-9]+(?:-[0-9]+)?)*(?: and [0-9,]+ more)?"
 """Layers as a message names them."""
 _CLAUSE_END = re.compile(r"[:;,] | \(")
-_COUNT_PATTERN = r"\b[0-9,]+(?= \w+ \(first: |(?: of \w+)? more\b)"
-"""A count as a message has it: ``8 names (first: past_key.0)``, ``like 3 more``."""
+_COUNT_PATTERN = (
+    r"\b[0-9,]+(?: of [0-9,]+)?(?= names (?:lacks?|have|has)\b)"
+    r"|\b[0-9,]+(?= \w+ \(first: |(?: of \w+)? more\b)"
+)
+"""A count as a message has it: ``8 names (first: past_key.0)``, ``like 3 more``, ``2 of 48 names
+lack``."""
 
 
 def _render(answer: Answer, width: int | None) -> Iterator[Line]:
