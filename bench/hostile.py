@@ -56,7 +56,7 @@ MODEL_COMMANDS: dict[str, Command] = {
     "inspect --format json": lambda model, file: ["inspect", "--format", "json", str(file)],
     "pairs": lambda model, file: ["pairs", str(file)],
     "rules": lambda model, file: ["pairs", "--as", "rules", str(file)],
-    "manifest": lambda model, file: ["manifest", str(file)],
+    "inspect --vllm": lambda model, file: ["inspect", "--vllm", str(file)],
     "compare": lambda model, file: ["compare", str(file), str(model)],
 }
 RULES_COMMANDS: dict[str, Command] = {
@@ -71,11 +71,6 @@ SIDECAR_COMMANDS: dict[str, Command] = {
 }
 LAYOUT_COMMANDS: dict[str, Command] = {
     "compare": lambda model, file: ["compare", str(file), str(model)],
-}
-SPECIALIZATIONS_COMMANDS: dict[str, Command] = {
-    "manifest --specializations": lambda model, file: [
-        *("manifest", str(model), "--specializations", str(file)),
-    ],
 }
 
 
@@ -93,9 +88,6 @@ KINDS = {
     "json": Kind("aic_batch_io.json", hostile_texts.JSON_SIDECARS, SIDECAR_COMMANDS),
     "yaml": Kind("custom_io.yaml", hostile_texts.YAML_SIDECARS, SIDECAR_COMMANDS),
     "layout": Kind("layout.json", hostile_texts.LAYOUT_FILES, LAYOUT_COMMANDS),
-    "specializations": Kind(
-        "specializations.json", hostile_texts.SPECIALIZATIONS, SPECIALIZATIONS_COMMANDS
-    ),
 }
 
 

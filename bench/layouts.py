@@ -1,6 +1,6 @@
 """What it costs to ask about KV buffers: `python bench/layouts.py`.
 
-A manifest, its projection onto vLLM, a consumer's checks and a comparison, of a graph of 100,000
+What `inspect` shows, also of vLLM, a consumer's checks and a comparison, of a graph of 100,000
 nodes in 128 layers, of 500 windows, and of a model of one layer; beside them a rename. Each is a
 process of its own; printed are median seconds and median CPU seconds of all rounds.
 """
@@ -27,8 +27,8 @@ import window_sets  # noqa: E402
 TOKEN = "vllmKvCache"
 SIZES = ["--dim", "ctx_len=4096"]
 QUESTIONS = {
-    "manifest": ["manifest", "MODEL"],
-    "manifest --block-size": ["manifest", "MODEL", "--block-size", "64", "--tokens", "4096"],
+    "inspect": ["inspect", "MODEL", "--format", "json"],
+    "inspect --vllm": ["inspect", "MODEL", "--vllm", "--block-size", "64", "--tokens", "4096"],
     "verify --target": ["verify", "MODEL", "--target", "vllm-qaic"],
     "compare": ["compare", "MODEL", "MODEL", *SIZES],
     "rename --check": ["MODEL", "--prefix", TOKEN, "--check", "-q"],

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         inspect_page,
         load_layout,
     )
-    from onnxkvrename.api.manifests import write_manifest
     from onnxkvrename.api.memory import rename_bytes, rename_model
     from onnxkvrename.api.verification import find_pairs, suggest_rules, verify
     from onnxkvrename.errors import KvRenameError, ModelError, RulesError, WriteError
@@ -48,7 +47,6 @@ _MODULES = {
     "api.files": ("rename", "rename_all"),
     "api.graphs": ("rename_graph",),
     "api.memory": ("rename_bytes", "rename_model"),
-    "api.manifests": ("write_manifest",),
     "api.layouts": (
         *("compare", "compare_page"),
         *("inspect", "inspect_page", "load_layout"),
@@ -101,7 +99,6 @@ __all__ = [
     "rename_model",
     "suggest_rules",
     "verify",
-    "write_manifest",
 ]
 
 

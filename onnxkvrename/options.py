@@ -120,12 +120,6 @@ FULL_TRANSFER = Option(
     "The consumer transfers all of each buffer, whatever the prompt: "
     "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 is set on both sides.",
 )
-SPECIALIZATIONS = Option(
-    "--specializations", "Sizes from a compile's specializations.json.", "FILE"
-)
-CUSTOM_IO = Option(
-    "--custom-io", "Dtypes from a compile's custom_io.yaml, instead of the graph's.", "FILE"
-)
 DIM = Option(
     "--dim", "The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated.", "SYMBOL=SIZE"
 )

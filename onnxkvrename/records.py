@@ -73,18 +73,6 @@ class Error(NamedTuple):
     hint: str | None
 
 
-class Seal(NamedTuple):
-    """What shows a later change of a document.
-
-    Attributes:
-        sha256: SHA-256 over the rest of the document as JSON with the keys of each object sorted,
-            without blanks and in ASCII. A document that it does not fit was changed after it was
-            written, and does not describe its model.
-    """
-
-    sha256: str
-
-
 class Document(NamedTuple):
     """The JSON document of a command.
 
@@ -92,13 +80,11 @@ class Document(NamedTuple):
         schema: Name and version of its schema.
         command: The command.
         empty: Its content for a job that could not be done: a record of the command's own members.
-        is_sealed: Whether it ends with a `Seal`.
     """
 
     schema: str
     command: str
     empty: tuple[Any, ...]
-    is_sealed: bool = False
 
     def render(
         self, content: tuple[Any, ...], code: int, error: KvRenameError | None = None
@@ -114,32 +100,14 @@ class Document(NamedTuple):
 
         head, tail = Head(self.schema, __version__, self.command), Tail(error, cast(Any, code))
         values = {**serialize(head), **serialize(content), **serialize(tail)}
-        if self.is_sealed:
-            values |= serialize(Seal(compute_document_digest(values)))
         return json.dumps(values, indent=2)
 
     def build_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the document."""
-        after = (Tail, Seal) if self.is_sealed else (Tail,)
-        schema = build_schema(self.schema, type(self.empty), (Head,), after)
+        schema = build_schema(self.schema, type(self.empty), (Head,), (Tail,))
         for name, value in {"schema": self.schema, "command": self.command}.items():
             schema["properties"][name]["const"] = value
         return schema
-
-
-def compute_document_digest(values: Mapping[str, Any]) -> str:
-    """Return the digest of a whole document, which shows any later change.
-
-    Returns:
-        SHA-256, in hexadecimal, of the document without its ``sha256``, as JSON with the keys
-        of each object sorted, without blanks and in ASCII.
-    """
-    import json
-    from hashlib import sha256  # only for manifests
-
-    content = {key: value for key, value in values.items() if key != "sha256"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return sha256(text.encode("ascii")).hexdigest()
 
 
 class Spread(NamedTuple):

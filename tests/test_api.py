@@ -195,7 +195,6 @@ CALLS = {
     "rename_model": {"model": onnx.ModelProto(), "token": "X"},
     "suggest_rules": {"model": ABSENT},
     "verify": {"model": ABSENT, "renamed_from": ABSENT, "target": "vllm-qaic"},
-    "write_manifest": {"paths": ABSENT, "output": ABSENT},
 }
 """Right arguments for each function of the library."""
 VALUES = (7, 1.5, b"bytes", ["item"], {"key": "value"}, object(), onnx.ModelProto(), Path)
@@ -213,7 +212,6 @@ ACCEPTED = {
     ("rename_all", "models"): (list, dict),
     ("suggest_rules", "model"): IN_MEMORY,
     ("verify", "model"): IN_MEMORY,
-    ("write_manifest", "paths"): (list, dict, *IN_MEMORY),
     ("rename_bytes", "data"): (bytes,),
     ("rename_model", "model"): (onnx.ModelProto,),
 }

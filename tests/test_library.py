@@ -131,7 +131,7 @@ def test_a_model_in_memory_is_compared_with_a_file() -> None:
         ("`onnxkvrename pairs '<memory>/model'`", "`onnxkvrename.find_pairs(model)`"),
         ("`onnxkvrename pairs m --as rules`", "`onnxkvrename.suggest_rules('m')`"),
         # What the library does not have stays as it is.
-        ("`onnxkvrename manifest m`", "`onnxkvrename manifest m`"),
+        ("`onnxkvrename profiles m`", "`onnxkvrename profiles m`"),
         ("`onnxkvrename explain KV001`", "`onnxkvrename explain KV001`"),
         ("`onnxkvrename pairs m --as rules > r`", "`onnxkvrename pairs m --as rules > r`"),
         ("`--jobs 1` uses one", "`--jobs 1` uses one"),
@@ -270,7 +270,6 @@ def test_the_str_of_a_finding_says_all_of_it() -> None:
         ("rename", (PLAIN, "--prefix", "X", "-n")),
         ("verify", ("verify", PLAIN)),
         ("inspect", ("inspect", FIXTURES / "plain" / "hybrid.onnx")),
-        ("load_layout", ("manifest", PLAIN, "--format", "text")),
     ],
 )
 def test_a_str_is_what_a_terminal_shows(
@@ -286,25 +285,6 @@ def test_a_str_is_what_a_terminal_shows(
 
 
 # Files and pages.
-
-
-def test_a_manifest_is_that_of_the_command(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    onnxkvrename.rename(PLAIN, "vllmKvCache", output=tmp_path / "m.onnx")
-    monkeypatch.chdir(tmp_path)
-    before = Path("m.onnx").read_bytes()
-    assert run("manifest", "m.onnx", "--dim", "ctx_len=64", "-o", "command.json").code == 0
-    onnxkvrename.write_manifest("m.onnx", "library.json", sizes={"ctx_len": 64})
-    assert Path("library.json").read_bytes() == Path("command.json").read_bytes()
-    with pytest.raises(onnxkvrename.WriteError, match="force=True"):
-        onnxkvrename.write_manifest("m.onnx", "library.json")
-    with pytest.raises(onnxkvrename.WriteError, match=r"m\.onnx"):
-        onnxkvrename.write_manifest("m.onnx", "m.onnx", force=True)
-    onnxkvrename.write_manifest("library.json", "again.json")
-    onnxkvrename.write_manifest(onnx.load("m.onnx"), "memory.json")
-    assert not onnxkvrename.compare("again.json", "memory.json").failed
-    assert Path("m.onnx").read_bytes() == before
 
 
 def test_an_export_is_seeded_as_by_the_command(run: Run, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from onnxkvrename.records import (
     Document,
     Spread,
     build_schema,
-    compute_document_digest,
     fill_record,
     read_record,
     serialize,
@@ -204,16 +203,6 @@ def test_the_schema_accepts_what_is_written_and_nothing_else() -> None:
     assert not validator.is_valid({**VALUES, "more": 1})
     assert not validator.is_valid({**VALUES, "kind": "other"})
     assert not any(validator.is_valid({k: VALUES[k] for k in VALUES if k != key}) for key in VALUES)
-
-
-def test_a_sealed_document_ends_with_the_digest_of_the_rest() -> None:
-    document = Document("onnxkvrename.test/1", "test", Side("", None), is_sealed=True)
-    text = document.render(Side("\udcff", (1,)), 1)
-    values = json.loads(text)
-    assert list(values)[3:] == ["name", "shape", "error", "exit_code", "sha256"]
-    assert values["sha256"] == compute_document_digest(values)
-    assert compute_document_digest({**values, "exit_code": 0}) != values["sha256"]
-    assert text.isascii()
 
 
 def test_a_document_has_one_schema_and_one_command() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from onnxkvrename.api.arguments import (
     ModelLike,
     PathLike,
     RulesLike,
-    build_request,
     find_rules,
     read_arguments,
     speak_python,
@@ -23,8 +23,6 @@ from onnxkvrename.handoff.worker import build_loaded_side
 from onnxkvrename.layout.inspect import ModelSummary, fold_windows, inspect_model, inspect_models
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.layout.load import (
-    UNKNOWN_COMPILE,
-    CompileInfo,
     LoadedLayout,
 )
 from onnxkvrename.layout.load import load_layout as load_layouts
@@ -110,10 +108,10 @@ def load_layout(
     sizes: Mapping[str, int] | None = None,
     rules: RulesLike = None,
 ) -> LoadedLayout:
-    """Return the KV buffers of a model, of the windows of one, or of a manifest.
+    """Return the KV buffers of a model, of the windows of one, or of a layout file.
 
     Args:
-        paths: A model, a manifest, a directory with the windows of one model, or several
+        paths: A model, a layout file, a directory with the windows of one model, or several
             such windows; for a model in memory its bytes or a ``ModelProto``.
         sizes: Sizes of symbolic dimensions, such as ``{"ctx_len": 4096}``.
         rules: Rules, a profile's name or the path of a rules file.
@@ -136,25 +134,25 @@ def load_layout(
     arguments = read_arguments(load_layout, locals())
     models = arguments["paths"]
     found = find_rules(arguments["profile"], arguments["rules"], models)
-    return load_traced(models, found, build_request(CompileInfo, arguments))
+    return load_traced(models, found, arguments["sizes"] or {})
 
 
 def load_traced(
     paths: Sequence[ModelSource],
     rules: Rules,
-    compile_info: CompileInfo = UNKNOWN_COMPILE,
+    sizes: Mapping[str, int] = MappingProxyType({}),
     *,
     strict: bool = False,
 ) -> LoadedLayout:
-    """Return the layout of models or of a manifest, with what their graphs do with the buffers.
+    """Return the layout of models or of a layout file, with how the buffers are updated.
 
     Args:
         paths: As for :func:`load_layout`.
         rules: The rules that recognize KV names.
-        compile_info: What is known of a compile.
+        sizes: Sizes of symbolic dimensions.
         strict: Whether every warning is an error.
     """
-    return load_layouts(paths, rules, compile_info, strict=strict, trace=trace_buffer_updates)
+    return load_layouts(paths, rules, sizes, strict=strict, trace=trace_buffer_updates)
 
 
 @speak_python
@@ -170,7 +168,7 @@ def compare(
 
     Args:
         prefill: The buffers of the prefill worker, its model in memory, or the path of its
-            model or manifest.
+            model or layout file.
         decode: The same for the decode worker.
         target: The consumer's name.
         full_transfer: Whether the consumer transfers all of each buffer, not only the prompt.

@@ -30,7 +30,7 @@ _OWNERS = {"sizes": "load_layout", "directory": "rename_all"}
 _FUNCTIONS = {
     **{name: name for name in ("rename", "verify", "compare", "inspect")},
     "pairs": "find_pairs",
-    **dict.fromkeys(("explain", "manifest", "profiles"), ""),
+    **dict.fromkeys(("explain", "profiles"), ""),
 }
 """The functions that do what the commands do, if one does."""
 

@@ -20,9 +20,8 @@ from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
 from onnxkvrename.layout.load import (
-    CompileInfo,
     LoadedLayout,
-    apply_compile_info,
+    apply_given_sizes,
     check_size_symbols,
 )
 from onnxkvrename.options import (
@@ -147,7 +146,7 @@ def _apply_sizes(
     symbols = loaded.layout.symbols
     check_size_symbols(own, symbols, f"{side}:")
     sizes = {symbol: size for symbol, size in {**shared, **own}.items() if symbol in symbols}
-    return loaded._replace(layout=apply_compile_info(loaded.layout, CompileInfo(sizes)))
+    return loaded._replace(layout=apply_given_sizes(loaded.layout, sizes))
 
 
 def _write_page(

@@ -32,7 +32,7 @@ from onnxkvrename.report.documents.inspect_json import describe_inspection
 from onnxkvrename.report.formats import Answer, FileResult, Line, Span, build_line
 from onnxkvrename.report.formats.text import BOLD
 from onnxkvrename.report.inspection.summary_text import render_model_summary
-from onnxkvrename.report.manifest_text import format_layout_title
+from onnxkvrename.report.layout_text import format_layout_title
 from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data

@@ -48,7 +48,6 @@ _COMMAND_GROUPS = {
     },
     "Show and explain": {
         "inspect": "Show what is in a model.",
-        "manifest": "Describe the KV layout as JSON, and what vLLM makes of it.",
         "pairs": "Find caches and states in the graph, under any name.",
         "explain": "Explain a finding, such as KV402, or a log of vLLM.",
         "profiles": "List built-in rules, or print some.",

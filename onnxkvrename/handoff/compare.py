@@ -146,14 +146,11 @@ def compare_sides(
 
 def find_basis(layouts: tuple[Layout, Layout], consumer: Consumer) -> Basis:
     """Return what the success of a hand-off from prefill to decode rests on."""
-    facts, conditions = [f"{consumer.name}'s rules"], ["have the same weights"]
+    conditions = ["have the same weights"]
     if any(is_quantized(buffer.dtype) for layout in layouts for buffer in layout.buffers):
         conditions.append("use the same scales")
-    if all(layout.has_compiled_dtypes for layout in layouts):
-        facts.append("the precision of both compiles")
-    else:
-        conditions.append("are compiled with the same precision")
-    return Basis(tuple(facts), tuple(conditions))
+    conditions.append("are compiled with the same precision")
+    return Basis((f"{consumer.name}'s rules",), tuple(conditions))
 
 
 def _collect_findings(

@@ -34,7 +34,7 @@ _UNKNOWN_UPDATES = (
     (
         "untraced",
         "the graph was not traced to see whether",
-        "pass the model itself, or write the manifest again",
+        "pass the model itself, or write the layout file again",
     ),
 )
 """Kinds of updates that do not show whether an output fits into its input.

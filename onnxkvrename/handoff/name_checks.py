@@ -282,4 +282,4 @@ def _find_unpaired_name(view: ConsumerView) -> str:
     single = [b.names[0] for b in view.layout.buffers if b.input is None or b.output is None]
     values = (*view.selection.inputs, *view.selection.outputs)
     lone = [each.value.name for each in values if each.buffer is None]
-    return next(iter((*single, *lone)), "")  # a manifest may leave out what its buffers name
+    return next(iter((*single, *lone)), "")  # a layout file may leave out what its buffers name

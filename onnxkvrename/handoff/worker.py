@@ -38,7 +38,7 @@ class HandoffSide(NamedTuple):
             `layout` then has the names after a rename.
         tokens: The infix tokens of the original names, in alphabetical order.
         order: The order in which the graph lists its buffers.
-        path: The model, directory or manifest that was read; empty for what is in memory.
+        path: The model, directory or layout file that was read; empty for what is in memory.
         model_finding: The first error of its models, without those about the consumer.
     """
 
@@ -110,7 +110,7 @@ def _detect_order(layout: Layout) -> BufferOrder:
 
 
 def list_rename_paths(side: HandoffSide) -> tuple[str, ...]:
-    """Return the paths to rename for a side: its own path, or the models of a manifest."""
+    """Return the paths to rename for a side: its own path, or the models of a layout file."""
     is_model = side.path and not side.path.endswith(".json")
     return (side.path,) if is_model else tuple(side.original_layout.models)
 

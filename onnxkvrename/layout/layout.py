@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copyreg
-import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import format_list, quote_word
+from onnxkvrename.findings import quote_word
 from onnxkvrename.layout.kinds import (
     find_context_axis,
     find_pair_dtype,
@@ -63,7 +61,7 @@ class KvBuffer(NamedTuple):
         scope: The part of the name before the last slash, as in layerwise exports; usually empty.
         input: The graph input of the pair; `None` if it is missing.
         output: The retained output of the pair; `None` if it is missing.
-        dtype: The element type, in ONNX's words, or MXINT8: the graph's, or a custom_io.yaml's.
+        dtype: The element type, in ONNX's words.
         shape: Sizes, symbols, and `None` for what the file does not say; `None` for an unknown
             rank.
         sequence_axis: The axis that grows with the context; `None` for a state.
@@ -163,7 +161,6 @@ class Layout(NamedTuple):
         sizes: The known sizes of symbols.
         other_stages: The paths of the other files of its set, as of the windows that a merged
             model was made from.
-        has_compiled_dtypes: Whether the dtypes of all buffers are known to be those of a compile.
     """
 
     models: tuple[str, ...]
@@ -173,7 +170,6 @@ class Layout(NamedTuple):
     kept: tuple[UnchangedName, ...]
     sizes: Sizes = MappingProxyType({})
     other_stages: tuple[str, ...] = ()
-    has_compiled_dtypes: bool = False
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -304,53 +300,12 @@ def apply_sizes(layout: Layout, sizes: Sizes) -> Layout:
     return layout._replace(sizes=MappingProxyType({**layout.sizes, **sizes}))
 
 
-def apply_dtypes(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
-    """Return the layout with other dtypes of buffers and values.
-
-    The dtypes, with ONNX's names, are by the names of inputs and outputs.
-
-    Raises:
-        ModelError: The two sides of a buffer would differ, or no input or output has one
-            of the names.
-    """
-    value_names = {value.name for value in (*layout.inputs, *layout.outputs)}
-    unknown = [name for name in dtypes if name not in value_names]
-    if unknown:
-        raise ModelError(
-            f"names {unknown[0]}, which is not an input or output of "
-            f"{format_list(layout.models, limit=1)}",
-            hint="pass the file that belongs to this model; if it has the names from before a "
-            "rename, a rename with `--sidecar FILE` updates it",
-        )
-    return layout._replace(
-        inputs=_replace_dtypes(layout.inputs, dtypes),
-        outputs=_replace_dtypes(layout.outputs, dtypes),
-        buffers=tuple(_replace_buffer_dtype(buffer, dtypes) for buffer in layout.buffers),
-        has_compiled_dtypes=all(not dtypes.keys().isdisjoint(b.names) for b in layout.buffers),
-    )
-
-
 def _deduplicate_by_name(values: Iterable[NamedValue]) -> tuple[NamedValue, ...]:
     """Return the first value of each name."""
     by_name: dict[str, NamedValue] = {}
     for value in values:
         by_name.setdefault(value.name, value)
     return tuple(by_name.values())
-
-
-def _replace_dtypes(values: tuple[Value, ...], dtypes: Mapping[str, str]) -> tuple[Value, ...]:
-    return tuple(value._replace(dtype=dtypes.get(value.name, value.dtype)) for value in values)
-
-
-def _replace_buffer_dtype(buffer: KvBuffer, dtypes: Mapping[str, str]) -> KvBuffer:
-    name_by_dtype = {dtypes[name]: name for name in buffer.names if name in dtypes}
-    if len(name_by_dtype) > 1:
-        (dtype, name), (other_dtype, other_name) = name_by_dtype.items()
-        raise ModelError(
-            f"{name} is {dtype} and {other_name} is {other_dtype}",
-            hint="both sides of a buffer share one piece of memory",
-        )
-    return buffer._replace(dtype=next(iter(name_by_dtype), buffer.dtype))
 
 
 def build_buffers(source: KvModel, updates: Updates = _UNTRACED) -> Iterator[KvBuffer]:
@@ -518,26 +473,6 @@ def _find_element_bits(dtype: str) -> int:
     """Return the bits of an element, 0 where they vary or are not known."""
     bits = get_dtype_bits(dtype)
     return bits if bits != 8 or dtype in _ONE_BYTE_DTYPES or dtype.startswith("FLOAT8") else 0
-
-
-def compute_layout_digest(layout: Layout) -> str:
-    """Return a digest that is equal for workers whose buffers are alike.
-
-    It is SHA-256, in hexadecimal, of the JSON list of ``[layer, part, kind, dtype, shape, name]``
-    of each buffer in order, without blanks and in ASCII. The name is the input's. The batch is
-    ``null``, since one sequence is transferred at a time; a symbol whose size is known is that
-    size.
-    """
-    rows: list[object] = [
-        [b.layer, b.part, b.kind, b.dtype, _normalize_shape(layout, b), b.input or b.output]
-        for b in layout.buffers
-    ]
-    return sha256(json.dumps(rows, separators=(",", ":")).encode("ascii")).hexdigest()
-
-
-def _normalize_shape(layout: Layout, buffer: KvBuffer) -> list[Dim] | None:
-    shape = buffer.sequence_shape
-    return None if shape is None else [None, *layout.resolve_shape(shape)]
 
 
 def fold_alike(

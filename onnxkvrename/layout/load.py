@@ -21,13 +21,10 @@ from onnxkvrename.findings import (
 from onnxkvrename.layout.json import parse_layout
 from onnxkvrename.layout.layout import (
     Layout,
-    apply_dtypes,
+    Sizes,
     apply_sizes,
     build_layout,
-    format_size_option,
-    list_symbols,
 )
-from onnxkvrename.layout.manifest import parse_manifest
 from onnxkvrename.layout.updates import Updates, UpdateTracer, find_faults
 from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
@@ -39,10 +36,7 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, PREFIXED, WINDOW
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
-from onnxkvrename.sidecars.compiles import parse_specializations
-from onnxkvrename.sidecars.custom_io import parse_custom_io_dtypes
 from onnxkvrename.storage.read import (
-    FileIdentity,
     ModelSource,
     open_file,
     read_status,
@@ -53,23 +47,6 @@ _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
 """The stages of an export, the last one first: its models replace those of earlier ones."""
 
 
-class CompileInfo(NamedTuple):
-    """Settings of a compile that the graphs do not contain.
-
-    Attributes:
-        sizes: Sizes of symbolic dimensions.
-        specializations: A specializations.json with further sizes.
-        custom_io: A custom_io.yaml with the dtypes of the compile.
-    """
-
-    sizes: Mapping[str, int] = MappingProxyType({})
-    specializations: Path | None = None
-    custom_io: Path | None = None
-
-
-UNKNOWN_COMPILE = CompileInfo()
-
-
 @show_briefly
 class LoadedLayout(NamedTuple):
     """A layout, with a report on each model that was read.
@@ -78,14 +55,11 @@ class LoadedLayout(NamedTuple):
         layout: The KV buffers as a consumer sees them.
         reports: The problems of each model, including models without buffers.
         data_paths: Where the external data of all models lie, usable or not.
-        identities: The state of each model's file when it was read, by its path; empty for a
-            manifest, and for a model in memory.
     """
 
     layout: Layout
     reports: tuple[ModelReport, ...]
     data_paths: tuple[Path, ...] = ()
-    identities: Mapping[str, FileIdentity] = MappingProxyType({})
 
     @property
     def failed(self) -> bool:
@@ -104,7 +78,7 @@ class LoadedLayout(NamedTuple):
 def load_layout(
     paths: Sequence[ModelSource],
     rules: Rules,
-    compile_info: CompileInfo = UNKNOWN_COMPILE,
+    sizes: Sizes = MappingProxyType({}),
     *,
     strict: bool = False,
     trace: UpdateTracer | None = None,
@@ -116,26 +90,25 @@ def load_layout(
     the layout.
 
     A file that `inspect` wrote is recognized by its content. Its findings are those of the models
-    that it was made from. ``compile_info`` may add sizes to it and replace dtypes.
+    that it was made from.
 
     Args:
         paths: Models and directories with models, one model in memory, or one file of `inspect`.
         rules: The rules that recognize KV names and the parts of sets.
-        compile_info: Sizes and dtypes of the compile.
+        sizes: Sizes of symbolic dimensions.
         strict: Whether every warning is an error.
         trace: Tells how the buffers of a model are updated; without it that stays unknown. A
             file says itself what was found.
 
     Raises:
-        ModelError: A model cannot be read, or several are not parts of one; or a layout or a
-            file of the compile cannot be used.
-        KvRenameError: A size is of no symbol or differs from the one in a file, or
-            specializations disagree on one.
+        ModelError: A model or a layout file cannot be read, or several models are not parts of
+            one.
+        KvRenameError: A size is of no symbol, or differs from the one in a layout file.
         RulesError: A template of the rules makes names that could not be undone.
     """
     if len(paths) == 1 and isinstance(paths[0], Path) and _is_json_file(paths[0]):
-        return _load_file(paths[0], compile_info, strict=strict)
-    models, updates, identities = [], {}, {}
+        return _load_file(paths[0], sizes, strict=strict)
+    models, updates = [], {}
     for source in list_models(paths):
         with open_model(source) as opened:
             path, signature = opened.file.path, opened.signature
@@ -144,8 +117,6 @@ def load_layout(
                 updates[model.path] = trace(opened.source, model.pairs)
                 faults = find_faults(model.plan, updates[model.path])
                 model = model._replace(findings=(*model.findings, *faults))
-            if opened.data_beside is not None:
-                identities[model.path] = opened.data_beside.identity
             models.append(model)
     models = add_shared_findings(models, rules)
     sets = group_layout_models(models)
@@ -156,9 +127,7 @@ def load_layout(
     loaded = build_loaded_layout(models, selected, updates, strict=strict)
     data_paths = dict.fromkeys(path for model in models for path in model.data_paths)
     return loaded._replace(
-        layout=apply_compile_info(loaded.layout, compile_info),
-        data_paths=tuple(data_paths),
-        identities=identities,
+        layout=apply_given_sizes(loaded.layout, sizes), data_paths=tuple(data_paths)
     )
 
 
@@ -190,16 +159,12 @@ def build_loaded_layout(
     )
 
 
-def _load_file(path: Path, compile_info: CompileInfo, *, strict: bool) -> LoadedLayout:
-    text = read_text_file(path, MAX_TEXT_BYTES)
-    if '"onnxkvrename.manifest/' in text[:200]:
-        layout, findings = parse_manifest(text, str(path))
-    else:
-        layout, findings = parse_layout(text, str(path))
+def _load_file(path: Path, sizes: Sizes, *, strict: bool) -> LoadedLayout:
+    layout, findings = parse_layout(read_text_file(path, MAX_TEXT_BYTES), str(path))
     report = replace_findings(
         ModelReport(str(path), str(path), "unchanged"), findings, strict=strict
     )
-    return LoadedLayout(apply_compile_info(layout, compile_info), (report,))
+    return LoadedLayout(apply_given_sizes(layout, sizes), (report,))
 
 
 def replace_findings(
@@ -214,36 +179,20 @@ def replace_findings(
     return report._replace(status="failed" if report.failed else "unchanged")
 
 
-def apply_compile_info(layout: Layout, compile_info: CompileInfo) -> Layout:
-    """Return the layout with the sizes and dtypes of a compile.
-
-    A size that the layout has already stays, as in a manifest. A size from the command line
-    comes before one from a file.
+def apply_given_sizes(layout: Layout, sizes: Sizes) -> Layout:
+    """Return the layout with sizes that a user gives; those of a layout file stay.
 
     Raises:
-        ModelError: A file of the compile has the wrong form, or is for another model.
-        KvRenameError: A size is of no symbol of the layout or differs from one that it has,
-            or specializations disagree on one.
+        KvRenameError: A size is of no symbol of the layout or differs from one that it has.
     """
-    symbols = layout.symbols
-    check_size_symbols(compile_info.sizes, symbols)
-    for symbol, size in compile_info.sizes.items():
+    check_size_symbols(sizes, layout.symbols)
+    for symbol, size in sizes.items():
         if layout.sizes.get(symbol, size) != size:
             raise KvRenameError(
                 f"the layout file says {symbol}={layout.sizes[symbol]}, and --dim says {size}",
                 hint="leave it out, or write the file again",
             )
-    specialized = _read_specialized_sizes(layout, compile_info)
-    sizes = {**specialized, **compile_info.sizes, **layout.sizes}
-    layout = apply_sizes(layout, {name: sizes[name] for name in symbols if name in sizes})
-    if compile_info.custom_io is None:
-        return layout
-    path = str(compile_info.custom_io)
-    dtypes = parse_custom_io_dtypes(read_text_file(compile_info.custom_io), path)
-    try:
-        return apply_dtypes(layout, dtypes)
-    except ModelError as error:
-        raise ModelError(error.message, path=path, hint=error.hint) from None
+    return apply_sizes(layout, sizes)
 
 
 def check_size_symbols(sizes: Iterable[str], symbols: Sequence[str], prefix: str = "") -> None:
@@ -284,26 +233,6 @@ def _refuse_other_profiles(models: Sequence[KvModel], selected: Sequence[KvModel
         if finding is not None:
             message = f"is not the same model as {selected[0].path}: {finding.message}"
             raise ModelError(message, path=model.path, hint=finding.hint)
-
-
-def _read_specialized_sizes(layout: Layout, compile_info: CompileInfo) -> Mapping[str, int]:
-    """Return sizes from specializations, which must agree on all but the batch."""
-    if compile_info.specializations is None:
-        return {}
-    path = str(compile_info.specializations)
-    specialized = parse_specializations(read_text_file(compile_info.specializations), path)
-    symbols = list_symbols(buffer.sequence_shape for buffer in layout.buffers)
-    needed = sorted(set(symbols) - compile_info.sizes.keys())
-    for symbol in needed:
-        if symbol in specialized.conflicting_sizes:
-            sizes = " and ".join(map(str, specialized.conflicting_sizes[symbol]))
-            hint = f"{format_size_option(symbol)} says which"
-            raise KvRenameError(f"has {symbol} as {sizes}", path=path, hint=hint)
-    for symbol in needed:
-        size = specialized.sizes.get(symbol, 1)
-        if size < 1:
-            raise KvRenameError(f"has {symbol} as {size}", path=path, hint="a size is 1 or more")
-    return {symbol: size for symbol, size in specialized.sizes.items() if size > 0}
 
 
 def _is_json_file(path: Path) -> bool:

@@ -7,7 +7,6 @@ neither parsed nor held in memory. All but :func:`open_model`, :func:`read_piece
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,8 +48,6 @@ _FORMATS_BY_MAGIC = (
     (b"\x80\x03", "a pickle", "export the model to ONNX first"),
     (b"\x80\x04", "a pickle", "export the model to ONNX first"),
 )
-_MANIFEST_TEXT = rb"(?i)kind[ \x1b\[0-9;m]+parts[ \x1b\[0-9;m]+layers\b"
-"""The headings of ``onnxkvrename manifest --format text``, in a pipe or with colors."""
 
 
 class OpenModel(NamedTuple):
@@ -114,9 +111,6 @@ def _detect_other_format(head: bytes) -> tuple[str, str] | None:
     for magic, name, hint in _FORMATS_BY_MAGIC:
         if stripped.startswith(magic):
             return name, hint
-    if re.search(_MANIFEST_TEXT, head):
-        hint = "onnxkvrename manifest MODEL -o FILE writes the JSON"
-        return "a manifest printed as text: not a manifest in JSON", hint
     if head[4:8] == b"ORTM":
         return "an ONNX Runtime model (.ort)", "use the .onnx file it was made from"
     if head[8:9] == b"{" and len(head) > 9 and int.from_bytes(head[:8], "little") < 1 << 27:
@@ -125,8 +119,6 @@ def _detect_other_format(head: bytes) -> tuple[str, str] | None:
         return "nothing but zeros", "the copy or download went wrong"
     if stripped.startswith(b"{") and b"onnxkvrename.inspect/" in head:
         return "a layout file", "compare accepts it instead of its model"
-    if stripped.startswith(b"{") and b"onnxkvrename.manifest/" in head:
-        return "a manifest", "compare and manifest accept it instead of its model"
     if _is_text(head):
         return "a text file", "pass a binary .onnx file"
     return None

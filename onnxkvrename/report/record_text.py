@@ -10,15 +10,12 @@ from onnxkvrename.display import describe_briefly
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.layout.inspect import ModelSummary
-from onnxkvrename.layout.layout import Layout
-from onnxkvrename.layout.load import LoadedLayout
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.compare_text import build_handoff_result, render_handoff
-from onnxkvrename.report.formats import Answer, FileResult, Line, build_file_result, load_format
+from onnxkvrename.report.formats import Answer, FileResult, Line, load_format
 from onnxkvrename.report.formats.text import format_finding
 from onnxkvrename.report.inert import escape_line
 from onnxkvrename.report.inspection.summary_text import render_model_summary
-from onnxkvrename.report.manifest_text import render_layout
 from onnxkvrename.report.rename_text import build_rename_answer
 from onnxkvrename.report.tables import wrap_line
 from onnxkvrename.report.verify_text import build_verify_answer
@@ -56,11 +53,6 @@ def _build_inspect_answer(summary: ModelSummary) -> Answer:
     return Answer("inspect", 0, render_text=partial(render_model_summary, summary), files=files)
 
 
-def _build_layout_answer(loaded: LoadedLayout) -> Answer:
-    files = tuple(map(build_file_result, loaded.reports))
-    return Answer("manifest", 0, render_text=partial(render_layout, loaded.layout), files=files)
-
-
 def _build_compare_answer(handoff: Handoff) -> Answer:
     files = (build_handoff_result(handoff),)
     return Answer("compare", 0, render_text=partial(render_handoff, handoff), files=files)
@@ -75,8 +67,6 @@ _ANSWERS: Mapping[type, Callable[[Any], Answer]] = {
     Report: _build_rename_answer,
     VerifiedModel: _build_verify_answer,
     ModelSummary: _build_inspect_answer,
-    Layout: lambda layout: _build_layout_answer(LoadedLayout(layout, ())),
-    LoadedLayout: _build_layout_answer,
     Finding: lambda finding: Answer("", 0, render_text=partial(_render_finding, finding)),
     Handoff: _build_compare_answer,
 }

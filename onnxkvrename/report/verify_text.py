@@ -26,7 +26,7 @@ from onnxkvrename.report.formats.text import (
     build_verdict_line,
     format_files,
 )
-from onnxkvrename.report.manifest_text import format_model_paths
+from onnxkvrename.report.layout_text import format_model_paths
 from onnxkvrename.report.rename_text import describe_no_pairs
 from onnxkvrename.report.tables import wrap_line
 from onnxkvrename.report.target_text import (

@@ -7,19 +7,15 @@ https://github.com/quic/efficient-transformers/blob/main/QEfficient/base/modelin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from onnxkvrename.documents import UnreadableTextError
-from onnxkvrename.errors import ModelError
-from onnxkvrename.limits import shorten_text
 from onnxkvrename.sidecars.tree import (
     MappingNode,
     Node,
     ScalarNode,
     SequenceNode,
-    describe_node,
     expect,
-    parse_yaml_tree,
 )
 
 CAPTION = "custom I/O"
@@ -34,40 +30,6 @@ def find_custom_io_names(tree: Node) -> Iterator[ScalarNode]:
     """
     for name, _ in _find_entries(tree):
         yield name
-
-
-def parse_custom_io_dtypes(text: str, path: str) -> Mapping[str, str]:
-    """Return the dtype of each name in the text of a file; messages name the path.
-
-    Precisions are in capitals, which are ONNX's dtypes where ONNX has them.
-
-    Raises:
-        ModelError: The text is not YAML, or does not have the expected form.
-    """
-    try:
-        tree = parse_yaml_tree(text)
-        return dict(find_custom_io_dtypes(tree)) if tree is not None else {}
-    except UnreadableTextError as error:
-        raise ModelError(
-            f"cannot be read as {CAPTION}: it {error}",
-            path=path,
-            hint=error.hint or f"expected: {EXPECTED_FORM}",
-        ) from None
-
-
-def find_custom_io_dtypes(tree: Node) -> Iterator[tuple[str, str]]:
-    """Yield each name with its dtype, the precision in capitals.
-
-    Raises:
-        UnreadableTextError: The tree has another form, or an entry has no precision.
-    """
-    for name, entry in _find_entries(tree):
-        precision = entry.get("Precision")
-        if not isinstance(precision, ScalarNode) or not precision.value:
-            raise UnreadableTextError(
-                f"has {shorten_text(name.value)} with {describe_node(precision)} as a Precision"
-            )
-        yield name.value, precision.value.upper()
 
 
 def _find_entries(tree: Node) -> Iterator[tuple[ScalarNode, MappingNode]]:

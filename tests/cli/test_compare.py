@@ -44,6 +44,14 @@ def codes(found: dict[str, Any]) -> list[str]:
     return [one["code"] for one in found["findings"]]
 
 
+def write_layout(run: Any, path: Path, *arguments: object) -> Path:
+    """Write the layout file of a model, as `inspect` prints it."""
+    outcome = run("inspect", *arguments, "--format", "json")
+    assert outcome.code == 0
+    path.write_text(outcome.out, "utf-8")
+    return path
+
+
 def test_a_model_hands_over_to_itself(run, named) -> None:
     model = named("serving/window.onnx")
     outcome = run("compare", model, model, *SIZES)
@@ -143,11 +151,10 @@ def test_a_plain_model_is_told_and_compared_all_the_same(run, named) -> None:
     assert not found["prefill"]["selected"]
 
 
-def test_windows_and_a_manifest_stand_for_a_model(run, tmp_path: Path) -> None:
+def test_windows_and_a_layout_file_stand_for_a_model(run, tmp_path: Path) -> None:
     windows = tmp_path / "windows"
     assert run(FIXTURES / "plain" / "windows", "--prefix", TOKEN, "-d", windows, "-q").code == 0
-    written = tmp_path / "side.json"
-    assert run("manifest", windows, "--dim", "ctx_len=16", "-o", written).code == 0
+    written = write_layout(run, tmp_path / "side.json", windows, "--dim", "ctx_len=16")
     outcome = run("compare", windows, written)
     assert (outcome.code, outcome.err) == (0, "")
     assert "6 buffers" in outcome.out
@@ -156,10 +163,10 @@ def test_windows_and_a_manifest_stand_for_a_model(run, tmp_path: Path) -> None:
     assert "8 tokens" in outcome.out
 
 
-def test_what_a_manifest_says_of_sizes_is_not_overruled(run, named, tmp_path: Path) -> None:
-    model, written = named("serving/window.onnx"), tmp_path / "side.json"
+def test_what_a_layout_file_says_of_sizes_is_not_overruled(run, named, tmp_path: Path) -> None:
+    model = named("serving/window.onnx")
     sizes = ("--dim", "ctx_len=64", "--dim", "sliding_window=8")
-    assert run("manifest", model, *sizes, "-o", written).code == 0
+    written = write_layout(run, tmp_path / "side.json", model, *sizes)
     outcome = run("compare", written, model, "--dim", "ctx_len=64", "--dim", "sliding_window=16")
     assert (outcome.code, outcome.out) == (2, "")
     assert "sliding_window=8," in outcome.err
@@ -225,7 +232,7 @@ def test_a_side_without_kv_is_no_hand_off(run, named) -> None:
 def test_sides_are_called_what_was_typed(run, named, tmp_path: Path, monkeypatch) -> None:
     full, window = named("serving/window_whole.onnx"), named("serving/window.onnx")
     monkeypatch.chdir(tmp_path)
-    assert run("manifest", full, "-o", "full.json").code == 0
+    write_layout(run, Path("full.json"), full)
     Path("set").mkdir()
     window.rename("set/window.onnx")
     outcome = run("compare", "full.json", "set")
@@ -234,12 +241,12 @@ def test_sides_are_called_what_was_typed(run, named, tmp_path: Path, monkeypatch
     assert outcome.out.startswith("::error file=set,")
 
 
-def test_a_manifest_with_sizes_and_a_model_without_differ_in_windows_only(
+def test_a_layout_file_with_sizes_and_a_model_without_differ_in_windows_only(
     run, named, tmp_path: Path
 ) -> None:
-    model, sized = named("serving/window.onnx"), tmp_path / "sized.json"
+    model = named("serving/window.onnx")
     sizes = ("--dim", "ctx_len=4096", "--dim", "sliding_window=128")
-    assert run("manifest", model, *sizes, "-o", sized).code == 0
+    sized = write_layout(run, tmp_path / "sized.json", model, *sizes)
     outcome = run("compare", sized, model)
     assert "cannot decide" in outcome.out
     assert "KV614" in outcome.out
@@ -488,8 +495,8 @@ def test_a_page_replaces_an_earlier_page_and_nothing_else(run, named, tmp_path: 
 
 
 def test_a_page_never_replaces_what_is_compared(run, named, tmp_path: Path) -> None:
-    model, written = named("decoder.onnx"), tmp_path / "side.json"
-    assert run("manifest", model, "--dim", "ctx_len=16", "-o", written).code == 0
+    model = named("decoder.onnx")
+    written = write_layout(run, tmp_path / "side.json", model, "--dim", "ctx_len=16")
     for path in (model, written):
         content = path.read_bytes()
         outcome = run("compare", model, written, "--html", path, "--force")

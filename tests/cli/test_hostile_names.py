@@ -105,9 +105,9 @@ COMMANDS = (
     ("compare", "dims.onnx", "wide.onnx", "--target", "vllm-qaic"),
     ("compare", "dims.onnx", "wide.onnx"),
     ("compare", "dims.onnx", "names.onnx", "--format", "github"),
-    ("manifest", "dims.onnx", "--format", "text"),
-    ("manifest", "dims.onnx", "--dim", "ctx_lenXa=3"),
-    ("manifest", "dims.onnx", "-o", "vX.onnx"),
+    ("inspect", "dims.onnx", "--vllm"),
+    ("inspect", "dims.onnx", "--dim", "ctx_lenXa=3"),
+    ("inspect", "dims.onnx", "--html", "vX.onnx"),
     ("explain", "KV1X"),
 )
 

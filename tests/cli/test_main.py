@@ -133,7 +133,6 @@ def test_a_mistake_is_told_in_json_too(args: tuple[str, ...], said: str, here: P
         ("empty", (MODEL, *V, "-o", "empty/new.onnx")),
         ("empty", (MODEL, *V, "-d", "empty/new")),
         ("parts", ("parts", *V)),
-        ("empty", ("manifest", MODEL, "-o", "empty/new.json")),
         ("empty", ("inspect", MODEL, "--html", "empty/new.html")),
         ("empty", ("compare", MODEL, MODEL, "--html", "empty/new.html")),
     ],
@@ -447,7 +446,7 @@ def test_a_warning_of_a_library_is_one_line(
     [
         (("verify", "inspect"), "inspect"),
         (("verify", "renamed"), "renamed"),
-        (("compare", "manifests", MODEL), "manifests"),
+        (("compare", "inspects", MODEL), "inspects"),
         (("rename", "verifi", *V), "verifi"),
     ],
 )

@@ -34,9 +34,8 @@ def test_a_size_that_is_none_is_a_usage_error(text: str, message: str) -> None:
     assert message in raised.value.message
 
 
-@pytest.mark.parametrize("command", ["manifest"])
-def test_two_signs_before_a_size_are_no_bug(command: str, decoder: Path, run) -> None:
-    outcome = run(command, decoder, "--dim", "ctx_len=--5")
+def test_two_signs_before_a_size_are_no_bug(decoder: Path, run) -> None:
+    outcome = run("inspect", decoder, "--dim", "ctx_len=--5")
     assert outcome.code == 2
     assert "pass SYMBOL=SIZE" in outcome.err
     assert "a bug in" not in outcome.err
@@ -96,7 +95,7 @@ def test_options_that_say_different_things_are_not_given_together(
     assert decoder.read_bytes() == before
 
 
-@pytest.mark.parametrize("command", ["rename", "inspect", "verify", "manifest"])
+@pytest.mark.parametrize("command", ["rename", "inspect", "verify"])
 def test_a_model_that_cannot_be_read_is_told_by_the_system_not_by_the_parser(
     command: str, decoder: Path, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
@@ -147,7 +146,7 @@ def test_two_that_contradict_are_both_named(
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
-        (("manifest", "--tokens", "9"), "--tokens requires --block-size N"),
+        (("inspect", "--tokens", "9"), "--tokens requires --vllm"),
     ],
 )
 def test_an_option_without_the_one_that_it_is_for_is_refused(

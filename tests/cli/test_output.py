@@ -261,7 +261,7 @@ OUTCOMES = (
     (RENAME, 0),
     ("$K decoder.onnx --prefix VLLM --check", 1),
     ("$K verify decoder.onnx --prefix VLLM -v", 1),
-    ("$K manifest decoder.onnx", 0),
+    ("$K inspect decoder.onnx --format json", 0),
     ("$K none.onnx --prefix VLLM --format json", 2),
     ("$K", 2),
 )

@@ -23,7 +23,7 @@ def test_variables_set_what_is_listed_and_nothing_that_writes_or_undoes() -> Non
             if option.envvar:
                 assert option.envvar == f"ONNXKVRENAME_{option.flags.split()[0][2:].upper()}"
                 found.setdefault(field, set()).add(name)
-    checks = {"verify", "compare", "manifest"}
+    checks = {"verify", "compare"}
     names = {"rename", "inspect", *checks}
     assert found == {
         "token": {"rename"},

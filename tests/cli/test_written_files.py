@@ -27,7 +27,6 @@ from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 MODEL, DATA = "decoder.onnx", "weights.data"
 COMMANDS: dict[str, Callable[[str], tuple[str, ...]]] = {
-    "manifest": lambda output: ("manifest", MODEL, "-o", output),
     "html": lambda output: ("inspect", MODEL, "--html", output),
     "page": lambda output: ("compare", MODEL, MODEL, "--target", "qefficient", "--html", output),
 }
@@ -73,20 +72,6 @@ def test_no_file_that_is_read_is_written_over(
     outcome = run(*COMMANDS[name](output), "--rules", "rules.toml", *options)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert f"{Path(output)}: is " in outcome.err
-    assert snapshot(here) == before
-
-
-@pytest.mark.parametrize("option", ["--specializations", "--custom-io"])
-def test_a_manifest_is_not_written_over_what_it_is_made_from(
-    option: str, here: Path, run, snapshot
-) -> None:
-    (here / "io.yaml").write_text(" - IOName: past_key.0\n   Precision: float16\n")
-    (here / "s.json").write_text('{"specializations": [{"batch": "1"}]}')
-    given = "s.json" if option == "--specializations" else "io.yaml"
-    before = snapshot(here)
-    outcome = run("manifest", MODEL, option, given, "-o", f"alias/{given}", "--force")
-    assert outcome.code == 2
-    assert f"alias/{given}: is what the manifest is made from" in outcome.err
     assert snapshot(here) == before
 
 
@@ -184,8 +169,8 @@ def prepare(directory: Path, *, replaces: bool) -> None:
     ("name", "replaces", "unnamed"),
     thin(
         [
-            ("manifest", False, True),
-            ("manifest", True, False),
+            ("html", False, True),
+            ("html", True, False),
             ("html", True, True),
             ("html", False, False),
         ],

@@ -27,8 +27,6 @@ READ_PATHS = [
     ("verify", "{}"),
     ("verify", MODEL, "--renamed-from", "{}"),
     ("inspect", "{}"),
-    ("manifest", MODEL, "--specializations", "{}"),
-    ("manifest", MODEL, "--custom-io", "{}"),
     ("verify", "{}", "--target", "vllm-qaic"),
     ("compare", "{}", MODEL),
     ("compare", MODEL, "{}"),
@@ -66,7 +64,6 @@ def test_a_file_is_not_read_by_the_path_of_a_directory(
     [
         (*RENAME, "-o", "{}"),
         (*RENAME, "-d", "{}"),
-        ("manifest", MODEL, "-o", "{}"),
         ("inspect", MODEL, "--html", "{}"),
     ],
     ids=" ".join,
@@ -107,7 +104,7 @@ def test_a_file_is_not_written_where_a_directory_is_named(
 
 
 def test_a_directory_is_named_where_a_command_writes_only_files(here: Path, run) -> None:
-    outcome = run("manifest", MODEL, "-o", "new/")
+    outcome = run("inspect", MODEL, "--html", "new/")
     assert (outcome.code, "new/ names a directory, not a file" in outcome.err) == (2, True)
 
 
@@ -139,6 +136,6 @@ def test_the_directory_of_a_result_is_created_as_the_help_says(here: Path, run) 
 
 def test_only_a_directory_of_a_result_is_created(here: Path, run, snapshot) -> None:
     before = snapshot(here)
-    outcome = run("manifest", MODEL, "-o", "new/file")
+    outcome = run("inspect", MODEL, "--html", "new/file")
     assert (outcome.code, "(create its directory first)" in outcome.err) == (2, True)
     assert snapshot(here) == before

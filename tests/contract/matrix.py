@@ -17,7 +17,6 @@ COMMANDS = {
     "inspect": ("11", "inspect {} --format json"),
     "target": ("10", "verify {} --target vllm-qaic --format json"),
     "compare": ("10", "compare {0} {0} --format json"),
-    "manifest": ("manifest", "manifest {}"),
     "pairs": ("2", "pairs {} --format json"),
 }
 """Why, and what is run on each model or directory."""

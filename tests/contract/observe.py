@@ -45,8 +45,8 @@ COMMAND = re.compile(r"^  ([a-z][a-z-]*)  ", re.MULTILINE)
 HIDDEN = re.compile(r"\.onnxkvrename-[\w-]+")
 MAPS = ("sizes", "dims", "names", "name_map")
 """Objects whose keys are data, not fields."""
-VOLATILE = ("version", "sha256", "leftovers")
-"""Fields that a release changes, seals of what it changes, and files of a killed run."""
+VOLATILE = ("version", "leftovers")
+"""Fields that a release changes, and files of a killed run."""
 GOING = {
     "compare": ("notes", "reads", "same_graph", "tensor_parallelism"),
     "pairs": (),
@@ -442,10 +442,6 @@ def _describe_file(path: Path) -> str:
     content = path.read_bytes()
     if path.suffix in PAGES:
         return "a page"
-    if path.suffix == ".json":
-        document = _read_json(content.decode())
-        if _name_schema(document).startswith("manifest"):
-            return f"facts {digest_facts(document, str(Path.cwd()))}"
     found = digest(content)
     twin = list_known_models().get(found)
     return f"is {twin}" if twin else found

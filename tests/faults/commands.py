@@ -206,8 +206,6 @@ COMMANDS = (
     Command("with a sidecar to a directory", "in --prefix VLLM -d out", with_sidecars),
     Command("seeded", "cache --prefix VLLM --seed-cache", export),
     Command("stripped in the cache", "cache --strip --seed-cache", export_renamed),
-    Command("a manifest", "manifest m.onnx -o out.json", one),
-    Command("over a manifest", "manifest m.onnx -o out.json --force", with_old_outputs),
     Command("a page", "inspect m.onnx --html a.html", one),
     Command("over a page", "inspect m.onnx --html a.html --force", with_old_outputs),
     Command("a page of two sides", "compare p.onnx d.onnx --html a.html", two_sides),

@@ -93,5 +93,5 @@ def save_hostile_model(path: Path, text: str) -> Path:
     model = onnx.helper.make_model(
         graph, opset_imports=opsets, ir_version=10, producer_name=text, producer_version=text
     )
-    onnx.helper.set_model_props(model, {"onnxkvrename.kv_layout_sha256": text, text: text})
+    onnx.helper.set_model_props(model, {text: text})
     return saved(model, path)

@@ -195,17 +195,3 @@ LAYOUT_FILES: dict[str, Build] = {
     "quotes": lambda size: b"{" + b'"' * size,
     "blanks": lambda size: b"{" + b" " * size,
 }
-
-SPECIALIZATIONS: dict[str, Build] = {
-    "specializations": lambda size: json.dumps(
-        {"specializations": [{"symbols": {"ctx": str(n)}} for n in range(size // 30)]}
-    ).encode(),
-    "symbols": lambda size: json.dumps(
-        {"specializations": [{str(n): "1" for n in range(size // 14)}]}
-    ).encode(),
-    "empty symbols": json_text('{"specializations": [', "{},", "{}]}"),
-    "empty lists": json_text('{"specializations": [{"a": [', "[],", "[]]}]}"),
-    "digits": lambda size: b'{"specializations": [{"a": ' + b"9" * size + b"}]}",
-    "1,000 digits": lambda size: b'{"specializations": [{"a": ' + b"9" * 1000 + b"}]}",
-    "digits of a float": lambda size: b'{"specializations": [{"a": 0.' + b"9" * size + b"}]}",
-}

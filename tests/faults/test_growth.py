@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 from faults import hostile_inputs
 from faults.hostile_inputs import MODELS, Build, entry, tensor
-from faults.hostile_texts import JSON_SIDECARS, LAYOUT_FILES, SPECIALIZATIONS
+from faults.hostile_texts import JSON_SIDECARS, LAYOUT_FILES
 from tiers import thin
 
 from onnxkvrename import KvRenameError, load_rules, rename_bytes
@@ -25,7 +25,6 @@ from onnxkvrename.model import occurrences, proto_reader, protobuf
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.kv_model import read_kv_model
-from onnxkvrename.sidecars.compiles import parse_specializations
 from onnxkvrename.sidecars.tree import parse_json_tree
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
@@ -57,16 +56,11 @@ def read_layout(data: bytes) -> None:
     parse_layout(data.decode(), "layout.json")
 
 
-def read_specializations(data: bytes) -> None:
-    parse_specializations(data.decode(), "specializations.json")
-
-
 READERS: tuple[tuple[str, Callable[[bytes], None], dict[str, Build]], ...] = (
     ("model", read_model, MODELS),
     ("pairs", read_pairs, MODELS),
     ("json", read_sidecar, JSON_SIDECARS),
     ("layout", read_layout, LAYOUT_FILES),
-    ("specializations", read_specializations, SPECIALIZATIONS),
 )
 CASES = [
     pytest.param(read, build, id=f"{kind}: {name}")

@@ -45,8 +45,7 @@ COMMAND_LINES = (
     ("verify", "-v"),
     ("verify", "-v", "--prefix", "VLLM"),
     ("inspect",),
-    ("manifest", "-v"),
-    ("manifest", "--block-size", "16"),
+    ("inspect", "-v", "--vllm", "--tokens", "9"),
     ("verify", "-v", "--target", "vllm-qaic"),
 )
 """Commands that take any number of models."""
@@ -94,10 +93,13 @@ def test_comparing_two_models_says_nothing_of_it_either(
     text: str, output_format: str, here: Path, run
 ) -> None:
     model = save_hostile_model(build_path(text), text)
-    outcome = run("compare", "--format", output_format, "--", model, model)
-    assert "a bug in" not in outcome.err
-    assert find_active_text(outcome.out, annotates=output_format == "github") == []
-    assert find_active_text(outcome.err) == []
+    layout = here / "layout.json"
+    layout.write_text(run("inspect", "--format", "json", "--", model).out, "utf-8")
+    for prefill in (model, layout):
+        outcome = run("compare", "--format", output_format, "--", prefill, model)
+        assert "a bug in" not in outcome.err
+        assert find_active_text(outcome.out, annotates=output_format == "github") == []
+        assert find_active_text(outcome.err) == []
 
 
 def test_json_keeps_every_name_exactly(here: Path, run) -> None:
@@ -134,8 +136,7 @@ def test_no_mistake_is_repeated_as_it_is(text: str, output_format: str, here: Pa
         (*RENAME, "-o", f"{name}/x/m.onnx", *model),
         (*RENAME, f"--{name}", *model),
         ("verify", f"--renamed-from={name}", *model),
-        ("manifest", f"--dim={name}=x", *model),
-        ("manifest", f"--specializations={document.name}", *model),
+        ("inspect", f"--dim={name}=x", *model),
         ("compare", "--format", output_format, "--", document.name, document.name),
     ):
         outcome = run(*args)
@@ -228,7 +229,7 @@ def read_terminal(*args: object, **environment: str) -> tuple[int, str]:
             for args in (
                 (*RENAME, "--check", "-v"),
                 ("inspect",),
-                ("manifest", "--format", "text"),
+                ("inspect", "--vllm"),
                 ("verify", "-v", "--target", "vllm-qaic"),
                 ("compare",),
             )

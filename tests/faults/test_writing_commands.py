@@ -131,7 +131,6 @@ def test_the_commands_here_are_all_that_write() -> None:
     trees = [(name, tree) for name, tree in list_trees() if name.startswith("cli.")]
     assert {name for name, tree in trees if calls(tree) & writing} == {
         "cli.rename",
-        "cli.manifest",
         "cli.inspect",
         "cli.compare",  # writes its page as inspect does
     }

@@ -202,12 +202,13 @@ STATE = KindTraits("delta state", "d", "red", ("#010203", "#fff"), "nothing", "l
 
 
 def test_a_new_kind_of_state_is_one_row(add_row: AddRow, run) -> None:
-    command = ("manifest", FIXTURES / "plain" / "hybrid.onnx", "--block-size", 16)
-    before = json.loads(run(*command, "--format", "json").out)
+    command = ("inspect", FIXTURES / "plain" / "hybrid.onnx", "--vllm", "--format", "json")
+    before = json.loads(run(*command).out)
     add_row(STATE._replace(vllm_kind="mamba"))
-    after = json.loads(run(*command, "--format", "json").out)
-    assert [buffer["kind"] for buffer in after["buffers"]][2:4] == ["new"] * 2
-    assert after["totals"] == before["totals"]
+    after = json.loads(run(*command).out)
+    (layout,) = after["layouts"]
+    assert [buffer["kind"] for buffer in layout["buffers"]][2:4] == ["new"] * 2
+    assert layout["totals"] == before["layouts"][0]["totals"]
     assert after["vllm"] == before["vllm"]
     assert "delta state" in run("inspect", FIXTURES / "plain" / "hybrid.onnx").out
     assert told("past_key.1:1,512,4", "past_value.1:1,16,128,128") == ["new"] * 2
@@ -215,9 +216,8 @@ def test_a_new_kind_of_state_is_one_row(add_row: AddRow, run) -> None:
 
 def test_a_kind_of_state_that_vllm_does_not_have_is_refused(add_row: AddRow, run) -> None:
     add_row(STATE)
-    command = ("manifest", FIXTURES / "plain" / "hybrid.onnx", "--block-size", 16)
-    answer = run(*command, "--format", "json")
-    (refusal,) = json.loads(answer.out)["vllm"]["refusals"]
+    answer = run("inspect", FIXTURES / "plain" / "hybrid.onnx", "--vllm", "--format", "json")
+    (refusal,) = json.loads(answer.out)["vllm"][0]["refusals"]
     assert (answer.code, refusal["layers"]) == (0, [1])
     assert "vLLM has no cache of kind new (delta state)" in refusal["reason"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from hashlib import sha256
 from types import MappingProxyType
 
 import pytest
@@ -12,10 +10,8 @@ from onnxkvrename import ModelError, load_rules
 from onnxkvrename.layout.layout import (
     KvBuffer,
     Layout,
-    apply_dtypes,
     apply_sizes,
     build_layout,
-    compute_layout_digest,
 )
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.kv_model import KvModel
@@ -210,84 +206,7 @@ def test_a_symbol_for_the_heads_leaves_a_token_without_a_size_until_it_is_given(
     assert found.compute_token_bytes(found.buffers[0]) == 32
 
 
-def test_dtypes_from_elsewhere_hold_for_buffers_and_values() -> None:
-    found = apply_dtypes(
-        layout(layer(0)), {"past_key.0": "MXINT8", "past_key.0_RetainedState": "MXINT8"}
-    )
-    assert [buffer.dtype for buffer in found.buffers] == ["MXINT8", "FLOAT"]
-    assert [value.dtype for value in found.inputs] == ["INT64", "MXINT8", "FLOAT"]
-    assert [value.dtype for value in found.outputs] == ["FLOAT", "MXINT8", "FLOAT"]
-
-
-def test_a_dtype_on_one_side_is_that_of_the_buffer() -> None:
-    found = apply_dtypes(layout(layer(0)), {"past_value.0_RetainedState": "FLOAT16"})
-    assert [buffer.dtype for buffer in found.buffers] == ["FLOAT", "FLOAT16"]
-
-
-@pytest.mark.parametrize(
-    ("dtypes", "reason"),
-    [
-        (
-            {"past_key.0": "MXINT8", "past_key.0_RetainedState": "FLOAT16"},
-            "past_key.0 is MXINT8 and past_key.0_RetainedState is FLOAT16",
-        ),
-        ({"past_key.7": "MXINT8"}, "past_key.7"),
-    ],
-)
-def test_dtypes_that_do_not_fit_are_refused(dtypes: dict[str, str], reason: str) -> None:
-    with pytest.raises(ModelError, match=reason):
-        apply_dtypes(layout(layer(0)), dtypes)
-
-
 # The digest.
-
-
-def test_the_digest_is_what_its_description_says() -> None:
-    text = (
-        '[[0,"key","full_attention","FLOAT",[null,2,"ctx_len",4],"past_key.0"],'
-        '[0,"value","full_attention","FLOAT",[null,2,"ctx_len",4],"past_value.0"]]'
-    )
-    assert compute_layout_digest(layout(layer(0))) == sha256(text.encode("ascii")).hexdigest()
-
-
-def test_a_digest_takes_known_sizes_and_hostile_names() -> None:
-    name = "\u202eé\x07/past_key.0"
-    found = apply_sizes(layout({name: FULL}), {"ctx_len": 8})
-    row = [0, "key", "full_attention", "FLOAT", [None, 2, 8, 4], name]
-    text = json.dumps([row], separators=(",", ":"))
-    assert compute_layout_digest(found) == sha256(text.encode("ascii")).hexdigest()
-
-
-def test_the_batch_does_not_matter_to_the_digest() -> None:
-    one = layout(layer(0))
-    assert compute_layout_digest(one) == compute_layout_digest(
-        layout(layer(0, ("full_batch_size", *FULL[1:])))
-    )
-    assert compute_layout_digest(one) == compute_layout_digest(apply_sizes(one, {"batch_size": 4}))
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        layout(layer(0), token="VLLM"),
-        layout(layer(1)),
-        layout(layer(0), layer(1)),
-        layout({"past_key.0": FULL}),
-        layout(layer(0, WINDOW)),
-        layout(layer(0, ("batch_size", 4, "ctx_len", 4))),
-        layout(layer(0, ("batch_size", "ctx_len", 2, 4))),
-        layout(layer(0, None)),
-        apply_sizes(layout(layer(0)), {"ctx_len": 32}),
-        apply_dtypes(layout(layer(0)), {"past_key.0": "MXINT8"}),
-        layout({"compressed_kv.0": FULL, "k_pe.0": FULL}),
-    ],
-    ids=[
-        *("a token", "another layer", "one more", "one part", "a window", "heads", "the axes"),
-        *("an unknown rank", "a size", "a precision", "MLA"),
-    ],
-)
-def test_whatever_else_differs_changes_the_digest(other: Layout) -> None:
-    assert compute_layout_digest(other) != compute_layout_digest(layout(layer(0)))
 
 
 def test_a_layout_is_a_value() -> None:

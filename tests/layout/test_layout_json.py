@@ -30,7 +30,7 @@ from onnxkvrename.layout import layout as layouts
 from onnxkvrename.layout.inspect import Inspection, inspect_models
 from onnxkvrename.layout.json import LayoutContent, parse_layout
 from onnxkvrename.layout.layout import KvBuffer, Layout
-from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout
+from onnxkvrename.layout.load import LoadedLayout, load_layout
 from onnxkvrename.model.signature import Value
 from onnxkvrename.report.documents.inspect_json import DOCUMENT, describe_inspection
 from onnxkvrename.rules.find_models import list_models
@@ -59,7 +59,7 @@ def document(layout: Layout, *findings: Finding) -> dict[str, Any]:
 
 
 def load(path: Path, **sizes: int) -> Layout:
-    return load_layout([path], RULES, CompileInfo(sizes)).layout
+    return load_layout([path], RULES, sizes).layout
 
 
 def inspect(*paths: Path, **sizes: int) -> tuple[LoadedLayout, ...]:
@@ -466,7 +466,7 @@ def list_places(value: Any) -> list[tuple[Any, ...]]:
 HYBRID = load_layout(
     [FIXTURES / "VLLM" / "hybrid.onnx"],
     RULES,
-    CompileInfo({"ctx_len": 64}),
+    {"ctx_len": 64},
     trace=trace_buffer_updates,
 )
 WRITTEN = render(HYBRID)

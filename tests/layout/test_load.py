@@ -15,7 +15,7 @@ from models import saved
 
 from onnxkvrename import KvRenameError, ModelError, load_rules
 from onnxkvrename.layout.inspect import Inspection
-from onnxkvrename.layout.load import CompileInfo, LoadedLayout, load_layout
+from onnxkvrename.layout.load import LoadedLayout, load_layout
 from onnxkvrename.report.documents.inspect_json import DOCUMENT, describe_inspection
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -25,7 +25,7 @@ REAL = pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"no real exports: {EXPOR
 
 
 def gather(*paths: Path, sizes: dict[str, int] | None = None, strict: bool = False) -> LoadedLayout:
-    return load_layout(paths, RULES, CompileInfo(sizes or {}), strict=strict)
+    return load_layout(paths, RULES, sizes or {}, strict=strict)
 
 
 def describe(*paths: Path) -> list[tuple[object, ...]]:

@@ -197,7 +197,7 @@ def test_replicated_heads_are_in_the_shapes(tmp_path: Path, run) -> None:
 
 def test_a_replicated_latent_is_refused_by_vllm_for_its_heads(tmp_path: Path, run) -> None:
     path = saved(build(SERVED["replicated latents"]), tmp_path / "m.onnx")
-    answer = run("manifest", path, "--dim", "ctx_len=32", "--block-size", 16, "--format", "text")
+    answer = run("inspect", path, "--dim", "ctx_len=32", "--vllm")
     assert "its latent has 4 heads, and a page of MLA holds one" in answer.out + answer.err
     assert "see what is missing" not in answer.out + answer.err
 
@@ -243,8 +243,8 @@ def test_the_layout_of_a_paged_cache_knows_blocks_and_no_sequence(tmp_path: Path
     layout = read_layout(run, path, *sizes)
     assert {each["sequence_axis"] for each in layout["buffers"]} == {None}
     assert layout["totals"]["sequence_bytes"] is None
-    refused = run("manifest", path, *sizes, "--block-size", "16", "--format", "json")
-    vllm = json.loads(refused.out)["vllm"]
+    refused = run("inspect", path, *sizes, "--vllm", "--format", "json")
+    (vllm,) = json.loads(refused.out)["vllm"]
     assert (refused.code, vllm["layers"], len(vllm["refusals"])) == (0, [], 1)
 
 

@@ -65,16 +65,8 @@ def zipped() -> bytes:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
         (b'<ir_version: 8, opset_import: ["": 17]> g () => () {}', "is ONNX text"),
         (
-            b'{\n  "schema": "onnxkvrename.manifest/1",',
-            "is a manifest.*compare and manifest accept it",
-        ),
-        (
-            b"m.onnx: 4 buffers, layers 0-1\n  KIND   PARTS  LAYERS  DTYPE  SHAPE  UPDATE\n",
-            "is a manifest printed as text: not a manifest in JSON.*manifest MODEL -o FILE writes",
-        ),
-        (
-            b"m.onnx: 4 buffers\r\n\x1b[2mkind \x1b[0m\x1b[2m \x1b[0m\x1b[2mparts\x1b[0m  layers",
-            "is a manifest printed as text: not a manifest in JSON",
+            b'{\n  "schema": "onnxkvrename.inspect/2",',
+            "is a layout file.*compare accepts it instead of its model",
         ),
         (zipped(), "a zip archive"),
         (gzip.compress(b"x", mtime=0), "a gzip file"),

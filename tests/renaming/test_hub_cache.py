@@ -208,7 +208,7 @@ def test_a_whole_cache_goes_elsewhere_with_its_folders_but_into_no_other_cache(
 @pytest.mark.parametrize(
     "command",
     [
-        ("manifest", "--force", "-o"),
+        ("inspect", "--force", "--html"),
         ("inspect", "--html"),
     ],
     ids=" ".join,

@@ -10,7 +10,7 @@ from build_layouts import build_attention, build_gpt_oss, build_layers, build_sl
 
 from onnxkvrename import load_rules
 from onnxkvrename.layout.layout import KvBuffer
-from onnxkvrename.layout.load import CompileInfo, load_layout
+from onnxkvrename.layout.load import load_layout
 from onnxkvrename.report.vllm_text import render_projection
 from onnxkvrename.vllm.projection import Projection, project_layout
 from onnxkvrename.vllm.specs import ProjectionRequest
@@ -24,7 +24,7 @@ def show(projection: Projection) -> list[str]:
 
 
 def render(name: str, request: ProjectionRequest, **sizes: int) -> list[str]:
-    layout = load_layout([FIXTURES / "VLLM" / name], RULES, CompileInfo(sizes)).layout
+    layout = load_layout([FIXTURES / "VLLM" / name], RULES, sizes).layout
     return show(project_layout(layout, request))
 
 

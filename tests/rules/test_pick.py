@@ -18,7 +18,7 @@ from onnxkvrename import CheckError, RulesError
 from onnxkvrename.rules import load
 from onnxkvrename.rules.pick import pick_rules
 
-COMMANDS = ("verify", "inspect", "manifest")
+COMMANDS = ("verify", "inspect")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.sidecars.custom_io import (
-    find_custom_io_dtypes,
     find_custom_io_names,
 )
 from onnxkvrename.sidecars.tree import parse_yaml_tree
@@ -25,33 +24,6 @@ def read(text: str) -> list[str]:
     tree = parse_yaml_tree(text)
     assert tree is not None
     return [name.value for name in find_custom_io_names(tree)]
-
-
-def dtypes_of(text: str) -> list[tuple[str, str]]:
-    tree = parse_yaml_tree(text)
-    assert tree is not None
-    return list(find_custom_io_dtypes(tree))
-
-
-def test_each_name_has_the_dtype_that_its_precision_means() -> None:
-    assert dtypes_of(WRITTEN) == [
-        ("past_key.0_VLLM", "MXINT8"),
-        ("past_key.0_VLLM_RetainedState", "MXINT8"),
-    ]
-
-
-@pytest.mark.parametrize("precision", ["float16", "Float16", "FLOAT16"])
-def test_a_precision_in_capitals_is_onnxs_name(precision: str) -> None:
-    assert dtypes_of(f"- IOName: a\n  Precision: {precision}\n") == [("a", "FLOAT16")]
-
-
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [("", "nothing"), ("\n  Precision: ''", "a string"), ("\n  Precision: []", "a list")],
-)
-def test_an_entry_without_a_precision_is_refused(entry: str, said: str) -> None:
-    with pytest.raises(UnreadableTextError, match=f"has a with {said}"):
-        dtypes_of(f"- IOName: a{entry}\n")
 
 
 def test_names_are_found_in_every_style_of_yaml() -> None:

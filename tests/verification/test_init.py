@@ -42,7 +42,7 @@ def test_a_file_that_cannot_be_read_is_not_a_model_that_cannot_be_parsed(
 
 @pytest.mark.parametrize(
     "words",
-    thin([["inspect"], ["manifest"], ["pairs"]], 1),
+    thin([["inspect"], ["inspect", "--vllm"], ["pairs"]], 1),
     ids=lambda words: words[0],
 )
 def test_how_buffers_are_updated_is_read_without_onnx(words: list[str]) -> None:

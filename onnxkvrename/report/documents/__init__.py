@@ -11,7 +11,6 @@ MODULES = {
     "verify": "onnxkvrename.report.documents.verify_json",
     "inspect": "onnxkvrename.report.documents.inspect_json",
     "compare": "onnxkvrename.report.documents.compare_json",
-    "manifest": "onnxkvrename.layout.manifest",
     "pairs": "onnxkvrename.report.documents.pairs_json",
 }
 """The module of each command's document."""

@@ -66,7 +66,6 @@ def test_a_new_format_takes_one_file_and_works_for_every_command(tmp_path: Path)
         ("verify", "decoder.onnx", "--target", "vllm-qaic"): "1,decoder.onnx,KV601",
         ("compare", "decoder.onnx", "decoder.onnx"): "1,decoder.onnx,KV616",
         ("inspect", "internal_suffix.onnx"): "0,internal_suffix.onnx,KV112",
-        ("manifest", "internal_suffix.onnx"): "0,internal_suffix.onnx,KV112",
     }
     commands = [(*args, "--format", "scratch_lines") for args in cases]
     *answers, (page, _) = run_with(tmp_path, *commands, ["rename", "--help"])
