@@ -18,7 +18,7 @@ from onnxkvrename.findings import (
 from onnxkvrename.limits import MAX_SEARCHED_NODES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.model.signature import Signature
+from onnxkvrename.model.signature import UNDECLARED, Signature
 from onnxkvrename.options import list_options
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.load import find_profiles
@@ -218,6 +218,7 @@ def _search(source: ByteSource, signature: Signature, path: Path, max_nodes: int
         ModelError: The graph cannot be searched, or has more than `max_nodes` nodes.
     """
     dtypes = {value.dtype for value in signature.inputs if may_be_state(value.dtype)}
+    dtypes |= {UNDECLARED} if dtypes else set()
     if _is_known(signature) or dtypes.isdisjoint(value.dtype for value in signature.outputs):
         return TracedModel(path, signature, ())
     traced = trace_source(source, signature, path, max_nodes) if max_nodes > 0 else None

@@ -23,7 +23,7 @@ from onnxkvrename.handoff.worker import (
     find_longest_prompt,
 )
 from onnxkvrename.layout.layout import KvBuffer, Layout, format_size_option
-from onnxkvrename.model.signature import Dim, format_shape
+from onnxkvrename.model.signature import UNDECLARED, Dim, format_dtype, format_shape
 
 _LONGEST_WINDOW_PLACEHOLDER = 1 << 30
 """Twice the longest placeholder for a window of unknown size, in tokens."""
@@ -102,7 +102,7 @@ def pair_buffers(prefill: Layout, decode: Layout) -> tuple[BufferPair, ...]:
 
 def format_buffer_type(layout: Layout, buffer: KvBuffer) -> str:
     """Return the dtype and the shape of one sequence: ``FLOAT16 [8, ctx_len=4096, 64]``."""
-    dtype = buffer.dtype
+    dtype = format_dtype(buffer.dtype)
     if buffer.sequence_shape is None:
         return dtype
     sizes = layout.resolve_shape(buffer.sequence_shape)
@@ -123,7 +123,8 @@ def find_differences(
     """
     if pair.prefill is None or pair.decode is None:
         return
-    if pair.prefill.dtype != pair.decode.dtype:
+    dtypes = pair.prefill.dtype, pair.decode.dtype
+    if dtypes[0] != dtypes[1] and UNDECLARED not in dtypes:
         yield Difference("KV612", pair.prefill.dtype, pair.decode.dtype)
     if pair.prefill.sequence_shape is None or pair.decode.sequence_shape is None:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.model.signature import Dim, Value
+from onnxkvrename.model.signature import UNDECLARED, Dim, Value
 from onnxkvrename.rules.kinds import KINDS, BufferKind, Kinds, find_kinds, get_kind_traits
 from onnxkvrename.rules.plan import KvPair
 
@@ -143,7 +143,8 @@ def find_pair_shape(pair: KvPair) -> tuple[Dim, ...] | None:
 
 def find_pair_dtype(pair: KvPair) -> str:
     """Return the dtype of a buffer: its input's, or its output's."""
-    return next((side.value.dtype for side in pair.sides), "UNDEFINED")
+    dtypes = (side.value.dtype for side in pair.sides)
+    return next((dtype for dtype in dtypes if dtype != UNDECLARED), UNDECLARED)
 
 
 def _choose_by_window(family: Kinds, window: str | None) -> BufferKind:

@@ -19,12 +19,12 @@ from onnxkvrename.model.protobuf import (
     list_fields,
     read_fields,
 )
-from onnxkvrename.model.signature import Dim, ExportInfo, Opset, Signature, Value
+from onnxkvrename.model.signature import UNDECLARED, Dim, ExportInfo, Opset, Signature, Value
 
 GRAPH_INPUT, GRAPH_OUTPUT = 11, 12
 _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET = 1, 2, 3, 8
 _DTYPE_NAMES = (
-    *("UNDEFINED", "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING"),
+    *(UNDECLARED, "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "STRING"),
     *("BOOL", "FLOAT16", "DOUBLE", "UINT32", "UINT64", "COMPLEX64", "COMPLEX128", "BFLOAT16"),
     *("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "UINT4", "INT4"),
     *("FLOAT4E2M1", "FLOAT8E8M0", "UINT2", "INT2", "FLOAT6E2M3", "FLOAT6E3M2"),
@@ -248,7 +248,7 @@ def _read_value(source: ByteSource, record: Record, types: _Types) -> Value:
         return Value(_decode_string(usual[0]), *types[usual[1]])
     fields = list_fields(source, record, _VALUE)
     type_ = find_message(source, fields, 2, "type")
-    dtype, shape = ("UNDEFINED", None) if type_ is None else _read_type(source, type_)
+    dtype, shape = (UNDECLARED, None) if type_ is None else _read_type(source, type_)
     if usual is not None:
         types[usual[1]] = dtype, shape
     return Value(read_optional_string(source, find_string(fields, 1)), dtype, shape)
@@ -264,7 +264,7 @@ def _read_type(source: ByteSource, type_: Record) -> tuple[str, tuple[Dim, ...] 
     """Return dtype and shape of a type; the shape is `None` if unknown."""
     kind = _find_type_kind(source, type_)
     if kind is None:
-        return "UNDEFINED", None
+        return UNDECLARED, None
     fields = list_fields(source, kind, _TENSOR_TYPE)
     if kind.number in _CONTAINER_KINDS:
         element = _find_element_type(source, kind, fields)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 Dim = int | str | None
 """A static size, a symbol, or `None` if unknown."""
+UNDECLARED = "UNDEFINED"
+"""The dtype of a value that is declared without one: onnxruntime finds it out by itself."""
 
 
 class Value(NamedTuple):
@@ -16,7 +18,7 @@ class Value(NamedTuple):
     Attributes:
         name: Its name.
         dtype: ONNX's own name of the dtype (`FLOAT16`), wrapped unless the value is a dense
-            tensor (`sequence(FLOAT)`).
+            tensor (`sequence(FLOAT)`); `UNDECLARED` if it has none.
         shape: The dimensions; `None` if the rank is unknown.
     """
 
@@ -125,15 +127,26 @@ def format_shape(shape: tuple[Dim, ...]) -> str:
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
 
 
+def is_dtype_compatible(first: Value, second: Value) -> bool:
+    """Return whether two dtypes agree, as far as they are declared."""
+    return first.dtype == second.dtype or UNDECLARED in (first.dtype, second.dtype)
+
+
 def is_type_compatible(first: Value, second: Value) -> bool:
     """Return whether dtype, rank and static sizes agree, as far as they are known."""
-    if first.dtype != second.dtype:
+    if not is_dtype_compatible(first, second):
         return False
     if first.shape is None or second.shape in (None, first.shape):
         return True
     return is_shape_compatible(first.shape, second.shape)
 
 
+def format_dtype(dtype: str) -> str:
+    """Format a dtype: `FLOAT`, or `no declared type`."""
+    return "no declared type" if dtype == UNDECLARED else dtype
+
+
 def format_value_type(value: Value) -> str:
     """Format dtype and shape, as in `FLOAT [batch, 2]`."""
-    return value.dtype if value.shape is None else f"{value.dtype} {format_shape(value.shape)}"
+    dtype = format_dtype(value.dtype)
+    return dtype if value.shape is None else f"{dtype} {format_shape(value.shape)}"

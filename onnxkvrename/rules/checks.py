@@ -19,6 +19,7 @@ from onnxkvrename.model.signature import (
     NameUses,
     Signature,
     format_shape,
+    is_dtype_compatible,
     is_shape_compatible,
 )
 from onnxkvrename.rules.kinds import is_state
@@ -142,7 +143,7 @@ def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
     if pair.input is None or pair.output is None:
         return
     into, out = pair.input.value, pair.output.value
-    if into.dtype != out.dtype:
+    if not is_dtype_compatible(into, out):
         yield build_finding(
             "KV103",
             out.name,

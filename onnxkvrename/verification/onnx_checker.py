@@ -5,10 +5,11 @@ given a model in which each tensor without data has one element; whether the rem
 data fit is computed here, from the sizes that
 :mod:`onnxkvrename.verification.strip_weights` recorded.
 
-It refuses two things that do not make a model unusable, and would then judge nothing
-else: operators that onnx does not define and a runtime does, and a function that is
-defined twice in the same words. Both are warnings here, and all else is checked: such
-nodes are moved to a domain that the checker does not know, copies are left out.
+It refuses three things that do not make a model unusable, and would then judge nothing
+else: operators that onnx does not define and a runtime does, a function that is
+defined twice in the same words, and outputs that are declared without a type or a shape.
+All are warnings here, and all else is checked: such nodes are moved to a domain that the
+checker does not know, copies are left out, and such outputs get a type.
 
 Not checked here: where external data are (:mod:`onnxkvrename.model.external_data`
 does), and the indices of large sparse tensors. Shape inference (`full_check`) is
@@ -61,8 +62,8 @@ def check_onnx_validity(model: ModelProto, source: ByteSource) -> Iterator[Findi
 
     Yields:
         KV123 for operators that onnx does not know, KV124 for functions that are defined
-        more than once in the same bytes, and KV115, with the checker's reason, if it refuses
-        anything else.
+        more than once in the same bytes, KV115 as a warning for outputs without a type or a
+        shape, and KV115, with the checker's reason, if it refuses anything else.
     """
     copies = _remove_copied_functions(model, source)
     if copies:
@@ -70,6 +71,7 @@ def check_onnx_validity(model: ModelProto, source: ByteSource) -> Iterator[Findi
     unknown_operators, size_faults = _prepare_for_checker(model)
     if unknown_operators:
         yield _build_unknown_operators_finding(unknown_operators)
+    yield from _complete_outputs(model.graph)
     try:
         check_model(model, full_check=False)
     except (ValidationError, ValueError, RuntimeError) as error:
@@ -79,6 +81,32 @@ def check_onnx_validity(model: ModelProto, source: ByteSource) -> Iterator[Findi
         yield build_finding(
             "KV115", "", f"onnx's checker rejects this model: {reason}", "export the model again"
         )
+
+
+def _complete_outputs(graph: GraphProto) -> Iterator[Finding]:
+    """Give outputs a type and a shape where they have none; yield KV115, a warning, for those."""
+    without: dict[str, list[str]] = {"type": [], "shape": []}
+    for value in graph.output:
+        tensor = value.type.tensor_type
+        if not value.HasField("type"):
+            without["type"].append(_to_text(value.name))
+            tensor.elem_type = TensorProto.FLOAT
+        elif value.type.HasField("tensor_type") and not tensor.HasField("shape"):
+            without["shape"].append(_to_text(value.name))
+        else:
+            continue
+        tensor.shape.SetInParent()
+    for missing, names in without.items():
+        if names:
+            noun = "an output" if len(names) == 1 else f"{len(names):,} outputs"
+            finding = build_finding(
+                "KV115",
+                "",
+                f"has {noun} declared without a {missing} ({format_list(names)}): onnx's checker "
+                "rejects this, onnxruntime accepts it",
+                f"onnx.shape_inference.infer_shapes adds the {missing}",
+            )
+            yield finding._replace(severity="warning")
 
 
 def _build_unknown_operators_finding(operators: Counter[str]) -> Finding:

@@ -18,7 +18,7 @@ from onnxkvrename.layout.inspect import (
     group_buffers,
 )
 from onnxkvrename.layout.layout import ByteTotals, Sizes, compute_tensor_bytes
-from onnxkvrename.model.signature import format_shape
+from onnxkvrename.model.signature import UNDECLARED, format_dtype, format_shape
 from onnxkvrename.report.inert import escape_text, shorten_text
 from onnxkvrename.rules.kinds import get_kind_traits
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED
@@ -64,7 +64,8 @@ def format_buffer_bytes(item: InspectedBuffer) -> str:
 def format_type(buffer: InspectedBuffer | BufferGroup, sizes: Sizes) -> str:
     """Return the dtype and the shape of a buffer, with each known size next to its symbol."""
     if buffer.shape is None:
-        return f"{buffer.dtype} of unknown rank"
+        dtype = format_dtype(buffer.dtype)
+        return dtype if buffer.dtype == UNDECLARED else f"{dtype} of unknown rank"
     shape = tuple(
         f"{dim}={sizes[dim]}" if isinstance(dim, str) and dim in sizes else dim
         for dim in buffer.shape

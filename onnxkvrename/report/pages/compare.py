@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from onnxkvrename.handoff.verdict import STARTUP_FAILURE_CODES
 from onnxkvrename.layout.layout import format_size_option
-from onnxkvrename.model.signature import Dim, format_shape
+from onnxkvrename.model.signature import Dim, format_dtype, format_shape
 from onnxkvrename.report.documents.compare_json import (
     Buffer,
     CompareContent,
@@ -255,7 +255,7 @@ def _format_type(buffer: Buffer | None) -> str:
     if buffer is None:
         return "does not have it"
     if buffer.shape is None or buffer.sized is None:
-        return buffer.dtype
+        return format_dtype(buffer.dtype)
     dims: list[Dim] = [
         dim if dim == size else f"{dim}={size}"
         for dim, size in zip(buffer.shape, buffer.sized, strict=True)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from onnxkvrename.layout.updates import BufferUpdate, DimChange, build_delta, compare_dims
 from onnxkvrename.limits import MAX_BUFFERS, build_limit_error
-from onnxkvrename.model.signature import Signature, Value
+from onnxkvrename.model.signature import UNDECLARED, Signature, Value, is_dtype_compatible
 from onnxkvrename.rules.plan import KvPair, PairSide
 from onnxkvrename.verification.dataflow import PROVED_VERDICTS, decide_flow
 from onnxkvrename.verification.graph_bodies import ModelGraph
@@ -56,7 +56,7 @@ def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair
     outputs = [
         value
         for value in _select_unique(signature.outputs)
-        if value.dtype in dtypes and value.name not in input_names
+        if value.dtype in (*dtypes, UNDECLARED) and value.name not in input_names
     ]
     if not candidates or not outputs:
         return ()
@@ -138,7 +138,7 @@ def _match_output(
         return None
     number = numbers.pop()
     source = candidates[number]
-    if source.dtype != output.dtype or not _has_same_rank(source, output):
+    if not is_dtype_compatible(source, output) or not _has_same_rank(source, output):
         return None
     flow = decide_flow(build_pair(source, output), origin, number, names)
     if flow.verdict not in PROVED_VERDICTS:
@@ -242,6 +242,6 @@ def _find_indirect_pairs(
     ):
         for output_name, input_name in found.items():
             source, output = values[input_name], values[output_name]
-            if source.dtype == output.dtype and _has_same_rank(source, output):
+            if is_dtype_compatible(source, output) and _has_same_rank(source, output):
                 update_found = update or build_delta(compare_dims(source.shape, output.shape))
                 yield StatePair(source, output, update_found, feeds_back=False)

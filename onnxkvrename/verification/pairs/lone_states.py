@@ -16,7 +16,13 @@ from typing import NamedTuple
 
 from onnxkvrename.findings import format_list
 from onnxkvrename.limits import MAX_ENTRIES
-from onnxkvrename.model.signature import Dim, Signature, Value
+from onnxkvrename.model.signature import (
+    UNDECLARED,
+    Dim,
+    Signature,
+    Value,
+    is_dtype_compatible,
+)
 from onnxkvrename.verification.dataflow import PROVED_VERDICTS, BufferFlow, trace_buffer_flows
 from onnxkvrename.verification.graph_bodies import ModelGraph
 from onnxkvrename.verification.pairs.find_pairs import build_pair, may_be_state
@@ -46,10 +52,16 @@ def find_lone_states(
 ) -> tuple[LoneState, ...]:
     """Return the outputs that look like states of the same kind as those of some pairs."""
     paired = {name for pair in pairs for name in (pair.input.name, pair.output.name)}
-    inputs, outputs = (
-        [value for value in values if value.name not in paired and may_be_state(value.dtype)]
-        for values in (signature.inputs, signature.outputs)
-    )
+    inputs = [
+        value
+        for value in signature.inputs
+        if value.name not in paired and may_be_state(value.dtype)
+    ]
+    outputs = [
+        value
+        for value in signature.outputs
+        if value.name not in paired and (may_be_state(value.dtype) or value.dtype == UNDECLARED)
+    ]
     if not pairs or len(inputs) * len(outputs) > MAX_ENTRIES:
         return ()
     changes = {_find_change(pair.input.name, pair.output.name) for pair in pairs}
@@ -77,7 +89,7 @@ def _are_alike(
     source: Value, output: Value, types: Container[_Types], symbols: Container[Dim]
 ) -> bool:
     """Return whether two values have the types of a pair, or one size with none but its symbols."""
-    if source.name == output.name or not source.shape or source.dtype != output.dtype:
+    if source.name == output.name or not source.shape or not is_dtype_compatible(source, output):
         return False
     return _get_types(source, output) in types or (
         source.shape == output.shape
