@@ -440,11 +440,6 @@ def _set_initializers(graph: Any, values: Iterable[Any]) -> None:
         graph.initializers.add(value)
 
 
-def _set_entries(entries: dict[str, str], values: Mapping[str, str]) -> None:
-    entries.clear()
-    entries.update(values)
-
-
 def _list_names(model: ModelProto) -> Iterator[str]:
     """Yield the name of each value wherever it occurs, as `_LiveModel.values` has its object."""
     for graph in (model.graph, *model.functions):

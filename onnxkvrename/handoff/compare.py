@@ -46,18 +46,6 @@ _UNLIMITED_SAMPLE = 4096
 """A prompt of at least so many tokens is simulated where the graphs do not limit the context."""
 
 
-class Basis(NamedTuple):
-    """What a success rests on.
-
-    Attributes:
-        facts: What was compared, and is equal.
-        conditions: What is not known, each to be continued after ``both sides``.
-    """
-
-    facts: tuple[str, ...] = ()
-    conditions: tuple[str, ...] = ()
-
-
 class SimulatedPrompt(NamedTuple):
     """A simulated hand-off of one prompt: what is written and read, and what decode reads wrongly.
 
@@ -88,7 +76,7 @@ class Handoff(NamedTuple):
         comparison: The paired buffers and the simulation, from which the rest follows.
         shared_symbols: The symbols without a size that must be equal on both sides.
         root_causes: The findings that are not consequences of others, with their buffers.
-        basis: What a success rests on.
+        conditions: What is not compared, each to be continued after ``both sides``.
     """
 
     consumer: Consumer
@@ -103,7 +91,7 @@ class Handoff(NamedTuple):
     comparison: Comparison
     shared_symbols: tuple[str, ...] = ()
     root_causes: tuple[RootCause, ...] = ()
-    basis: Basis = Basis()
+    conditions: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -140,17 +128,18 @@ def compare_sides(
         comparison=comparison,
         shared_symbols=find_shared_symbols((prefill, decode), consumer, full_transfer),
         root_causes=root_causes,
-        basis=find_basis((prefill.layout, decode.layout), consumer),
+        conditions=_list_conditions((prefill.layout, decode.layout)),
     )
 
 
-def find_basis(layouts: tuple[Layout, Layout], consumer: Consumer) -> Basis:
-    """Return what the success of a hand-off from prefill to decode rests on."""
-    conditions = ["have the same weights"]
-    if any(is_quantized(buffer.dtype) for layout in layouts for buffer in layout.buffers):
-        conditions.append("use the same scales")
-    conditions.append("are compiled with the same precision")
-    return Basis((f"{consumer.name}'s rules",), tuple(conditions))
+def _list_conditions(layouts: tuple[Layout, Layout]) -> tuple[str, ...]:
+    """Return what is not compared, and must hold of both sides."""
+    is_scaled = any(is_quantized(buffer.dtype) for layout in layouts for buffer in layout.buffers)
+    return (
+        "have the same weights",
+        *(["use the same scales"] if is_scaled else []),
+        "are compiled with the same precision",
+    )
 
 
 def _collect_findings(

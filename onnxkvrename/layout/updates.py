@@ -75,11 +75,6 @@ class BufferUpdate(NamedTuple):
         return self.kind in _RESIZING_KINDS
 
     @property
-    def is_known(self) -> bool:
-        """True if the graph shows how the output is made."""
-        return self.kind not in ("unknown", "untraced")
-
-    @property
     def label(self) -> str:
         """The update in words; empty if it is not known."""
         axis = "" if self.axis is None else f" along axis {self.axis}"

@@ -181,8 +181,8 @@ def _format_transferred(handoff: Handoff) -> str:
     lengths = _format_free_sizes(handoff) or ", prompts of any length"
     if longest is not None:
         lengths = f", prompts of up to {format_token_count(longest)}"
-    conditions = _join_conditions([*_list_size_conditions(handoff), *handoff.basis.conditions])
-    return f"{buffers}{lengths}{conditions}; based on {', '.join(handoff.basis.facts)}"
+    conditions = _join_conditions([*_list_size_conditions(handoff), *handoff.conditions])
+    return f"{buffers}{lengths}{conditions}; based on {handoff.consumer.name}'s rules"
 
 
 def _format_free_sizes(handoff: Handoff) -> str:

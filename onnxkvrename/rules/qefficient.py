@@ -101,11 +101,6 @@ class SetRule(NamedTuple):
                 return PartPath("/" * path.startswith("/") + "/".join(kept_directories), name)
         return None
 
-    def is_window_path(self, path: str) -> bool:
-        """Return whether a path, with ``/`` between names, is that of one window of a model."""
-        part = self.parse_path(path)
-        return part is not None and part.name.stage != MERGED
-
 
 NO_SETS = SetRule()
 WINDOW_SETS = SetRule(

@@ -58,6 +58,13 @@ def test_two_sides_alike_work() -> None:
     )
 
 
+def test_scales_of_a_quantized_cache_are_a_condition() -> None:
+    for dtype, is_scaled in (("INT8", True), ("FLOAT16", False), ("MXINT8", False)):
+        side = build_side_layout(*describe_attention(0, dtype=dtype), ctx_len=32)
+        found = predict_handoff(side, side)
+        assert ("use the same scales" in format_handoff_verdict(found)) == is_scaled
+
+
 def test_sizes_that_are_missing_do_not_matter_between_sides_that_are_alike() -> None:
     side = build_side_layout(*describe_attention(0), *describe_attention(1, shape=WINDOW))
     found = predict_handoff(side, side)
