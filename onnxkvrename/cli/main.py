@@ -49,7 +49,7 @@ _COMMAND_GROUPS = {
     "Show and explain": {
         "inspect": "Show what is in a model.",
         "pairs": "Find caches and states in the graph, under any name.",
-        "explain": "Explain a finding, such as KV402, or a log of vLLM.",
+        "explain": "Explain a finding, such as KV402.",
         "profiles": "List built-in rules, or print some.",
     },
 }

@@ -243,7 +243,7 @@ def _check_dtypes(view: ConsumerView) -> ConsumerProblem:
             names,
             ("has", "have"),
             f"the dtype {dtype}, for which {consumer.name} has no element size",
-            "compile with another precision, and check again with its file: --custom-io FILE",
+            "export the caches in another dtype, such as FLOAT16",
             "buffers",
         )
     )

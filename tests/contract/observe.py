@@ -47,14 +47,9 @@ MAPS = ("sizes", "dims", "names", "name_map")
 """Objects whose keys are data, not fields."""
 VOLATILE = ("version", "leftovers")
 """Fields that a release changes, and files of a killed run."""
-GOING = {
-    "compare": ("notes", "reads", "same_graph", "tensor_parallelism"),
-    "pairs": (),
-}
-"""Fields of commands that stay, which go with a feature: no row depends on them."""
 NEW = {"verify": ("target", "sets")}
 """Fields that came after rows were recorded, which do not depend on them where they are empty."""
-SENTENCES = {"rename": ("pending", "fix")}
+SENTENCES = {"compare": ("notes",), "rename": ("pending", "fix")}
 """Fields that say for people what other fields say for programs: no row depends on them."""
 PAGES = (".html",)
 """Written for people: that such a file is there is promised, its bytes are not."""
@@ -332,20 +327,19 @@ def _read_json(text: str) -> Any:
 
 
 def _leave_out(document: Any) -> Any:
-    """Return a document without the fields that go, in itself and in its models, and new ones."""
+    """Return a document without its sentences, and without fields that came later and are empty."""
     if not isinstance(document, dict):
         return document
     command = str(document.get("command"))
-    going = (*GOING.get(command, ()), *SENTENCES.get(command, ()))
-    new = NEW.get(str(document.get("command")), ())
+    sentences, new = SENTENCES.get(command, ()), NEW.get(command, ())
     kept = {
         key: value
         for key, value in document.items()
-        if key not in going and (value or key not in new)
+        if key not in sentences and (value or key not in new)
     }
     if isinstance(kept.get("models"), list):
         kept["models"] = [
-            {key: value for key, value in model.items() if key not in going}
+            {key: value for key, value in model.items() if key not in sentences}
             if isinstance(model, dict)
             else model
             for model in kept["models"]
