@@ -218,7 +218,7 @@ def test_no_fixture_raises_a_false_alarm() -> None:
         assert not [buffer for buffer in layout.buffers if buffer.update.is_resized], path
 
 
-# Real exports. `bench/updates.py` compares the same answers with what onnxruntime does.
+# Real exports.
 
 OTHERS = EXPORTS.with_name("exports-other")
 QEFF_EXPORTS = [
