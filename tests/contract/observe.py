@@ -78,7 +78,7 @@ class Row:
     """What is done, as written in the table; what came of it follows it there.
 
     Attributes:
-        why: The number of the promise that the row serves, or the feature that goes.
+        why: The number of the promise that the row serves, as docs/scope.md lists it.
     """
 
     name: str
