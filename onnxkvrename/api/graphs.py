@@ -35,13 +35,13 @@ from onnxkvrename.api.arguments import (
     speak_python,
 )
 from onnxkvrename.api.files import run_rename
-from onnxkvrename.api.unnamed_caches import MEMORY_HINT
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.storage.read import MEMORY
 from onnxkvrename.storage.scratch import open_scratch_file
+from onnxkvrename.verification.pairs.other_sides import MEMORY_HINT
 
 if TYPE_CHECKING:
     from onnx_graphsurgeon import Graph
@@ -138,7 +138,7 @@ def rename_graph(
 
 def _is_command_for_file(finding: Finding) -> bool:
     """Return whether a hint renames the file of a graph whose names no profile matches."""
-    return finding.code == "KV001" and "`onnxkvrename " in finding.hint
+    return finding.code in ("KV001", "KV101", "KV102") and "`onnxkvrename " in finding.hint
 
 
 def _hide_path(text: str, path: Path) -> str:

@@ -15,7 +15,7 @@ from onnxkvrename.api.arguments import (
     read_arguments,
     speak_python,
 )
-from onnxkvrename.api.unnamed_caches import explain_unknown_summaries
+from onnxkvrename.api.unnamed_caches import explain_summaries
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
@@ -63,7 +63,7 @@ def inspect(model: ModelLike, *, rules: RulesLike = None) -> ModelSummary:
     summary = inspect_model(source, found, trace_buffer_updates)
     if summary.error is not None:
         raise summary.error
-    (explained,) = explain_unknown_summaries([summary], [source])
+    (explained,) = explain_summaries([summary], [source], found)
     return explained
 
 
@@ -98,7 +98,7 @@ def inspect_page(models: ModelLike | Iterable[PathLike], *, rules: RulesLike = N
     for summary in summaries:
         if summary.error is not None:
             raise summary.error
-    return render_inspect_page(fold_windows(explain_unknown_summaries(summaries, listed)))
+    return render_inspect_page(fold_windows(explain_summaries(summaries, listed, found)))
 
 
 @speak_python

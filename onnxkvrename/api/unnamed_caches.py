@@ -13,15 +13,16 @@ from onnxkvrename.findings import (
     build_finding,
     format_count,
     quote_path,
-    quote_word,
 )
 from onnxkvrename.limits import MAX_SEARCHED_NODES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import UNDECLARED, Signature
-from onnxkvrename.options import list_options
+from onnxkvrename.renaming.rename_command import format_rename
 from onnxkvrename.renaming.request import Request
+from onnxkvrename.rules.kv_model import scan_model
 from onnxkvrename.rules.load import find_profiles
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import Report
 from onnxkvrename.storage.read import MemoryFile, ModelSource, is_in_memory
 from onnxkvrename.verification.pairs.find_pairs import may_be_state
@@ -32,22 +33,19 @@ from onnxkvrename.verification.pairs.infer_rules import (
     infer_rules,
     trace_source,
 )
+from onnxkvrename.verification.pairs.other_sides import (
+    MEMORY_HINT,
+    OWN_RULES_HINT,
+    explain_lone_sides,
+    join_commands,
+)
 
 if TYPE_CHECKING:
     from onnxkvrename.layout.inspect import ModelSummary
 
-_LEFT_OUT = {
-    *("models", "profile", "rules", "jobs", "dask", "output_format", "quiet", "verbose"),
-    *("check", "diff", "dry_run"),
-}
-"""The fields of a request that change no result, or that exclude ``--rules``."""
-_RULES_FILE = "rules.toml"
 _NO_CACHE_HINT = (
     "export the model with its cache as inputs and outputs; if it is an encoder, pass its decoder"
 )
-_OWN_RULES_HINT = "add `--rules FILE` with the rules of the rename"
-MEMORY_HINT = "save the model to a file, and pass rules=onnxkvrename.suggest_rules(PATH)"
-"""How to rename a model in memory whose names no profile matches."""
 
 
 def explain_unknown_names(report: Report, request: Request, token: str) -> Report:
@@ -85,33 +83,60 @@ def explain_unknown_model(error: CheckError, model: MemoryFile, token: str) -> C
     return CheckError(f"KV001: {explained.message}", findings, hint=explained.hint)
 
 
-def explain_unknown_summaries(
-    summaries: Sequence[ModelSummary], models: Sequence[ModelSource]
+def explain_summaries(
+    summaries: Sequence[ModelSummary], models: Sequence[ModelSource], rules: Rules
 ) -> tuple[ModelSummary, ...]:
-    """Return summaries, those of models without buffers with the caches that their graphs show.
+    """Return summaries with what their graphs show of names that no rule matches.
+
+    These are the caches of models without buffers, and the other sides of buffers with one side.
 
     Args:
         summaries: What `inspect` shows of some models.
         models: The same models.
+        rules: The rules that recognize KV names.
     """
+    explained = [
+        summary
+        if summary.error or all(each.input and each.output for each in summary.buffers)
+        else _explain_lone_buffers(summary, model, rules)
+        for summary, model in zip(summaries, models, strict=True)
+    ]
     unknown = [
         index
         for index, summary in enumerate(summaries)
         if not (summary.buffers or summary.feeds or summary.error)
     ]
-    explained = list(summaries)
     graphs = _search_models([models[index] for index in unknown])
     for index, graph in zip(unknown, graphs, strict=True):
         if isinstance(graph, TracedModel) and graph.buffers:
             path = summaries[index].path
             hint = MEMORY_HINT
             if not is_in_memory(path):
-                inspection = f"onnxkvrename inspect {quote_path(path)} --rules {_RULES_FILE}"
-                hint = _join_commands(path, inspection)
+                hint = join_commands(path, _format_inspect(path))
             finding = _explain(build_finding("KV001", "", "", ""), graph, "", hint)
             findings = (*summaries[index].findings, finding._replace(severity="warning"))
             explained[index] = summaries[index]._replace(findings=findings)
     return tuple(explained)
+
+
+def _explain_lone_buffers(summary: ModelSummary, model: ModelSource, rules: Rules) -> ModelSummary:
+    """Return a summary with the other sides of buffers with one side, which are broken then."""
+    with open_model(model) as opened:
+        scanned = scan_model(
+            opened.source, opened.signature, opened.file.path, rules, data_beside=None
+        )
+        command = _format_inspect(summary.path)
+        findings = explain_lone_sides(opened.source, scanned.model, summary.findings, command)
+    broken = {finding.name for finding in findings if finding.code in ("KV101", "KV102")}
+    buffers = tuple(
+        buffer._replace(state="broken") if broken & {buffer.input, buffer.output} else buffer
+        for buffer in summary.buffers
+    )
+    return summary._replace(findings=findings, buffers=buffers)
+
+
+def _format_inspect(path: str) -> str:
+    return f"onnxkvrename inspect {quote_path(path)}"
 
 
 def suggest_rename(models: Iterable[TracedModel]) -> str:
@@ -122,7 +147,7 @@ def suggest_rename(models: Iterable[TracedModel]) -> str:
     for model in models:
         if model.buffers and not (_is_known(model.signature) or find_last_word(model.buffers)):
             request = Request((model.path,), "KV")
-            return _join_commands(str(model.path), _format_rename(request, request.models))
+            return join_commands(str(model.path), format_rename(request, request.models))
     return ""
 
 
@@ -133,29 +158,10 @@ def _choose_commands(
     for model, graph in zip(report.models, graphs, strict=True):
         if isinstance(graph, TracedModel) and graph.buffers and not _carries(graph, token):
             if request.strip:
-                return _OWN_RULES_HINT
+                return OWN_RULES_HINT
             models = request.models if len(report.models) == 1 else (Path(model.path),)
-            return _join_commands(model.path, _format_rename(request, models))
+            return join_commands(model.path, format_rename(request, models))
     return ""
-
-
-def _join_commands(path: str, command: str) -> str:
-    """Return the command that writes rules for a model, and the one that uses them."""
-    return f"`onnxkvrename pairs {quote_path(path)} --as rules > {_RULES_FILE}`, then `{command}`"
-
-
-def _format_rename(request: Request, models: Iterable[Path]) -> str:
-    """Return the command that renames some models as it was asked for, with a file of rules."""
-    words = ["onnxkvrename", *(quote_path(str(path)) for path in models)]
-    for name, option in list_options(Request).items():
-        value = getattr(request, name)
-        if name in _LEFT_OUT or value == Request._field_defaults[name]:
-            continue
-        for item in value if isinstance(value, tuple) else (value,):
-            words.append(option.flags.split()[0])
-            if not isinstance(item, bool):
-                words.append(quote_path(str(item)) if isinstance(item, Path) else quote_word(item))
-    return " ".join((*words, f"--rules {_RULES_FILE}"))
 
 
 def _explain(
@@ -184,7 +190,7 @@ def _explain(
         message += f", and {outputs} may be states (first: {graph.lone_states[0].output})"
     if _carries(graph, token):
         return finding._replace(
-            message=f"{message}; names already carry {token}", hint=_OWN_RULES_HINT
+            message=f"{message}; names already carry {token}", hint=OWN_RULES_HINT
         )
     return finding._replace(message=message, hint=hint)
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
-from onnxkvrename.api.unnamed_caches import explain_unknown_summaries
+from onnxkvrename.api.unnamed_caches import explain_summaries
 from onnxkvrename.cli.files import check_page, collect_inputs
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
@@ -132,7 +132,7 @@ def command(arguments: InspectArguments) -> int:
     print_choice(rules.choice, arguments.output_format)
     models = [job.model for job in jobs]
     inspection = inspect_models(models, rules, trace_buffer_updates, arguments.sizes)
-    summaries = explain_unknown_summaries(inspection.summaries, models)
+    summaries = explain_summaries(inspection.summaries, models, rules)
     inspection = inspection._replace(summaries=summaries)
     written = _write_page(summaries, arguments)
     projections = _project_layouts(inspection, arguments)

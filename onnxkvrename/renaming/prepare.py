@@ -24,6 +24,7 @@ from onnxkvrename.renaming.output_path import (
     has_result,
 )
 from onnxkvrename.renaming.parallel import name_worker
+from onnxkvrename.renaming.rename_command import format_rename
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.kv_model import (
     KvModel,
@@ -32,6 +33,7 @@ from onnxkvrename.rules.kv_model import (
     scan_model,
     splice_model,
 )
+from onnxkvrename.rules.lone_sides import has_lone_sides
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
@@ -121,6 +123,12 @@ def _prepare_open_model(
         from onnxkvrename.verification import trace_needs  # onnx, for a few vision models
 
         model = trace_needs(opened.source, model)
+    if has_lone_sides(model):
+        from onnxkvrename.verification.pairs.other_sides import explain_lone_sides  # onnx, for few
+
+        command = "" if change.strip else format_rename(request, [job.model])
+        explained = explain_lone_sides(opened.source, model, model.findings, command)
+        model = model._replace(findings=explained)
     pieces, expected = splice_model(opened.source, scanned)
     size = sum_piece_sizes(pieces)
     splice_plan = SplicePlan(job.model, opened.file.identity, pieces, expected, size)

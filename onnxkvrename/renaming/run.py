@@ -29,6 +29,7 @@ from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import list_tasks
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.kv_model import scan_model, splice_model
+from onnxkvrename.rules.lone_sides import has_lone_sides
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules, find_token_error
 from onnxkvrename.rules.results import (
@@ -271,6 +272,12 @@ def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
         source, read_model_signature(source), MEMORY, rules, change, data_beside=None
     )
     model = scanned.model
+    if has_lone_sides(model):
+        from onnxkvrename.verification.pairs.other_sides import explain_lone_sides  # onnx, for few
+
+        command = "" if change.strip else "onnxkvrename"
+        explained = explain_lone_sides(source, model, model.findings, command)
+        model = model._replace(findings=explained)
     (set_findings,) = check_models_together([model], rules, change, check_current_tokens=False)
     refuse_errors((*model.findings, *set_findings))
     name_map = model.plan.name_map

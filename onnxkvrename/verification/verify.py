@@ -52,6 +52,7 @@ from onnxkvrename.verification import trace_needs
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
+from onnxkvrename.verification.pairs.other_sides import explain_lone_sides
 from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
@@ -219,8 +220,12 @@ def verify_window_sets(
 def _add_stronger(own: Sequence[Finding], finding: Finding) -> tuple[Finding, ...]:
     """Return findings with one of a consumer: an error replaces what has the same code.
 
-    A warning about a buffer that has one of this code already is left out.
+    A warning about a buffer that has one of this code already is left out, and that the consumer
+    does not select a name whose other side is missing.
     """
+    unpaired = {each.name for each in own if each.code in ("KV101", "KV102")}
+    if finding.code == "KV601" and finding.name in unpaired:
+        return tuple(own)
     if finding.severity == "error":
         return (*(each for each in own if each.code != finding.code), finding)
     is_there = any((each.code, each.name) == (finding.code, finding.name) for each in own)
@@ -254,13 +259,23 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     checks_token = request.token is not None or request.target is None  # else the consumer does
     checks = (_check_sidecars, *request.checks) if beside is not None else ()
     findings = (
-        *model.findings,
+        *explain_lone_sides(opened.source, model, model.findings, _format_command(path, request)),
         *proofs,
         *(_check_token(model, rules, request.token) if checks_token else ()),
         *(found for check in checks for found in check(job, rules, model.plan)),
     )
     report = report_model(model)._replace(findings=findings)
     return VerifiedModel(report, flows, model=model)
+
+
+def _format_command(path: Path, request: VerifyRequest) -> str:
+    """Return the command that verifies a model as it was asked for, without its rules."""
+    words = ["onnxkvrename verify", quote_path(str(path))]
+    if request.token is not None:
+        words += ["--prefix", quote_word(request.token)]
+    if request.target is not None:
+        words += ["--target", quote_word(request.target)]
+    return " ".join(words)
 
 
 def _check_sidecars(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterable[Finding]:
