@@ -47,7 +47,7 @@ class Option(NamedTuple):
     names: str = ""
     choices: Sequence[str] = ()
     most: int | None = None
-    writes: Literal["", "file", "file or stdout", "directory"] = ""
+    writes: Literal["", "file", "directory"] = ""
     is_required: bool = False
     shows_default: bool = False
     needs: tuple[str, ...] = ()

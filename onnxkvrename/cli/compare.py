@@ -178,7 +178,7 @@ def _write_page(
     )
     check_page(path, "compare", files, force=arguments.force)
     page = render_compare_page(build_content())
-    write_files({path: page.encode("utf-8")}, force=True, inputs=files.list_inputs())
+    write_files({path: page.encode("utf-8")}, inputs=files.list_inputs())
 
 
 def _build_answer(

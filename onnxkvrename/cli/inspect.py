@@ -209,7 +209,7 @@ def _write_page(summaries: Sequence[ModelSummary], arguments: InspectArguments) 
     if any(summary.error is not None for summary in summaries):
         return []
     page = render_inspect_page(fold_windows(summaries))
-    write_files({arguments.html: page.encode("utf-8")}, force=True, inputs=files.list_inputs())
+    write_files({arguments.html: page.encode("utf-8")}, inputs=files.list_inputs())
     return [f"{arguments.html}: page written"]
 
 

@@ -220,7 +220,7 @@ def _choose_type(kind: Any, option: Option) -> click.ParamType[Any]:
     if option.writes == "directory":
         return OutputDirectory()
     if option.writes:
-        return OutputFile(takes_stdout=option.writes == "file or stdout")
+        return OutputFile()
     return NonEmptyPath()
 
 
@@ -297,21 +297,13 @@ class OutputDirectory(NonEmptyPath):
 
 
 class OutputFile(NonEmptyPath):
-    """A file to write; ``directory/`` is not one.
-
-    Args:
-        takes_stdout: Whether ``-`` is stdout. Otherwise it is an error, not a file called ``-``.
-    """
+    """A file to write; ``directory/`` is not one, and ``-`` is an error, not a file called so."""
 
     is_output = True
 
-    def __init__(self, *, takes_stdout: bool = False) -> None:
-        super().__init__()
-        self.takes_stdout = takes_stdout
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; a usage error for one that ends like a directory's, and for stdout."""
-        if value == "-" and not self.takes_stdout:
+        if value == "-":
             self.fail("cannot write to stdout: pass the path of a file", param, ctx)
         if value and isinstance(value, str) and os.path.basename(value) in ("", ".", ".."):
             others = ctx.command.params if ctx is not None else ()

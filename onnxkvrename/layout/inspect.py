@@ -5,7 +5,6 @@ from __future__ import annotations
 import posixpath
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -243,11 +242,14 @@ def _build_layouts(
     """
     sets = group_layout_models(models)
     for selected in sets:
-        with suppress(ModelError):
-            loaded = build_loaded_layout(selected if sets[1:] else models, selected, updates)
-            symbols = loaded.layout.symbols
-            known = {symbol: size for symbol, size in sizes.items() if symbol in symbols}
-            yield loaded._replace(layout=apply_sizes(loaded.layout, known))
+        reported = models if len(sets) == 1 else selected
+        try:
+            loaded = build_loaded_layout(reported, selected, updates)
+        except ModelError:  # a buffer twice
+            continue
+        symbols = loaded.layout.symbols
+        known = {symbol: size for symbol, size in sizes.items() if symbol in symbols}
+        yield loaded._replace(layout=apply_sizes(loaded.layout, known))
 
 
 def inspect_model(

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
@@ -25,25 +26,22 @@ from onnxkvrename.storage.temp_file import TempFile, remove_temp_files
 from onnxkvrename.storage.transaction import Transaction
 
 
-def write_files(
-    contents: Mapping[Path, bytes], *, force: bool, inputs: Collection[Path] = ()
-) -> None:
+def write_files(contents: Mapping[Path, bytes], *, inputs: Collection[Path] = ()) -> None:
     """Write files, all of them or none, and remove what killed runs left beside them.
 
-    A file that has its content already stays as it is, so a run that was killed can be repeated.
+    A file that has its content already stays as it is, so a run that was killed can be repeated. A
+    new one has the permissions, the owner and the attributes of the one that it replaces.
 
     Args:
         contents: The content of each file, by its path.
-        force: Replace files with another content. A new one has the permissions, the owner and
-            the attributes of the one that it replaces.
         inputs: All files that the command reads: no clean-up removes one.
 
     Raises:
-        WriteError: :func:`needs_write` fails, another run writes one of the files, or one
-            cannot be written. All existing files are then unchanged.
+        WriteError: One is a directory or a device, is in a Hugging Face cache, is written by
+            another run, or cannot be written. All existing files are then unchanged.
         ModelError: It cannot be determined what is at one of the paths.
     """
-    outputs = [path for path in contents if needs_write(path, contents[path], force=force)]
+    outputs = [path for path in contents if _needs_write(path, contents[path])]
     targets = {path: Path(os.path.abspath(path)) for path in contents}
     directories = {target.parent for target in targets.values()}
     settle_stopped_runs(directories, inputs)
@@ -61,7 +59,7 @@ def write_files(
                 with TempFile(target, output, key=transaction.key) as temp_file:
                     temp_file.write(contents[output])
                     _set_attributes(temp_file, target)
-                    files.append(temp_file.finish(replace=force and target in overwritten))
+                    files.append(temp_file.finish(replace=target in overwritten))
             transaction.place(files)
 
 
@@ -120,38 +118,30 @@ def _suggest_force(output: Path, hint: str) -> str:
     return hint
 
 
-def needs_write(output: Path, content: bytes, *, force: bool) -> bool:
+def _needs_write(output: Path, content: bytes) -> bool:
     """Check that a file can be written, and return whether it must be.
 
     Args:
         output: The file.
         content: What it is to have.
-        force: Accept a regular file with another content, or a link to one.
 
     Returns:
         False if the file has that content already.
 
     Raises:
-        WriteError: The path is a directory or in a Hugging Face cache, there is a file with
-            another content, or the directory of the file is missing or cannot be written to.
+        WriteError: The path is a directory, a device or in a Hugging Face cache, or the directory
+            of the file is missing or cannot be written to.
         ModelError: It cannot be determined what is there.
     """
     check_not_cached(output)
     status = read_status(output)
     if status is not None and stat.S_ISDIR(status.st_mode):
         raise WriteError("is a directory", path=str(output), hint="pass a file path")
-    if status is not None and stat.S_ISREG(status.st_mode):
-        try:
-            if has_content(output, len(content), [content]):
-                return False
-        except ModelError:
-            if not force:
-                raise
-    if read_status(output, follow_links=False) is not None and not force:
-        hint = _suggest_force(output, "`--force` replaces it")
-        raise WriteError("already exists", path=str(output), hint=hint)
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise WriteError("already exists and is not a regular file", path=str(output))
+    with suppress(ModelError):  # one that cannot be read is replaced
+        if status is not None and has_content(output, len(content), [content]):
+            return False
     with TempFile(Path(os.path.abspath(output)), output):
         pass  # it could be created
     return True

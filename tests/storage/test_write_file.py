@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from onnxkvrename import KvRenameError, ModelError, WriteError
+from onnxkvrename import KvRenameError, WriteError
 from onnxkvrename.storage import lock
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.temp_file import build_file_key, build_key, build_temp_name
-from onnxkvrename.storage.write_file import check_replaceable, needs_write, write_files
+from onnxkvrename.storage.write_file import check_replaceable, write_files
 
 needs_modes = pytest.mark.skipif(not hasattr(os, "fchmod"), reason="a system without fchmod")
 
@@ -29,21 +29,19 @@ def test_force_is_not_suggested_where_it_would_replace_a_model(here: Path, name:
         Path(name).symlink_to("m.onnx")
     else:
         Path(name).write_bytes(b"model")
-    for refuse in (
-        lambda: needs_write(Path(name), b"content", force=False),
-        lambda: check_replaceable(Path(name), "a page made by x", "<svg"),
-    ):
-        with pytest.raises(WriteError, match=r"\.onnx is a model") as caught:
-            refuse()
-        assert "--force" not in (caught.value.hint or "")
+    with pytest.raises(WriteError, match=r"\.onnx is a model") as caught:
+        check_replaceable(Path(name), "a page made by x", "<svg")
+    assert "--force" not in (caught.value.hint or "")
 
 
 def test_all_files_are_written_or_none(here: Path) -> None:
-    Path("two").write_bytes(b"mine")
-    with pytest.raises(WriteError, match=r"two: already exists .*--force"):
-        write_files({Path("one"): b"1", Path("two"): b"2"}, force=False)
+    Path("two").mkdir()
+    with pytest.raises(WriteError, match="two: is a directory"):
+        write_files({Path("one"): b"1", Path("two"): b"2"})
     assert os.listdir(here) == ["two"]
-    write_files({Path("one"): b"1", Path("two"): b"2"}, force=True)
+    Path("two").rmdir()
+    Path("two").write_bytes(b"old")
+    write_files({Path("one"): b"1", Path("two"): b"2"})
     assert {name: Path(name).read_bytes() for name in os.listdir(here)} == {
         "one": b"1",
         "two": b"2",
@@ -67,7 +65,7 @@ def test_one_that_fails_at_the_end_takes_the_others_back(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", fail_later)
         with pytest.raises(WriteError, match=r"two: cannot be .*Input/output"):
-            write_files({Path("one"): b"1", Path("two"): b"2"}, force=True)
+            write_files({Path("one"): b"1", Path("two"): b"2"})
     assert {name: Path(name).read_bytes() for name in os.listdir(here)} == {
         "one": b"old",
         "two": b"old",
@@ -87,7 +85,7 @@ def test_what_someone_else_saves_meanwhile_stays(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", save_theirs)
         with pytest.raises(KvRenameError, match=r"another program|File exists"):
-            write_files({Path("file"): b"new"}, force=True)
+            write_files({Path("file"): b"new"})
     assert Path("file").read_bytes() == b"theirs"
     assert os.listdir(here) == ["file"]
 
@@ -97,7 +95,7 @@ def test_what_someone_else_saves_meanwhile_stays(
 def test_a_file_that_is_replaced_keeps_its_permissions(mode: int, here: Path) -> None:
     Path("file").write_bytes(b"old")
     Path("file").chmod(mode)
-    write_files({Path("file"): b"new"}, force=True)
+    write_files({Path("file"): b"new"})
     assert Path("file").read_bytes() == b"new"
     assert stat.S_IMODE(Path("file").stat().st_mode) == mode & 0o777
 
@@ -107,17 +105,15 @@ def test_a_link_that_is_replaced_gives_no_permissions(here: Path) -> None:
     Path("private").write_bytes(b"old")
     Path("private").chmod(0o600)
     Path("link").symlink_to("private")
-    write_files({Path("link"): b"new", Path("plain"): b"new"}, force=True)
+    write_files({Path("link"): b"new", Path("plain"): b"new"})
     assert Path("link").lstat().st_mode == Path("plain").lstat().st_mode
     assert Path("private").read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_a_file_that_has_its_content_stays(force: bool, here: Path) -> None:
+def test_a_file_that_has_its_content_stays(here: Path) -> None:
     Path("file").write_bytes(b"content")
     os.utime("file", ns=(0, 0))
-    assert not needs_write(Path("file"), b"content", force=force)
-    write_files({Path("file"): b"content"}, force=force)
+    write_files({Path("file"): b"content"})
     assert Path("file").stat().st_mtime_ns == 0
 
 
@@ -129,7 +125,7 @@ def test_what_a_killed_run_left_is_removed_but_nothing_that_is_read(
     left, read = (Path(build_temp_name(build_key(), build_file_key(), "new")) for _ in range(2))
     for path in (left, read):
         path.write_bytes(b"half")
-    write_files({Path("file"): b"content"}, force=True, inputs=[read])
+    write_files({Path("file"): b"content"}, inputs=[read])
     assert read.exists()
     assert left.exists() is (content == b"content")  # where nothing is written, nothing is lost
     assert Path("file").read_bytes() == b"content"
@@ -142,31 +138,26 @@ def test_another_run_at_work_there_keeps_its_files(
     left = Path(build_temp_name(build_key(), build_file_key(), "new"))
     left.touch()
     with hold_locks([here]), pytest.raises(WriteError, match="is being processed"):
-        write_files({Path("file"): b"content"}, force=True)
+        write_files({Path("file"): b"content"})
     assert os.listdir(here) == [left.name]
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_a_directory_is_no_file(force: bool, here: Path) -> None:
-    with pytest.raises(WriteError, match="is a directory"):
-        write_files({here: b""}, force=force)
-
-
-def test_a_link_that_leads_nowhere_is_in_the_way(here: Path) -> None:
+def test_a_link_that_leads_nowhere_is_replaced(here: Path) -> None:
     Path("link").symlink_to("nowhere")
-    with pytest.raises(WriteError, match="link: already exists"):
-        needs_write(Path("link"), b"", force=False)
-    assert needs_write(Path("link"), b"", force=True)
+    write_files({Path("link"): b"new"})
+    assert not Path("link").is_symlink()
+    assert Path("link").read_bytes() == b"new"
 
 
-def test_a_file_that_cannot_be_read_is_an_error_unless_it_may_be_replaced(
+def test_a_file_that_cannot_be_read_is_replaced(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> bytes:
         raise OSError(5, "Input/output error")
 
     Path("file").write_bytes(b"content")
-    monkeypatch.setattr(os, "pread", fail)
-    with pytest.raises(ModelError, match=r"file: .*Input/output"):
-        needs_write(Path("file"), b"content", force=False)
-    assert needs_write(Path("file"), b"content", force=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *args: False)
+        patch.setattr(os, "pread", fail)
+        write_files({Path("file"): b"new"})
+    assert Path("file").read_bytes() == b"new"
