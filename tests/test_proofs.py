@@ -148,7 +148,7 @@ def few_axes(tmp_path: Path, run) -> Example:
 
 def left_state(tmp_path: Path, run) -> Example:
     """A state that each step replaces: nothing of its input is carried into its output."""
-    model = load_decoder(tmp_path, run)
+    model = onnx.load(PLAIN / "decoder.onnx")
     names = (("input", "xx_0"), ("output", "xx_0_r"), ("output", "seen"))
     for side, name in names:
         value = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4])
@@ -163,6 +163,7 @@ def left_state(tmp_path: Path, run) -> Example:
     path = save(model, tmp_path / "model.onnx")
     rules = tmp_path / "rules.toml"
     rules.write_text(run("pairs", path, "--as", "rules").out, "utf-8")
+    assert run(path, "--rules", rules, "--prefix", TOKEN).code == 0
     return Example(path, options=("--rules", str(rules)))
 
 

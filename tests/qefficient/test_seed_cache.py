@@ -660,8 +660,8 @@ def test_killed_anywhere_every_file_is_whole_and_the_same_command_ends_it(
 ) -> None:
     trial = Trial(tmp_path)
     expected = {
-        "rename": [0],
-        "replace": [0],
+        # The record may be moved in place, where a file without a name cannot be linked.
+        **dict.fromkeys(["rename", "replace"], range(2)),
         **dict.fromkeys(["unlink", "fsync", "write"], range(3, 1000)),
     }
     for name in sample([name for name in CALLS if hasattr(os, name)], 1):
