@@ -14,16 +14,19 @@ def run() -> None:
     # What an import makes is there to stay. Looking through it for garbage, again and
     # again, would take a tenth of the time of a small rename.
     gc.disable()
+    is_loaded = False
     try:
         _let_signals_interrupt()
         from onnxkvrename.cli.main import main
 
         gc.freeze()
         gc.enable()
+        is_loaded = True
         code = main()
     except KeyboardInterrupt:  # before there is anything that could handle it, or after
         code = 130
-        _print_error("interrupted: no file was left half written (run the same command again)")
+        state = "" if is_loaded else ": no model was changed"
+        _print_error(f"interrupted{state}; run the same command again")
     except (ImportError, OSError) as error:  # the system opens no file, not even a module
         code = 2
         _print_error(f"onnxkvrename cannot be loaded: {error}")

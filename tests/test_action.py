@@ -217,8 +217,12 @@ def test_the_summary_is_a_table_of_the_results(machine: Machine) -> None:
     )
     *rows, total = read_summary(outcome.summary)
     file = "windows/layer_{0}_{1}/Tiny_layer_tmp_{0}_{1}.onnx"
-    names = "4 names would change"
-    assert rows == [["error", file.format(n, n + 1), "names", names] for n in range(3)]
+    names = (
+        "4 of 4 names lack VLLM (first: past_key.{}); run `onnxkvrename --prefix=VLLM -- windows`"
+    )
+    assert rows == [
+        ["error", file.format(n, n + 1), "KV token missing", names.format(n)] for n in range(3)
+    ]
     assert total[:3] == ["notice", "", "total"]
     assert total[3].startswith("3 models: 3 would change")
 

@@ -60,7 +60,7 @@ class CompareArguments(NamedTuple):
     """What a user asks for with ``compare``."""
 
     prefill: Annotated[Path, Option("", metavar="PREFILL", is_required=True)]
-    decode: Annotated[Path, Option("", metavar="DECODE", is_required=True)]
+    decode: Annotated[Path | None, Option("", metavar="[DECODE]")] = None
     target: Annotated[str, TARGET] = DEFAULT_CONSUMER
     dims: Annotated[SideValues, DIM] = SideValues()
     full_transfer: Annotated[bool, FULL_TRANSFER] = False
@@ -78,6 +78,11 @@ class CompareArguments(NamedTuple):
     quiet: Quiet = False
     verbose: Verbose = False
 
+    @property
+    def sides(self) -> tuple[Path, Path]:
+        """What prefill and decode use: one model may be both."""
+        return self.prefill, self.prefill if self.decode is None else self.decode
+
 
 @declare_command(
     "compare",
@@ -91,12 +96,12 @@ def command(arguments: CompareArguments) -> int:
     """Predict for every prompt length whether decode reads the KV buffers that prefill wrote.
 
     PREFILL and DECODE are each a model, a directory with the windows of one, or a layout file,
-    which `inspect MODEL --format json` prints. Buffers are paired by layer and part, and also in
-    the consumer's way, by position and byte offset. A value for one side alone begins with
-    prefill: or decode:, as in --dim decode:ctx_len=4096.
+    which `inspect MODEL --format json` prints. Without DECODE, both are PREFILL. Buffers are
+    paired by layer and part, and also in the consumer's way, by position and byte offset. A value
+    for one side alone begins with prefill: or decode:, as in --dim decode:ctx_len=4096.
     """
     consumer = load_consumer(arguments.target)
-    sides = (arguments.prefill, arguments.decode)
+    sides = arguments.sides
     rules = find_rules(arguments.profile, arguments.rules, sides)
     print_choice(rules.choice, arguments.output_format, arguments.quiet)
     prefill, decode = _load_sides(arguments, rules)
@@ -124,8 +129,7 @@ def command(arguments: CompareArguments) -> int:
 def _load_sides(arguments: CompareArguments, rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:
     """Load both sides with their sizes; one for no symbol of either side is an error."""
     prefill, decode = (
-        load_traced((path,), rules, strict=arguments.strict)
-        for path in (arguments.prefill, arguments.decode)
+        load_traced((path,), rules, strict=arguments.strict) for path in arguments.sides
     )
     shared = parse_dim_sizes(arguments.dims.both)
     check_size_symbols(shared, sorted({*prefill.layout.symbols, *decode.layout.symbols}))
@@ -172,7 +176,7 @@ def _write_page(
                 for s in sides
                 for data in s.data_paths
             ),
-            *((side, "what is compared") for side in (arguments.prefill, arguments.decode)),
+            *((side, "what is compared") for side in arguments.sides),
             (arguments.rules, "a file that this run reads"),
         )
     )

@@ -32,7 +32,7 @@ from onnxkvrename.cli.output import (
     stdout_guard,
 )
 from onnxkvrename.errors import KvRenameError, MissingFileError
-from onnxkvrename.findings import decide_exit_code, find_similar, suggest_similar
+from onnxkvrename.findings import decide_exit_code, find_similar, quote_word, suggest_similar
 from onnxkvrename.options import FORMAT, Example
 from onnxkvrename.report.formats import Answer, Line, list_formats
 from onnxkvrename.report.formats.text import build_error_line
@@ -65,6 +65,10 @@ EXAMPLES = (
 )
 _HELP = "help"
 """The word that asks for the help of what follows it."""
+_LIST_COMMANDS = "`onnxkvrename --help` lists all commands"
+_WORDS_FOR_STRIP = frozenset(("undo", "revert", "restore"))
+"""Words that people type for the option that restores an export."""
+_TOKEN_OPTIONS = frozenset(("--prefix", "--token", "--target"))
 _EAGER_OPTIONS = frozenset(("-h", "--help", "-V", "--version"))
 _VERBOSE = re.compile("--verbose|-[a-z]*v[a-z]*")
 """``-v``, alone or as in ``-nv``."""
@@ -147,15 +151,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     occupy_closed_streams()
     args = list(sys.argv[1:] if argv is None else argv)
-    if args[:1] == [_HELP]:
+    asks_for_help = args[:1] == [_HELP]
+    if asks_for_help:
         args = [*(word for word in args if word != _HELP), "--help"]
     is_named = bool(args) and args[0] in COMMANDS
     name = args[0] if is_named else DEFAULT_COMMAND
     try:
         with _interrupt_on_signals(), _print_warnings(), _guard_help_output(args):
             load_command(name)  # here, as click would print a line if this is interrupted
+            if asks_for_help and not is_named and _may_be_command(args[0]):
+                raise _build_command_error(args[0])
             if not is_named and args:
-                _check_command_name(args[0])
+                _check_command_name(args)
             code = program.main(args, prog_name="onnxkvrename", standalone_mode=False, obj=args)
         return int(code or 0)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -168,15 +175,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KvRenameError as error:
         failure = error
         if isinstance(error, MissingFileError):
-            options = load_command(name).command.options
-            hint = error.hint or suggest_option(options, error.path or "")
-            failure.hint = hint
+            failure.hint = _suggest_word(name, args, error.path or "") or error.hint
+            failure.hint = failure.hint or _suggest_token(name, args, error.path or "")
     except (KeyboardInterrupt, click.Abort) as stop:
         cause = stop.__cause__ or stop  # click makes an Abort of an interrupt
-        done = f"; {cause}" if isinstance(cause, KeyboardInterrupt) and cause.args else ""
-        failure = KvRenameError(
-            f"interrupted: no file was left half written{done}", hint="run the same command again"
-        )
+        is_told = isinstance(cause, KeyboardInterrupt) and cause.args
+        state = str(cause) if is_told else "no model was changed"
+        failure = KvRenameError(f"interrupted: {state}; run the same command again")
         return _report_failure(name, args, failure, decide_exit_code(interrupted=True))
     except (ImportError, OSError) as error:  # of a module that only now is needed
         failure = KvRenameError(f"a part of onnxkvrename cannot be loaded: {error}")
@@ -216,13 +221,67 @@ def _guard_help_output(args: Sequence[str]) -> AbstractContextManager[None]:
     return stdout_guard() if _EAGER_OPTIONS & set(args) else nullcontext()
 
 
-def _check_command_name(word: str) -> None:
+def _check_command_name(args: Sequence[str]) -> None:
     """Raise :class:`KvRenameError` for a first word that is like a command, and no file."""
-    if re.fullmatch(r"[A-Za-z][\w-]*", word) and not is_occupied(word):
-        similar = suggest_similar(word, [*COMMANDS, *_list_models()])
-        option = suggest_option(load_command(DEFAULT_COMMAND).command.options, word)
-        hint = similar or option or "`onnxkvrename --help` lists all commands"
-        raise KvRenameError("no such file or command", path=word, hint=hint)
+    word = args[0]
+    if _may_be_command(word):
+        hints = (
+            suggest_similar(word, COMMANDS),
+            _suggest_word(DEFAULT_COMMAND, args, word),
+            suggest_similar(word, _list_models()),
+            _suggest_token(DEFAULT_COMMAND, args, word),
+            _LIST_COMMANDS,
+        )
+        raise KvRenameError("no such file or command", path=word, hint=next(filter(None, hints)))
+
+
+def _may_be_command(word: str) -> bool:
+    """Return whether a word is like a command, and no file."""
+    return bool(re.fullmatch(r"[A-Za-z][\w-]*", word)) and not is_occupied(word)
+
+
+def _build_command_error(word: str) -> KvRenameError:
+    """Return the error for help about a word that is not a command."""
+    hint = suggest_similar(word, COMMANDS) or _LIST_COMMANDS
+    return KvRenameError("no such command", path=word, hint=hint)
+
+
+def _suggest_word(name: str, args: Sequence[str], word: str) -> str | None:
+    """Return the hint for a word in the place of a model that means a command or an option."""
+    option = suggest_option(load_command(name).command.options, word)
+    if word in _WORDS_FOR_STRIP and name == DEFAULT_COMMAND:
+        option = "did you mean --strip?"
+    return _suggest_order(name, args) or option
+
+
+def _suggest_order(name: str, args: Sequence[str]) -> str | None:
+    """Return the hint for a command that is typed after options or models, not first."""
+    if args[:1] == [name]:
+        return None
+    options = (param for param in load_command(name).command.params if param.opts)
+    takes_value = {
+        flag for each in options if not getattr(each, "is_flag", 1) for flag in each.opts
+    }
+    for index, word in enumerate(args):
+        if word == "--":
+            break
+        is_value = index > 0 and args[index - 1] in takes_value
+        if word in COMMANDS and not is_value and not is_occupied(word):
+            words = (word, *args[:index], *args[index + 1 :])
+            return f"the command comes first: `onnxkvrename {' '.join(map(quote_word, words))}`"
+    return None
+
+
+def _suggest_token(name: str, args: Sequence[str], word: str) -> str | None:
+    """Return the hint for a token that was typed without its option.
+
+    Only a word with a capital is treated as one: others are rather paths.
+    """
+    typed = {arg.partition("=")[0] for arg in args}
+    is_token = word.isascii() and word.isalnum() and word != word.lower()
+    if not is_token or name != DEFAULT_COMMAND or not typed.isdisjoint(_TOKEN_OPTIONS):
+        return None
+    return f"did you mean --prefix {word}?"
 
 
 def _build_usage_failure(
@@ -231,10 +290,11 @@ def _build_usage_failure(
     """Return the error for wrong arguments, with the option that was probably meant."""
     message = error.format_message().rstrip(".")
     similar = None
+    order = _suggest_order(name, args)
     if isinstance(error, click.NoSuchOption):
         message = f"no such option: {error.option_name}"
         similar = find_similar(error.option_name, error.possibilities or (), cutoff=0.75)
-    hint = f"did you mean {similar}?" if similar else None
+    hint = order or (f"did you mean {similar}?" if similar else None)
     if isinstance(error, click.BadOptionUsage):
         params = {flag: each for each in load_command(name).command.params for flag in each.opts}
         kind = getattr(params.get(error.option_name), "type", None)  # none: click's own --help

@@ -83,9 +83,28 @@ def rename_batch(
             written. Nothing has changed.
     """
     check_token_change(request.change)
+    restored = list[Path]()
+    try:
+        report = _rename_batch(request, jobs, rules, sidecars, progress, executor, restored)
+    except KeyboardInterrupt as stop:
+        if restored and not stop.args:
+            raise KeyboardInterrupt("a rename that had stopped halfway was undone") from None
+        raise
+    return report._replace(restored=tuple(restored))
+
+
+def _rename_batch(
+    request: Request,
+    jobs: Sequence[RenameJob],
+    rules: Rules,
+    sidecars: Sequence[Sidecar],
+    progress: Progress | None,
+    executor: Executor | None,
+    restored: list[Path],
+) -> Report:
+    """Rename models, and add to `restored` the files of stopped runs that are undone first."""
     directories = [job.target.parent for job in jobs]
     read = [*request.read_files, *(job.model for job in jobs)]
-    restored = list[Path]()
     is_half_done = request.writes and settle_stopped_runs(
         directories, read, restored.extend, knows_inputs=False
     )
@@ -102,14 +121,17 @@ def rename_batch(
     models = tuple(_settle(model, strict=request.strict) for model in models)
     if not request.writes or any(model.report.failed for model in models):
         sidecar_reports = _list_sidecar_reports(prepared_sidecars)
-        return Report(_list_reports(models), sidecar_reports, restored=tuple(restored))
+        return Report(_list_reports(models), sidecar_reports)
     inputs += [file.path for model in models for file in model.data_files]
     tasks = list_tasks(models, prepared_sidecars, force=request.force)
     writer = BatchWriter(tasks, progress, executor, inputs)
     report = _write_results(models, prepared_sidecars, writer)
     if is_half_done and not report.failed:
-        settle_stopped_runs(directories, inputs)  # this run has finished the work of the other
-    return report._replace(restored=tuple(restored))
+        try:
+            settle_stopped_runs(directories, inputs)  # this run has finished the work of the other
+        except KeyboardInterrupt:
+            raise PlacedInterrupt(report) from None
+    return report
 
 
 def _settle(model: PreparedModel, *, strict: bool = False) -> PreparedModel:

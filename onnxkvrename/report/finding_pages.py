@@ -33,14 +33,14 @@ def describe_finding(code: str, width: int = 80) -> list[str]:
     """Return the passage about a code as lines.
 
     Args:
-        code: A code such as ``KV402``, in any case.
+        code: A code such as ``KV402``, in any case, or its number.
         width: Characters in a line.
 
     Raises:
         KvRenameError: There is no such code.
         ModelError: The page cannot be read.
     """
-    name = code.upper()
+    name = f"KV{code:0>3}" if code.isdecimal() else code.upper()
     if name not in CODES:
         hint = "`onnxkvrename explain` lists all codes"
         raise KvRenameError(f"no finding has the code {code}", hint=hint)

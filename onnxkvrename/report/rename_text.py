@@ -32,7 +32,8 @@ from onnxkvrename.report.formats.text import (
     build_verdict_line,
     format_files,
 )
-from onnxkvrename.report.tables import render_facts, wrap_line
+from onnxkvrename.report.inert import escape_text
+from onnxkvrename.report.tables import measure_text, render_facts, wrap_line
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, TokenChange
 from onnxkvrename.rules.results import ModelReport, Report, SidecarReport
 
@@ -42,6 +43,8 @@ _STATUS_STYLES = {
     "unchanged": CYAN,
     "failed": RED,
 }
+_LABELS = {"renamed": "wrote", "would-rename": "would write"}
+"""What is said before the path of a result that has a line of its own."""
 _COUNT = re.compile("[0-9,]+")
 _MAX_KEPT = 6
 """Names that stay, of one reason, that are listed; `inspect` lists as many."""
@@ -71,14 +74,13 @@ class StateRow(NamedTuple):
 
     @property
     def destination(self) -> str:
-        """Where the results went, or would go, after an arrow; nothing for those in place."""
+        """Where the results went, or would go; empty for those in place."""
         first = self.models[0]
         if not _is_change(first) and (self.is_refused or first.name_map):  # or up to date there
             return ""
         if len(self.models) == 1 or first.output == first.path:
-            return _format_destination(first)
-        directory = os.path.commonpath([os.path.dirname(model.output) for model in self.models])
-        return f" -> {directory}" if directory else ""
+            return _find_destination(first)
+        return os.path.commonpath([os.path.dirname(model.output) for model in self.models])
 
 
 class PendingNames(NamedTuple):
@@ -281,16 +283,37 @@ def render_states(
     """
     is_short = is_folded(report, verbose=verbose)
     for row in list_state_rows(report, dry_run=dry_run, verbose=verbose, checked=checked):
-        yield build_verdict_line(row.label, row.state, row.style, row.destination)
+        verdict = build_verdict_line(row.label, row.state, row.style)
+        yield from _render_destination(
+            verdict, row.destination, _LABELS.get(row.models[0].status, "result"), width
+        )
         is_pending = checked is not None and row.models[0].status == "would-rename"
         if width is not None and not is_short and not is_pending:
             has_result = _has_result(report, row.models[0], dry_run=dry_run)
             yield from _render_model(row.models[0], width, has_result=has_result)
-    yield from map(Line, render_sidecar_states(report, dry_run=dry_run))
+    for sidecar, state in list_sidecar_states(report, dry_run=dry_run):
+        line = Line(f"{sidecar.path}: {state}")
+        label = _LABELS[sidecar.status]
+        yield from _render_destination(line, _find_destination(sidecar), label, width)
     if len(report.models) > 1:
         yield build_line(Span(format_total(report, dry_run=dry_run), BOLD))
     for text in list_passed_checks(report, checked is not None):
         yield from wrap_line(build_verdict_line("", text, GREEN), width)
+
+
+def _render_destination(
+    line: Line, destination: str, label: str, width: int | None
+) -> Iterator[Line]:
+    """Yield what became of a file, and where the result is: on a line of its own if both do not
+    fit into one, so that no path is broken."""
+    arrow = f" -> {destination}" if destination else ""
+    if width is None or measure_text(escape_text(line.text + arrow)) <= width:
+        spans = (*line.spans, Span(arrow)) if line.spans else ()
+        yield line._replace(text=line.text + arrow, spans=spans)
+        return
+    yield from wrap_line(line, width)
+    if destination:
+        yield build_line(Span(f"  {label}  ", DIM), destination)
 
 
 def _render_model(model: ModelReport, width: int, *, has_result: bool) -> Iterator[Line]:
@@ -311,7 +334,7 @@ def _list_buffer_facts(model: ModelReport) -> Iterator[tuple[str, str]]:
         buffers = ", ".join(dict.fromkeys(pair.buffer for pair in pairs))
         layers = sorted({pair.layer for pair in pairs if pair.has_layer})
         yield kind, f"{buffers} of {format_layers(layers)}"
-    for old, new in list(model.name_map.items())[:1]:
+    for old, new in list(model.name_map.items())[:1] if _is_change(model) else ():
         yield "names", f"{old} -> {new}"
     kept = [item for item in model.unchanged_names if item.reason != REASON_NOT_RETAINED]
     for reason in dict.fromkeys(item.reason for item in kept):
@@ -480,8 +503,8 @@ def _is_half_done(report: Report) -> bool:
     return any(isinstance(model.error, (UndoError, FlushError)) for model in report.models)
 
 
-def render_sidecar_states(report: Report, *, dry_run: bool) -> Iterator[str]:
-    """Yield one line for each sidecar that changed, or would.
+def list_sidecar_states(report: Report, *, dry_run: bool) -> Iterator[tuple[SidecarReport, str]]:
+    """Yield each sidecar that changed, or would, with what becomes of it.
 
     Args:
         report: What became of the models and sidecars.
@@ -492,8 +515,7 @@ def render_sidecar_states(report: Report, *, dry_run: bool) -> Iterator[str]:
     for sidecar in report.sidecars:
         is_done = sidecar.status == ("would-rename" if dry_run else "renamed")
         if is_done:
-            state = _format_sidecar_state(sidecar, dry_run=dry_run)
-            yield f"{sidecar.path}: {state}{_format_destination(sidecar)}"
+            yield sidecar, _format_sidecar_state(sidecar, dry_run=dry_run)
 
 
 def _format_sidecar_state(sidecar: SidecarReport, *, dry_run: bool) -> str:
@@ -501,9 +523,9 @@ def _format_sidecar_state(sidecar: SidecarReport, *, dry_run: bool) -> str:
     return f"{format_count(sidecar.changed, 'name')} {verb}"
 
 
-def _format_destination(item: ModelReport | SidecarReport) -> str:
-    """Return where a result went, or would go; nothing for one in place."""
-    return f" -> {item.output}" if item.output != item.path else ""
+def _find_destination(item: ModelReport | SidecarReport) -> str:
+    """Return where a result went, or would go; empty for one in place."""
+    return item.output if item.output != item.path else ""
 
 
 def format_model_state(model: ModelReport) -> str:
@@ -519,7 +541,7 @@ def format_model_state(model: ModelReport) -> str:
             return "unchanged: another profile matches its names"
         return f"unchanged: {describe_no_pairs(model)}"
     if model.name_map:
-        return f"unchanged: {model.output} is up to date"
+        return f"unchanged: {model.output} is already up to date"
     if any(finding.code == "KV407" for finding in model.findings):
         return "unchanged: it cannot be seeded"
     tokens = {side.token for pair in model.pairs for side in pair.sides}

@@ -106,7 +106,10 @@ def _settle(
     if {"new", "old"} <= states:
         if "changed" in states or record.find_fault() is not None:
             return False
-        play_back(record)
+        try:
+            play_back(record)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("a rename that had stopped halfway is undone in part") from None
         report_undone([target.path for target in targets if target.state == "new"])
         states = {"old"}
     places = record.directories

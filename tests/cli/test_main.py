@@ -519,7 +519,7 @@ def test_an_interrupted_run_says_so(here: Path, run, monkeypatch: pytest.MonkeyP
     assert outcome.code == json.loads(outcome.out)["exit_code"] == 130
     assert (
         outcome.err.strip()
-        == "error: interrupted: no file was left half written (run the same command again)"
+        == "error: interrupted: no model was changed; run the same command again"
     )
 
 
@@ -589,7 +589,7 @@ def test_an_interrupt_while_the_program_starts_is_one_line_too() -> None:
     process = subprocess.run(command, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (130, "")
     assert process.stderr == (
-        "error: interrupted: no file was left half written (run the same command again)\n"
+        "error: interrupted: no model was changed; run the same command again\n"
     )
 
 
@@ -613,7 +613,7 @@ def test_what_was_half_loaded_at_an_interrupt_is_not_loaded_again(options: list[
     process = subprocess.run(command, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (130, "")
     assert process.stderr == (
-        "error: interrupted: no file was left half written (run the same command again)\n"
+        "error: interrupted: no model was changed; run the same command again\n"
     )
 
 
@@ -657,5 +657,5 @@ def test_a_signal_while_the_console_script_starts_ends_it_with_130(
     line = f"{shlex.quote(sys.executable)} signalled.py {name} script.py {redirection}"
     process = piped(line, tmp_path)
     assert (process.returncode, process.stdout) == (130, "")
-    line = "error: interrupted: no file was left half written (run the same command again)\n"
+    line = "error: interrupted: no model was changed; run the same command again\n"
     assert process.stderr == ("" if redirection else line)

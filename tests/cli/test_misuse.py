@@ -10,6 +10,7 @@ import pytest
 from conftest import FIXTURES, Run
 
 HELP = "`onnxkvrename {} --help` lists all options"
+ORDER = "the command comes first: `onnxkvrename {}`"
 COMMANDS = "`onnxkvrename --help` lists all commands"
 
 
@@ -20,6 +21,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copyfile(FIXTURES / "plain" / "decoder.onnx", "m.onnx")
     Path("exports").mkdir()
     shutil.copyfile("m.onnx", "exports/decoder.onnx")
+    Path("inspec-1").mkdir()
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,24 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("m.onnx qeff", "no such file", "did you mean --profile qeff?"),
         ("strip m.onnx", "no such file or command", "did you mean --strip?"),
         ("verify m.onnx strip", "strip: no such file", ""),
+        ("m.onnx VLLM", "VLLM: no such file", "did you mean --prefix VLLM?"),
+        ("VLLM m.onnx", "VLLM: no such file or command", "did you mean --prefix VLLM?"),
+        ("m.onnx VLLM --prefix X", "VLLM: no such file", ""),
+        ("verify m.onnx VLLM", "VLLM: no such file", ""),
+        ("undo m.onnx", "no such file or command", "did you mean --strip?"),
+        ("m.onnx undo", "undo: no such file", "did you mean --strip?"),
+        # A command that does not come first.
+        ("--target vllm-qaic verify m.onnx", "verify: no such file",
+         ORDER.format("verify --target vllm-qaic m.onnx")),
+        ("m.onnx inspect", "inspect: no such file", ORDER.format("inspect m.onnx")),
+        ("--renamed-from m.onnx verify 'a b.onnx'", "no such option: --renamed-from",
+         ORDER.format("verify --renamed-from m.onnx 'a b.onnx'")),
+        ("m.onnx --prefix verify --jobs two", "'two'", HELP.format("rename")),
+        # Help is about commands, and a command or an option is rather meant than a file.
+        ("help nope", "nope: no such command", COMMANDS),
+        ("help exprots", "exprots: no such command", COMMANDS),
+        ("help verif", "verif: no such command", "did you mean verify?"),
+        ("inspec --prefix X", "no such file or command", "did you mean inspect?"),
         # What is missing, too much, or no value.
         ("m.onnx --target", "'--target' requires an argument", HELP.format("rename")),
         ("m.onnx --prefix --target vllm-qaic", "'--prefix' requires an argument",
@@ -57,7 +77,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("m.onnx --prefix X --jobs two", "'two'", HELP.format("rename")),
         ("verify m.onnx --format JSON", "'JSON' is not one of", HELP.format("verify")),
         ("verify ''", "an empty path", HELP.format("verify")),
-        ("compare m.onnx", "missing argument 'DECODE'", HELP.format("compare")),
         ("verify", "no MODEL given", HELP.format("verify")),
         ("m.onnx --prefix X --profile my.toml", "no such profile", "--rules reads a file"),
     ],
@@ -81,3 +100,16 @@ def test_a_value_may_be_called_like_an_option(run: Run) -> None:
 def test_a_file_called_like_a_command_is_a_model(run: Run) -> None:
     shutil.copyfile("m.onnx", "Verify")
     assert "no such" not in run("Verify", "--prefix", "X").err
+
+
+def test_the_number_of_a_code_is_enough(run: Run) -> None:
+    assert run("explain", "402") == run("explain", "KV402")
+    assert run("explain", "1").out.startswith("KV001\n")
+    assert "no finding has the code 999" in run("explain", "999").err
+
+
+def test_one_model_is_both_sides(run: Run) -> None:
+    run("m.onnx", "--target", "vllm-qaic")
+    alone = run("compare", "m.onnx")
+    assert (alone, alone.code) == (run("compare", "m.onnx", "m.onnx"), 0)
+    assert "hand-off works" in alone.out

@@ -54,7 +54,7 @@ def test_help_is_a_word_too(words: tuple[str, ...], run: Any) -> None:
 def test_help_of_what_is_not_there_suggests_what_is(run: Any) -> None:
     outcome = run("help", "verfy")
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err == "error: verfy: no such file or command (did you mean verify?)\n"
+    assert outcome.err == "error: verfy: no such command (did you mean verify?)\n"
 
 
 LISTED = [example for name in COMMANDS for example in load_command(name).command.examples]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,8 +53,10 @@ def test_an_interrupt_while_the_answer_is_printed_says_what_is_in_place(
 
     monkeypatch.setattr("onnxkvrename.cli.rename.print_answer", interrupt)
     assert "all results" in run("a", "--prefix", "VLLM").err
-    assert "half written (run" in run("a", "--prefix", "VLLM").err  # there was nothing to do
-    assert "half written (run" in run("a", "--prefix", "ABC", "--replace", "--dry-run").err
+    assert (
+        "no model was changed; run" in run("a", "--prefix", "VLLM").err
+    )  # there was nothing to do
+    assert "no model was changed; run" in run("a", "--prefix", "ABC", "--replace", "--dry-run").err
 
 
 def test_an_interrupt_while_workers_end_says_what_is_in_place(
@@ -67,3 +69,52 @@ def test_an_interrupt_while_workers_end_says_what_is_in_place(
 
     monkeypatch.setattr("onnxkvrename.api.files.open_executor", open_and_interrupt)
     assert "all results" in run("a", "--prefix", "VLLM").err
+
+
+def interrupt(*args: object, **how: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_anything_changed_says_so(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxkvrename.renaming.run.check_batch", interrupt)
+    outcome = run("a", "--prefix", "VLLM")
+    line = "error: interrupted: no model was changed; run the same command again\n"
+    assert (outcome.code, outcome.err.lstrip()) == (130, line)
+
+
+def test_an_interrupt_after_a_stopped_run_was_undone_says_that(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models are not what they were when the command began."""
+    place = "onnxkvrename.renaming.run"
+    monkeypatch.setattr(f"{place}.settle_stopped_runs", restore)
+    monkeypatch.setattr(f"{place}.check_batch", interrupt)
+    outcome = run("a", "--prefix", "VLLM")
+    line = "interrupted: a rename that had stopped halfway was undone; run the same command again"
+    assert (outcome.code, outcome.err.lstrip()) == (130, f"error: {line}\n")
+
+
+def restore(
+    directories: object, inputs: object, report: Callable[[list[Path]], None], **how: object
+) -> bool:
+    report([Path("a/layer_0_1/model.onnx")])
+    return False
+
+
+def test_an_interrupt_while_a_finished_run_is_cleared_says_what_is_in_place(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def settle(*args: object, **how: object) -> bool:
+        calls.append(args)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return True
+
+    monkeypatch.setattr("onnxkvrename.renaming.run.settle_stopped_runs", settle)
+    outcome = run("a", "--prefix", "VLLM")
+    line = "error: interrupted: all results are in place; run the same command again\n"
+    assert (outcome.code, outcome.err.lstrip(), read_tokens(Path("a"))) == (130, line, {True})

@@ -150,8 +150,9 @@ def test_a_refused_run_points_to_no_result(decoder: Path) -> None:
         assert "unchanged" in text
         assert "->" not in text
         assert call not in text
-    assert "unchanged: no token -> out/m.onnx" in drawn(done, dry_run=False)
-    assert drawn(*[done] * 5, dry_run=False).splitlines()[0].endswith(" -> out")
+    assert "unchanged: no token -> out/m.onnx" in drawn(done, dry_run=False, width=300)
+    assert "\n  result  out/m.onnx\n" in drawn(done, dry_run=False, width=60)
+    assert drawn(*[done] * 5, dry_run=False, width=300).splitlines()[0].endswith(" -> out")
     assert call in drawn(done, dry_run=False, width=300)
     assert call not in drawn(done, dry_run=True, width=300)  # out/m.onnx is not there yet
 
@@ -256,3 +257,34 @@ def test_a_window_has_no_next_call_because_only_the_merged_file_is_compiled(tmp_
     window, whole = (rename(each, "VLLM", dry_run=True) for each in (path, merged))
     assert window.feed_back_call is None
     assert whole.feed_back_call is not None
+
+
+PLACE = "a_directory_with_a_rather_long_name/and_one_below_it/new.onnx"
+
+
+@pytest.mark.parametrize(
+    ("look", "lines"),
+    [
+        (["-n"], ["decoder.onnx: 8 names would change", f"  would write  {PLACE}"]),
+        ([], ["decoder.onnx: 8 names changed", f"  wrote  {PLACE}"]),
+    ],
+)
+def test_a_path_that_does_not_fit_has_a_line_of_its_own(
+    look: list[str], lines: list[str], decoder: Path
+) -> None:
+    call = (decoder.name, "--prefix", "VLLM", "-o", PLACE, *look)
+    text = on_terminal(*call, cwd=decoder.parent, TERM="dumb", COLUMNS="80")
+    assert text.splitlines()[:2] == lines
+    if look:
+        wide = on_terminal(*call, cwd=decoder.parent, TERM="dumb", COLUMNS="120")
+        assert wide.startswith(f"{lines[0]} -> {PLACE}")
+
+
+def test_a_result_that_is_there_already_has_no_list_of_names(decoder: Path) -> None:
+    call = (decoder.name, "--prefix", "VLLM", "-o", "new.onnx")
+    first, again = (
+        on_terminal(*call, cwd=decoder.parent, TERM="dumb", COLUMNS="80") for _ in range(2)
+    )
+    assert "past_key.0 -> past_key.0_VLLM" in first
+    assert again.startswith("decoder.onnx: unchanged: new.onnx is already up to date")
+    assert "past_key.0" not in again

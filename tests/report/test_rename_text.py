@@ -81,7 +81,7 @@ def test_a_state_is_a_few_words(decoder: Path, ahead: ModelReport) -> None:
     one_name = dict(list(ahead.name_map.items())[:1])
     assert format_model_state(ahead._replace(name_map=one_name)) == "1 name would change"
     unchanged = ahead._replace(status="unchanged")
-    assert format_model_state(unchanged) == "unchanged: m.onnx is up to date"
+    assert format_model_state(unchanged) == "unchanged: m.onnx is already up to date"
     assert format_model_state(unchanged._replace(pairs=())) == "unchanged: no KV buffer"
     assert format_model_state(rename(decoder, "VLLM")) == "8 names changed"
     assert format_model_state(rename(decoder, "VLLM")) == "unchanged: every buffer carries VLLM"

@@ -298,7 +298,7 @@ def _render_finding(item: FoldedFinding, limit: int = MAX_LINE_LENGTH) -> Iterat
         yield build_line("  ", Span("->", CYAN), f" {hint}", err=True)
 
 
-def build_verdict_line(where: str, verdict: str, style: str, more: str = "") -> Line:
+def build_verdict_line(where: str, verdict: str, style: str) -> Line:
     """Return the line with what became of some files, or how they are judged.
 
     Args:
@@ -306,12 +306,11 @@ def build_verdict_line(where: str, verdict: str, style: str, more: str = "") -> 
         verdict: The outcome in words.
         style: That of its first clause. Conditions and reasons stay plain: a sentence in green or
             yellow is hard to read on a light terminal, and seems to promise all of it.
-        more: What follows it.
     """
     files = (Span(where, BOLD), ": ") if where else ()
     end = _CLAUSE_END.search(verdict)
     clause = verdict[: end.start()] if end else verdict
-    return build_line(*files, Span(clause, style), verdict[len(clause) :], more)
+    return build_line(*files, Span(clause, style), verdict[len(clause) :])
 
 
 def build_error_line(error: KvRenameError, limit: int = MAX_LINE_LENGTH) -> Line:
