@@ -231,7 +231,7 @@ def test_models_that_another_profile_knows_are_said_to_be_that(
         saved(model, Path("mix", name, "model.onnx"))
     err = run("mix", "--prefix", "VLLM", "--check").err
     assert "profile qeff matches no KV buffer of this model, but profile huggingface does" in err
-    assert "mix/c/model.onnx: unchanged: another profile matches its names\n" in err
+    assert "mix/c/model.onnx: unchanged: the rules match none of its names\n" in err
     assert run("mix", "--prefix", "VLLM", "-q").code == 0
     assert run("mix", "--prefix", "VLLM", "--profile", "huggingface", "-q").code == 0
     for name, profile in (("a", "qeff"), ("b", "huggingface"), ("c", "huggingface")):

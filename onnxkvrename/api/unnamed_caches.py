@@ -1,37 +1,27 @@
-"""Look for caches in the graphs of models whose names no profile knows, and say so in KV001."""
+"""Say what the graphs of models have under names that no rule matches, and what renames it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.errors import KvRenameError, ModelError, RulesError
+from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import (
     CheckError,
-    Finding,
     build_finding,
-    format_count,
     quote_path,
 )
-from onnxkvrename.limits import MAX_SEARCHED_NODES
 from onnxkvrename.model.file import open_model
-from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.model.signature import UNDECLARED, Signature
 from onnxkvrename.renaming.rename_command import format_rename
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.kv_model import scan_model
-from onnxkvrename.rules.load import find_profiles
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import Report
 from onnxkvrename.storage.read import MemoryFile, ModelSource, is_in_memory
-from onnxkvrename.verification.pairs.find_pairs import may_be_state
 from onnxkvrename.verification.pairs.infer_rules import (
     TracedModel,
-    carries_token,
     find_last_word,
-    infer_rules,
-    trace_source,
 )
 from onnxkvrename.verification.pairs.other_sides import (
     MEMORY_HINT,
@@ -39,13 +29,15 @@ from onnxkvrename.verification.pairs.other_sides import (
     explain_lone_sides,
     join_commands,
 )
+from onnxkvrename.verification.pairs.unnamed_caches import (
+    carries_any,
+    explain_graph,
+    is_known,
+    search_graphs,
+)
 
 if TYPE_CHECKING:
     from onnxkvrename.layout.inspect import ModelSummary
-
-_NO_CACHE_HINT = (
-    "export the model with its cache as inputs and outputs; if it is an encoder, pass its decoder"
-)
 
 
 def explain_unknown_names(report: Report, request: Request, token: str) -> Report:
@@ -59,15 +51,15 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
         request: What is asked for, as it was typed.
         token: The token that it means.
     """
-    graphs = list(_search_models([Path(model.path) for model in report.models]))
-    if any(isinstance(graph, TracedModel) and _is_known(graph.signature) for graph in graphs):
+    graphs = list(search_graphs([Path(model.path) for model in report.models]))
+    if any(isinstance(graph, TracedModel) and is_known(graph.signature) for graph in graphs):
         return report
     commands = _choose_commands(report, graphs, request, token)
     models = []
     for model, graph in zip(report.models, graphs, strict=True):
         hint = commands or f"`onnxkvrename pairs {quote_path(model.path)}` searches the graph"
         findings = (
-            _explain(each, graph, token, hint) if each.code == "KV001" else each
+            explain_graph(each, graph, token, hint) if each.code == "KV001" else each
             for each in model.findings
         )
         models.append(model._replace(findings=tuple(findings)))
@@ -76,9 +68,9 @@ def explain_unknown_names(report: Report, request: Request, token: str) -> Repor
 
 def explain_unknown_model(error: CheckError, model: MemoryFile, token: str) -> CheckError:
     """Return the error about a model in memory, with what its graph shows in KV001."""
-    (graph,) = _search_models([model])
+    (graph,) = search_graphs([model])
     (finding,) = (each for each in error.findings if each.code == "KV001")
-    explained = _explain(finding, graph, token, MEMORY_HINT)
+    explained = explain_graph(finding, graph, token, MEMORY_HINT)
     findings = tuple(explained if each is finding else each for each in error.findings)
     return CheckError(f"KV001: {explained.message}", findings, hint=explained.hint)
 
@@ -106,14 +98,14 @@ def explain_summaries(
         for index, summary in enumerate(summaries)
         if not (summary.buffers or summary.feeds or summary.error)
     ]
-    graphs = _search_models([models[index] for index in unknown])
+    graphs = search_graphs([models[index] for index in unknown])
     for index, graph in zip(unknown, graphs, strict=True):
         if isinstance(graph, TracedModel) and graph.buffers:
             path = summaries[index].path
             hint = MEMORY_HINT
             if not is_in_memory(path):
                 hint = join_commands(path, _format_inspect(path))
-            finding = _explain(build_finding("KV001", "", "", ""), graph, "", hint)
+            finding = explain_graph(build_finding("KV001", "", "", ""), graph, "", hint)
             findings = (*summaries[index].findings, finding._replace(severity="warning"))
             explained[index] = summaries[index]._replace(findings=findings)
     return tuple(explained)
@@ -145,7 +137,7 @@ def suggest_rename(models: Iterable[TracedModel]) -> str:
     Empty if there is none, or its names have a token already.
     """
     for model in models:
-        if model.buffers and not (_is_known(model.signature) or find_last_word(model.buffers)):
+        if model.buffers and not (is_known(model.signature) or find_last_word(model.buffers)):
             request = Request((model.path,), "KV")
             return join_commands(str(model.path), format_rename(request, request.models))
     return ""
@@ -156,85 +148,9 @@ def _choose_commands(
 ) -> str:
     """Return the commands that rename the first model that they can rename; empty without one."""
     for model, graph in zip(report.models, graphs, strict=True):
-        if isinstance(graph, TracedModel) and graph.buffers and not _carries(graph, token):
+        if isinstance(graph, TracedModel) and graph.buffers and not carries_any(graph, token):
             if request.strip:
                 return OWN_RULES_HINT
             models = request.models if len(report.models) == 1 else (Path(model.path),)
             return join_commands(model.path, format_rename(request, models))
     return ""
-
-
-def _explain(
-    finding: Finding, graph: TracedModel | KvRenameError, token: str, hint: str
-) -> Finding:
-    """Return KV001 with the caches of a graph, or why there are none.
-
-    The hint is for caches that rules can be written for.
-    """
-    if isinstance(graph, RulesError):
-        message = f"{finding.message}; the graph has caches, but {graph.message}"
-        return finding._replace(message=message, hint=graph.hint or hint)
-    if isinstance(graph, KvRenameError):
-        message = f"{finding.message}; caches in the graph are not known: {graph.message}"
-        return finding._replace(message=message, hint=hint)
-    if not graph.buffers:
-        message = f"{finding.message}; no cache found in the graph either"
-        return finding._replace(message=message, hint=_NO_CACHE_HINT)
-    count, first = format_count(len(graph.buffers), "cache"), graph.buffers[0]
-    message = (
-        f"no built-in profile knows these names, but the graph has {count} "
-        f"(first: {first.input.name} -> {first.output.name})"
-    )
-    if graph.lone_states:
-        outputs = format_count(len(graph.lone_states), "more output")
-        message += f", and {outputs} may be states (first: {graph.lone_states[0].output})"
-    if _carries(graph, token):
-        return finding._replace(
-            message=f"{message}; names already carry {token}", hint=OWN_RULES_HINT
-        )
-    return finding._replace(message=message, hint=hint)
-
-
-def _carries(graph: TracedModel, token: str) -> bool:
-    """Return whether a cache has a token already, so that a rename would add a second one."""
-    return bool(token) and any(carries_token(pair, token) for pair in graph.buffers)
-
-
-def _search_models(models: Iterable[ModelSource]) -> Iterator[TracedModel | KvRenameError]:
-    """Yield the models with their pairs, or why they are not known or no rules name them."""
-    left = MAX_SEARCHED_NODES
-    for model in models:
-        path = model.path if isinstance(model, MemoryFile) else model
-        traced = None
-        try:
-            with open_model(model) as opened:
-                traced = _search(opened.source, opened.signature, path, left)
-            if traced.buffers:
-                infer_rules(traced)
-            yield traced
-        except (ModelError, RulesError) as error:
-            yield error
-        left -= left if traced is None else traced.node_count
-
-
-def _search(source: ByteSource, signature: Signature, path: Path, max_nodes: int) -> TracedModel:
-    """Return a model with its pairs; its graph is not read if no types could be those of a pair.
-
-    Raises:
-        ModelError: The graph cannot be searched, or has more than `max_nodes` nodes.
-    """
-    dtypes = {value.dtype for value in signature.inputs if may_be_state(value.dtype)}
-    dtypes |= {UNDECLARED} if dtypes else set()
-    if _is_known(signature) or dtypes.isdisjoint(value.dtype for value in signature.outputs):
-        return TracedModel(path, signature, ())
-    traced = trace_source(source, signature, path, max_nodes) if max_nodes > 0 else None
-    if traced is None:
-        raise ModelError(
-            f"a rename searches up to {MAX_SEARCHED_NODES:,} nodes, in all models together"
-        )
-    return traced
-
-
-def _is_known(signature: Signature) -> bool:
-    """Return whether a profile knows a name of a model."""
-    return any(find_profiles([value.name for value in signature.outputs]))

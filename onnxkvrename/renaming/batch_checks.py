@@ -12,9 +12,11 @@ from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.file import open_model
 from onnxkvrename.renaming.output_path import find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
+from onnxkvrename.renaming.rename_command import format_rename
 from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.kv_model import KvModel
+from onnxkvrename.rules.lone_sides import list_unmatched
 from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import read_status
@@ -51,6 +53,8 @@ def check_batch(
     )
     for index, of_set in zip(readable, across, strict=True):
         set_findings[index] += of_set
+    for index, finding in _check_unmatched(models, request, rules):
+        set_findings[readable[index]].append(finding)
     for index, finding in _check_lone_window(items, request) if is_complete else ():
         set_findings[index].append(finding)
     checked_for: frozenset[int] = frozenset()
@@ -132,6 +136,22 @@ def _say_unchecked(
         if error is not None:
             sentence = f"the other models were not checked {' and '.join(unchecked)}"
             error.hint = f"{error.hint}; {sentence}" if error.hint else sentence
+
+
+def _check_unmatched(
+    models: Sequence[KvModel], request: Request, rules: Rules
+) -> Iterator[tuple[int, Finding]]:
+    """Yield KV001 for models without buffers whose caches only their graphs show."""
+    unmatched = list_unmatched(models, rules)
+    if not unmatched:
+        return
+    from onnxkvrename.verification.pairs.unnamed_caches import find_unnamed_caches  # onnx, for few
+
+    def format_command(path: Path) -> str:
+        return format_rename(request, [path])
+
+    formatter = None if request.strip else format_command
+    yield from find_unnamed_caches(models, unmatched, request.token, formatter)
 
 
 def _check_lone_window(

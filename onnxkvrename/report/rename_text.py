@@ -538,7 +538,7 @@ def format_model_state(model: ModelReport) -> str:
         return _format_change(model, "changed")
     if not model.pairs:
         if any(finding.code == "KV001" for finding in model.findings):
-            return "unchanged: another profile matches its names"
+            return "unchanged: the rules match none of its names"
         return f"unchanged: {describe_no_pairs(model)}"
     if model.name_map:
         return f"unchanged: {model.output} is already up to date"

@@ -1,4 +1,4 @@
-"""Find the buffers with one side whose other side may have a name that no rule matches."""
+"""Find where the graph may have sides of buffers under names that no rule matches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from onnxkvrename.model.signature import Value, is_dtype_compatible
 from onnxkvrename.rules.kv_model import KvModel
+from onnxkvrename.rules.load import find_profiles
 from onnxkvrename.rules.plan import KvPair, RenamePlan
+from onnxkvrename.rules.profile import Rules
+
+_NEVER_CACHES = frozenset(("INT64", "INT32", "BOOL", "STRING"))
+"""Dtypes that no cache has."""
 
 
 def has_lone_sides(model: KvModel) -> bool:
@@ -39,3 +44,26 @@ def _may_be_other_side(own: Value, other: Value) -> bool:
     if own.name == other.name or not is_dtype_compatible(own, other):
         return False
     return own.shape is None or other.shape is None or len(own.shape) == len(other.shape)
+
+
+def list_unmatched(models: Sequence[KvModel], rules: Rules) -> list[int]:
+    """Return the models without buffers, beside others, of which the graph may have caches.
+
+    Such a model has an input and an output of the same dtype, with as many axes. It fills no
+    buffer of another one, and no other profile knows its names: those are said in any case. Rules
+    of the user's own leave out what they leave out.
+    """
+    if not rules.is_built_in or not any(model.pairs for model in models):
+        return []
+    return [
+        index
+        for index, model in enumerate(models)
+        if not (model.pairs or model.plan.feeds or model.plan.name_map)
+        and any(
+            _may_be_other_side(value, output)
+            for value in model.signature.inputs
+            if value.dtype not in _NEVER_CACHES
+            for output in model.signature.outputs
+        )
+        and not any(find_profiles(model.output_names))
+    ]

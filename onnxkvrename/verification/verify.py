@@ -43,6 +43,7 @@ from onnxkvrename.rules.feeds import (
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.load import format_rules_option
+from onnxkvrename.rules.lone_sides import list_unmatched
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelCheck, ModelReport, RenameJob, report_model
@@ -53,6 +54,7 @@ from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, t
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
 from onnxkvrename.verification.pairs.other_sides import explain_lone_sides
+from onnxkvrename.verification.pairs.unnamed_caches import find_unnamed_caches
 from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
@@ -193,6 +195,14 @@ def verify_window_sets(
         proof = verified[index].rename_proof
         is_encoder = proof is not None and bool(proof.names) and request.target is None
         set_findings[index] += (f for f in found if not (is_encoder and f.code == "KV001"))
+    unnamed = find_unnamed_caches(
+        models,
+        list_unmatched(models, rules),
+        request.token,
+        lambda path: _format_command(path, request),
+    )
+    for index, finding in unnamed:
+        set_findings[readable[index]].append(finding)
     if is_complete and any(map(_is_connected, models)):
         items = list(verified)
         for index, filled in enumerate(find_filled_outputs(models)):
