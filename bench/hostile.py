@@ -59,11 +59,6 @@ MODEL_COMMANDS: dict[str, Command] = {
     "inspect --vllm": lambda model, file: ["inspect", "--vllm", str(file)],
     "compare": lambda model, file: ["compare", str(file), str(model)],
 }
-RULES_COMMANDS: dict[str, Command] = {
-    "rename --rules": lambda model, file: [
-        *("--prefix", "VLLM", "--check", "--rules", str(file), str(model)),
-    ],
-}
 SIDECAR_COMMANDS: dict[str, Command] = {
     "rename --sidecar": lambda model, file: [
         *("--prefix", "VLLM", "-d", f"{file}.out", "--sidecar", str(file), str(model)),
@@ -84,7 +79,6 @@ class Kind(NamedTuple):
 
 KINDS = {
     "model": Kind("m.onnx", hostile_inputs.MODELS, MODEL_COMMANDS),
-    "rules": Kind("rules.toml", hostile_texts.RULES, RULES_COMMANDS),
     "json": Kind("aic_batch_io.json", hostile_texts.JSON_SIDECARS, SIDECAR_COMMANDS),
     "yaml": Kind("custom_io.yaml", hostile_texts.YAML_SIDECARS, SIDECAR_COMMANDS),
     "layout": Kind("layout.json", hostile_texts.LAYOUT_FILES, LAYOUT_COMMANDS),
