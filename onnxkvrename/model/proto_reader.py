@@ -242,6 +242,15 @@ def split_usual_form(source: ByteSource, record: Record) -> tuple[bytes, bytes] 
     return None
 
 
+def read_value(source: ByteSource, record: Record) -> Value:
+    """Return a graph input or output.
+
+    Raises:
+        ModelError: The bytes are damaged, or its type is not one that ONNX has.
+    """
+    return _read_value(source, record, {})
+
+
 def _read_value(source: ByteSource, record: Record, types: _Types) -> Value:
     usual = split_usual_form(source, record)
     if usual is not None and usual[1] in types:

@@ -64,6 +64,7 @@ from onnxkvrename.verification.provenance import (
     select_cheapest_paths,
 )
 from onnxkvrename.verification.tracing import trace_dependencies, trace_origins
+from onnxkvrename.verification.unfollowed import StateClaim, find_unfollowed_inputs
 
 FlowVerdict = Literal["updated", "passed through", "not from its input", "untraced"]
 _INPLACE = BufferUpdate("inplace")
@@ -137,11 +138,31 @@ def trace_buffer_flows(graph: ModelGraph, pairs: Iterable[KvPair]) -> tuple[Buff
         return tuple(_excuse_sums(flows, origins, numbers))
 
     flows = decide_flows([0] * len(outputs))
-    if all(flow.verdict in PROVED_VERDICTS for flow in flows):
-        return flows
-    # Only a buffer that is not proved needs to know what else it depends on: that takes a walk
-    # through the whole graph.
-    return _find_joined_positions(graph, decide_flows(trace_dependencies(graph, sources, outputs)))
+    if not all(flow.verdict in PROVED_VERDICTS for flow in flows):
+        # Only a buffer that is not proved needs to know what else it depends on: that takes a walk
+        # through the whole graph.
+        flows = decide_flows(trace_dependencies(graph, sources, outputs))
+        flows = _find_joined_positions(graph, flows)
+    return _doubt_unfollowed(graph, flows)
+
+
+def _doubt_unfollowed(graph: ModelGraph, flows: Sequence[BufferFlow]) -> tuple[BufferFlow, ...]:
+    """Return the flows; what is proved may be new, where another input is not followed."""
+    claims = [
+        StateClaim(flow.pair.sides[0].value, flow.pair.sides[1].value)
+        for flow in flows
+        if flow.verdict in PROVED_VERDICTS
+    ]
+    doubts = find_unfollowed_inputs(graph, claims)
+    doubtful = []
+    for flow in flows:
+        doubt = doubts.get(flow.pair.sides[1].old_name)
+        if doubt is not None and flow.verdict in PROVED_VERDICTS:
+            reason = f"{doubt.reason}, and it may be a later state of {doubt.name}"
+            update = _decide_update_without_input(_compare_sides(flow.pair), is_read=True)
+            flow = flow._replace(verdict="untraced", reason=reason, update=update)
+        doubtful.append(flow)
+    return tuple(doubtful)
 
 
 def _find_joined_positions(

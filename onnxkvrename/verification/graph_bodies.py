@@ -20,6 +20,7 @@ from onnxkvrename.model.proto_reader import (
     find_string,
     list_root_fields,
     read_optional_string,
+    read_value,
 )
 from onnxkvrename.model.protobuf import (
     FIXED32,
@@ -36,6 +37,7 @@ from onnxkvrename.model.protobuf import (
     read_plain_varint,
     split_message,
 )
+from onnxkvrename.model.signature import Value
 
 NESTED_FIELDS = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -287,10 +289,17 @@ class Body:
 
 
 class ModelGraph(NamedTuple):
-    """The main graph of a model, and its local functions."""
+    """The main graph of a model, and its local functions.
+
+    Attributes:
+        main: The main graph.
+        functions: The local functions.
+        inputs: The inputs of the main graph, with their types.
+    """
 
     main: Body
     functions: Mapping[FunctionKey, Body]
+    inputs: tuple[Value, ...]
 
 
 def read_graph(source: ByteSource) -> ModelGraph:
@@ -304,10 +313,15 @@ def read_graph(source: ByteSource) -> ModelGraph:
         if record.number == FUNCTION and record.wire_type == LENGTH:
             key, body = _read_function(source, record)
             functions[key] = body
-    return ModelGraph(_read_graph_body(source, find_graph(source), 0), functions)
+    inputs: list[Value] = []
+    main = _read_graph_body(source, find_graph(source), 0, inputs)
+    return ModelGraph(main, functions, tuple(inputs))
 
 
-def _read_graph_body(source: ByteSource, graph: Record, depth: int) -> Body:
+def _read_graph_body(
+    source: ByteSource, graph: Record, depth: int, types: list[Value] | None = None
+) -> Body:
+    """Return a graph; its inputs are appended to `types`, if given, with their types."""
     nodes, inputs, outputs = list[bytes](), list[str](), list[str]()
     constants: dict[str, bytes | None] = {}
     for record in _read_parts(source, graph, _GRAPH_FIELDS, _NODE, nodes):
@@ -315,6 +329,9 @@ def _read_graph_body(source: ByteSource, graph: Record, depth: int) -> Body:
             nodes.append(_read_small(source, record, "node"))
         elif record.number in (_INITIALIZER, _SPARSE_INITIALIZER):
             constants.update([_read_constant(source, record)])
+        elif record.number == _INPUT and types is not None:
+            types.append(read_value(source, record))
+            inputs.append(types[-1].name)
         else:
             value = list_fields(source, record, frozenset({1}))
             name = read_optional_string(source, find_string(value, 1))

@@ -102,7 +102,7 @@ _MOVE_OPS: Mapping[str, OperandFlow] = {
     **_build_moves(
         SizeChange.NONE,
         "Identity Cast CastLike BitCast ReverseSequence Trilu Dropout QuantizeLinear "
-        "DequantizeLinear Optional OptionalGetElement",
+        "DequantizeLinear DynamicQuantizeLinear Optional OptionalGetElement",
     ),
     **_build_moves(SizeChange.MOVES_AXES, "Reshape Flatten Squeeze Unsqueeze Transpose"),
     **_build_moves(
@@ -122,11 +122,15 @@ _ELEMENTWISE_OPS = _split_words("""
     Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh Sigmoid HardSigmoid HardSwish
     Swish Relu LeakyRelu ThresholdedRelu PRelu Elu Selu Celu Gelu Mish Shrink Softplus Softsign
 """)
-_COPYING_OPS = _split_words("Add Sub Mul Div Min Max Mean Sum Neg Ceil Floor Round Clip")
-"""The elementwise operators whose output may be an operand, a multiple of it, or a sum."""
+_COPYING_OPS = _split_words("""
+    Add Sub Mul Div Mod Min Max Mean Sum Neg Ceil Floor Round Clip BitShift BitwiseAnd BitwiseOr
+""")
+"""The elementwise operators whose output may be an operand, a multiple or a part of it, or a sum.
+"""
 _SHAPE_ONLY_OPS = _split_words("""
     Shape Size EyeLike RandomNormalLike RandomUniformLike SequenceLength OptionalHasElement
 """)
+_CONSTANT_OPS = frozenset(("Constant", "ConstantOfShape", "Range", "EyeLike", "SequenceEmpty"))
 _SCATTER_FLOWS = (OperandFlow(0), OperandFlow(2, overwrites=True))
 _JOIN_OPS: Mapping[str, tuple[OperandFlow, ...]] = {
     "Where": (OperandFlow(1), OperandFlow(2)),
@@ -212,6 +216,11 @@ def is_shape_only(domain: str, op_type: str) -> bool:
     return domain == "" and op_type in _SHAPE_ONLY_OPS
 
 
+def is_constant_maker(domain: str, op_type: str) -> bool:
+    """Return whether an operator makes a constant, or what follows from shapes alone."""
+    return is_shape_only(domain, op_type) or (domain == "" and op_type in _CONSTANT_OPS)
+
+
 def is_ctx_scatter(domain: str, op_type: str) -> bool:
     """Return whether this is one of QEfficient's scatters, known by name, with a body or not."""
     return domain == _QUALCOMM_DOMAIN and op_type in _CTX_SCATTERS
@@ -235,6 +244,8 @@ def find_operand_flows(
         return (_CUT,)
     if domain != "":
         return None
+    if op_type == "DynamicQuantizeLinear" and output:
+        return ()
     if op_type == "Split" and output == 0:
         return (_MOVE_OPS[op_type]._replace(size_change=SizeChange.CUTS | SizeChange.KEEPS_FIRST),)
     if op_type in _MOVE_OPS:

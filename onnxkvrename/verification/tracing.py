@@ -182,7 +182,7 @@ class DependencyTransfer(Transfer[int]):
 
     def apply_summary(self, summary: int, arguments: Sequence[int], call: NodeLocation) -> int:
         """Return the bits of the arguments that the body's output depends on."""
-        return self.merge([arguments[at] for at in _list_positions(summary) if at < len(arguments)])
+        return self.merge([arguments[at] for at in list_positions(summary) if at < len(arguments)])
 
     def merge(self, values: Sequence[int]) -> int:
         """Return all bits."""
@@ -192,7 +192,7 @@ class DependencyTransfer(Transfer[int]):
         return merged
 
 
-def _list_positions(bits: int) -> Iterator[int]:
+def list_positions(bits: int) -> Iterator[int]:
     """Yield the positions of the bits that are set, of many that are not quickly."""
     text = f"{bits:b}"[::-1]
     position = text.find("1")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from onnxkvrename.layout.updates import BufferUpdate, DimChange, build_delta, compare_dims
 from onnxkvrename.limits import MAX_BUFFERS, build_limit_error
@@ -24,6 +25,7 @@ from onnxkvrename.verification.dataflow import PROVED_VERDICTS, decide_flow
 from onnxkvrename.verification.graph_bodies import ModelGraph
 from onnxkvrename.verification.operators import SizeChange
 from onnxkvrename.verification.pairs.hidden_states import (
+    LoneState,
     StatePair,
     drop_hidden_states,
     drop_unread_values,
@@ -35,17 +37,34 @@ from onnxkvrename.verification.pairs.value_uses import (
 )
 from onnxkvrename.verification.provenance import FlowPath, Origin, select_cheapest_paths
 from onnxkvrename.verification.tracing import trace_origins
+from onnxkvrename.verification.unfollowed import StateClaim, find_unfollowed_inputs
 
 _RANK_WITH_HEADS = 4
 """The axes of a cache that has one for its heads, which logits have not."""
 _QUANTIZED_DTYPES = frozenset({"UINT8", "INT8", "UINT4", "INT4", "UINT2", "INT2"})
 
 
-def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair, ...]:
-    """Return each input that an output is a later state of, with that output.
+class FoundStates(NamedTuple):
+    """The states of a model.
 
-    The pairs are in the order of the inputs. An input or an output is in one pair at most; what
-    cannot be proved is in none.
+    Attributes:
+        pairs: Each input that an output is a later state of, with that output, in the order of
+            the inputs. An input or an output is in one pair at most.
+        unproved: Outputs that seem to be later states, but of which another input may be the
+            state.
+    """
+
+    pairs: tuple[StatePair, ...]
+    unproved: tuple[LoneState, ...] = ()
+
+
+def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair, ...]:
+    """Return each input that an output is a later state of, with that output; see `find_states`."""
+    return find_states(graph, signature).pairs
+
+
+def find_states(graph: ModelGraph, signature: Signature) -> FoundStates:
+    """Find each input that an output is a later state of.
 
     Raises:
         ModelError: More than `MAX_BUFFERS` inputs may be states.
@@ -59,7 +78,7 @@ def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair
         if value.dtype in (*dtypes, UNDECLARED) and value.name not in input_names
     ]
     if not candidates or not outputs:
-        return ()
+        return FoundStates(())
     candidates, origins = _trace_outputs(graph, candidates, outputs)
     names = [value.name for value in candidates]
     matches = (
@@ -67,6 +86,10 @@ def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair
         for output, origin in zip(outputs, origins, strict=True)
     )
     matched = _select_only(_mark_gated(graph, [pair for pair in matches if pair is not None]))
+    claims = [StateClaim(pair.input, pair.output) for pair in matched]
+    doubts = find_unfollowed_inputs(graph, claims, are_types_guessed=True)
+    matched = [pair for pair in matched if pair.output.name not in doubts]
+    unproved = tuple(LoneState(doubt.name, name, doubt.reason) for name, doubt in doubts.items())
     paired = {pair.input.name for pair in matched}
     free_inputs = [value for value in candidates if value.name not in paired]
     free_outputs = [output for output, origin in zip(outputs, origins, strict=True) if not origin]
@@ -74,7 +97,8 @@ def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair
     read = drop_unread_values(matched, graph, signature)
     pairs = drop_hidden_states([*read, *indirect], graph, signature)
     order = {value.name: number for number, value in enumerate(signature.inputs)}
-    return tuple(sorted(pairs, key=lambda pair: order[pair.input.name]))
+    pairs = sorted(pairs, key=lambda pair: order[pair.input.name])
+    return FoundStates(tuple(pairs), unproved)
 
 
 def _list_candidates(graph: ModelGraph, signature: Signature) -> list[Value]:
@@ -107,24 +131,35 @@ def _trace_outputs(
     """Return the origins of the outputs, and the inputs that are their sources.
 
     An input of which as much is in several outputs as of another one is new to each of them,
-    as the positions that are joined to all caches: it is not a source.
+    as the positions that are joined to all caches: it is not a source. One of which each has only
+    a part may hold the caches of all layers: it stays.
     """
     names = [value.name for value in outputs]
     origins = trace_origins(graph, [value.name for value in candidates], names)
-    tied = Counter(number for origin in origins for number in _find_tied(origin))
-    new = {number for number, count in tied.items() if count > 1}
+    tied = Counter[int]()
+    whole: set[int] = set()
+    for origin in origins:
+        parts = _find_tied(origin)
+        tied.update(parts.keys())
+        whole |= {number for number, is_part in parts.items() if not is_part}
+    new = {number for number, count in tied.items() if count > 1} & whole
     if new:
         candidates = [value for number, value in enumerate(candidates) if number not in new]
         origins = trace_origins(graph, [value.name for value in candidates], names)
     return candidates, origins
 
 
-def _find_tied(origin: Origin) -> set[int]:
-    """Return the sources of which an output has as much as of another one."""
-    tied: set[int] = set()
+def _find_tied(origin: Origin) -> dict[int, bool]:
+    """Return the sources of which an output has as much as of another one.
+
+    Each comes with whether only a part of it is in the output.
+    """
+    tied: dict[int, bool] = {}
     for paths in map(select_cheapest_paths, origin):
-        if len(paths) > 1:
-            tied |= {number for number, is_certain in paths if is_certain}
+        for (number, is_certain), path in paths.items() if len(paths) > 1 else ():
+            if is_certain:
+                is_part = all(each.changes & SizeChange.CUTS for each in path.resizings)
+                tied[number] = is_part and tied.get(number, True)
     return tied
 
 

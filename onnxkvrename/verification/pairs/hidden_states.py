@@ -51,6 +51,20 @@ class StatePair(NamedTuple):
     is_gated: bool = False
 
 
+class LoneState(NamedTuple):
+    """An output that looks like a later state of an input.
+
+    Attributes:
+        input: The name of the input.
+        output: The name of the output.
+        reason: Why it is not proved to be one.
+    """
+
+    input: str
+    output: str
+    reason: str
+
+
 def drop_unread_values(
     pairs: Sequence[StatePair], graph: ModelGraph, signature: Signature
 ) -> list[StatePair]:

@@ -18,9 +18,9 @@ from onnxkvrename.rules.rules_text import StateNames, split_suffix, write_rules
 from onnxkvrename.storage.read import ModelSource
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.features import find_features
-from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
-from onnxkvrename.verification.pairs.hidden_states import StatePair
-from onnxkvrename.verification.pairs.lone_states import LoneState, find_lone_states
+from onnxkvrename.verification.pairs.find_pairs import find_states
+from onnxkvrename.verification.pairs.hidden_states import LoneState, StatePair
+from onnxkvrename.verification.pairs.lone_states import find_lone_states
 
 _NAME = "pairs"
 """What messages call rules that were made from the dataflow."""
@@ -83,15 +83,17 @@ def trace_source(
         node_count = sum(body.size for body in (graph.main, *graph.functions.values()))
         if max_nodes is not None and node_count > max_nodes:
             return None
-        pairs = find_state_pairs(graph, signature)
+        states = find_states(graph, signature)
     except ModelError as error:
         raise source.build_error(error.message, hint=error.hint) from None
+    unproved = {state.output: state for state in find_lone_states(graph, states.pairs, signature)}
+    unproved |= {state.output: state for state in states.unproved}
     return TracedModel(
         path,
         signature,
-        pairs,
-        find_features(graph, pairs),
-        find_lone_states(graph, pairs, signature),
+        states.pairs,
+        find_features(graph, states.pairs),
+        tuple(unproved.values()),
         node_count,
     )
 
@@ -105,18 +107,17 @@ def infer_rules(model: TracedModel) -> InferredRules:
     path = str(model.path)
     if not model.buffers:
         command = f"onnxkvrename inspect {quote_path(path)} --profile auto"
+        reason = "no output is proved to be a later state of an input"
+        if model.lone_states:
+            reason = _describe_lone_state(model.lone_states[0])
         raise RulesError(
-            "no cache found in the graph: no output is proved to be a later state of an input",
+            f"no cache found in the graph: {reason}",
             path=path,
             hint=f"`{command}` shows what the model has",
         )
     states = [_name_state(pair) for pair in model.buffers]
     kept_names = dict(_list_kept_names(model))
-    notes = {
-        state.output: f"{state.output} may be a later state of {state.input}, which is not proved: "
-        f"{state.reason}"
-        for state in model.lone_states
-    }
+    notes = {state.output: _describe_lone_state(state) for state in model.lone_states}
     text = write_rules(states, model.path.name, kept_names, notes)
     try:
         rules = parse_rules(text, _NAME)
@@ -129,6 +130,12 @@ def infer_rules(model: TracedModel) -> InferredRules:
         raise _build_misfit_error(f"they would not be valid: {error.message}", path) from None
     _check_exact(model, rules)
     return InferredRules(rules, text)
+
+
+def _describe_lone_state(state: LoneState) -> str:
+    return (
+        f"{state.output} may be a later state of {state.input}, which is not proved: {state.reason}"
+    )
 
 
 def find_last_word(pairs: Sequence[StatePair]) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Container, Iterable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
 from onnxkvrename.findings import format_list
 from onnxkvrename.limits import MAX_ENTRIES
@@ -26,25 +25,11 @@ from onnxkvrename.model.signature import (
 from onnxkvrename.verification.dataflow import PROVED_VERDICTS, BufferFlow, trace_buffer_flows
 from onnxkvrename.verification.graph_bodies import ModelGraph
 from onnxkvrename.verification.pairs.find_pairs import build_pair, may_be_state
-from onnxkvrename.verification.pairs.hidden_states import StatePair
+from onnxkvrename.verification.pairs.hidden_states import LoneState, StatePair
 from onnxkvrename.verification.tracing import trace_dependencies
 
 _Types = tuple[str, tuple[Dim, ...] | None, tuple[Dim, ...] | None]
 _LETTERS_AND_NUMBER = re.compile("(?=.*[0-9])(?=.*[A-Za-z]{2})")
-
-
-class LoneState(NamedTuple):
-    """An output that looks like a later state of an input.
-
-    Attributes:
-        input: The name of the input.
-        output: The name of the output.
-        reason: Why it is not proved to be one.
-    """
-
-    input: str
-    output: str
-    reason: str
 
 
 def find_lone_states(
