@@ -1,4 +1,4 @@
-# vLLM's own code, from its wheel, against projections of drawn architectures: docs/vllm.md.
+# vLLM's own code, from its wheel, against projections of drawn architectures: docs/inspect.md.
 # Needs Python 3.11 or later, 6 GB of disk, 2 GB of memory, and a few minutes on two cores.
 COUNT = 3200
 WITNESS = build/witness

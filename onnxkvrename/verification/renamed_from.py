@@ -151,9 +151,31 @@ def _find_difference(actual: ByteSource, renamed: ByteSource, source: str) -> tu
     for index, (value, instead) in enumerate(zip_longest(*values, fillvalue="nothing")):
         if value != instead:
             shown, other_shown = shorten_text(value), shorten_text(instead)
+            if shown == other_shown:  # they differ only behind what a message shows
+                break
             place = _name_field(own, descriptor, count, holder, index)
             return place, f"is {shown}, but {other_shown} in {there}"
-    return place, f"has other bytes than {there}"
+    byte = _find_first_byte(actual, own, renamed, other)
+    if byte is None:
+        return place, f"has other bytes than {there}"
+    return place, f"has byte {byte[0]:,} as 0x{byte[1]:02x}, but 0x{byte[2]:02x} in {there}"
+
+
+def _find_first_byte(
+    source: ByteSource, record: Record, other_source: ByteSource, other: Record
+) -> tuple[int, int, int] | None:
+    """Return where two fields of one size first differ, and both bytes; `None` for two sizes."""
+    size = record.end - record.start
+    if size != other.end - other.start:
+        return None
+    for offset in range(0, size, BLOCK_SIZE):
+        count = min(BLOCK_SIZE, size - offset)
+        block = source.read_slice(record.start + offset, count)
+        like = other_source.read_slice(other.start + offset, count)
+        for index, pair in enumerate(zip(block, like, strict=True) if block != like else ()):
+            if pair[0] != pair[1]:
+                return offset + index, *pair
+    return None
 
 
 def _has_same_payload(

@@ -230,7 +230,7 @@ def test_outputs_that_only_look_like_states_are_counted(tmp_path: Path, run: Run
     """
     saved(onnx.parser.parse_model(text), tmp_path / "shift.onnx")
     outcome = run("shift.onnx", "--prefix", "KV")
-    assert ", and 1 more output may be states (first: xx_0_r)\n" in outcome.err
+    assert ", and 1 more output may be a state (first: xx_0_r)\n" in outcome.err
 
 
 def test_a_graph_without_a_cache_is_said_to_have_none(run: Run) -> None:

@@ -82,7 +82,9 @@ def rich_model() -> ModelProto:
     twin = onnx.helper.make_function("local", "Twin", ["a"], ["b"], [], [])
     model = decoder(branch(graph(node("Identity", [KEY], ["copy"]))), functions=(function, twin))
     model.graph.initializer.extend([tensor("w", 1.0, 2.0), tensor("v", 3.0), tensor("large")])
+    model.graph.initializer.append(tensor("medium"))
     model.graph.initializer[2].raw_data = bytes(200_000)
+    model.graph.initializer[3].raw_data = bytes(3_000)
     model.graph.value_info.extend([info(KEY), info("copy")])
     model.graph.doc_string = "kept"
     model.metadata_props.add(key="author", value="nobody")
@@ -124,7 +126,11 @@ FAULTS: dict[str, tuple[Callable[[ModelProto], object], str]] = {
     ),
     "a large weight that changed": (
         lambda m: setattr(m.graph.initializer[2], "raw_data", bytes(199_999) + b"1"),
-        "graph.initializer[2].raw_data has other bytes than SOURCE",
+        "graph.initializer[2].raw_data has byte 199,999 as 0x31, but 0x00 in SOURCE",
+    ),
+    "a weight that changed far from its beginning": (
+        lambda m: setattr(m.graph.initializer[3], "raw_data", bytes(2_999) + b"1"),
+        "graph.initializer[3].raw_data has byte 2,999 as 0x31, but 0x00 in SOURCE",
     ),
     "a name that is no buffer's": (
         lambda m: setattr(m.graph.initializer[1], "name", "v_VLLM"),

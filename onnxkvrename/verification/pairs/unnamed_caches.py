@@ -92,7 +92,8 @@ def explain_graph(
     )
     if graph.lone_states:
         outputs = format_count(len(graph.lone_states), "more output")
-        message += f", and {outputs} may be states (first: {graph.lone_states[0].output})"
+        what = "a state" if len(graph.lone_states) == 1 else "states"
+        message += f", and {outputs} may be {what} (first: {graph.lone_states[0].output})"
     if carries_any(graph, token):
         return finding._replace(
             message=f"{message}; names already carry {token}", hint=OWN_RULES_HINT
