@@ -69,10 +69,7 @@ CODES: dict[str, tuple[Severity, str]] = {
         "warning",
         "a sidecar has names from before a rename (an error in verify, or if it cannot be updated)",
     ),
-    "KV407": (
-        "warning",
-        "an export that QEfficient would not look for under its new names: skipped",
-    ),
+    "KV407": ("error", "an export that QEfficient would not look for under its new names"),
     "KV501": ("error", "external data outside the model's directory"),
     "KV502": ("error", "external data missing, or not a regular file"),
     "KV503": ("error", "external data shorter than the model says, or a malformed entry"),

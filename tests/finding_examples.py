@@ -445,7 +445,11 @@ def make_kv406() -> None:
     genai_folders.build_folder(Path("export"))
 
 
-@show("KV407", "cache --prefix VLLM --seed-cache", fix=("cache --prefix VLLM -d renamed",))
+@show(
+    "KV407",
+    "cache --prefix VLLM --seed-cache",
+    fix=("cache/Tiny-8613cbd67ec84ff4 --prefix VLLM --seed-cache",),
+)
 def make_kv407() -> None:
     """One of two exports is a LoRA export, for which QEfficient has no token."""
     write_export(Path("cache"))

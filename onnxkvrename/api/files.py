@@ -239,13 +239,13 @@ def _rename_in_cache(
     from onnxkvrename.qefficient.seed_cache import plan_seeds  # only for --seed-cache
 
     models = [job.model for job in jobs]
-    plan = plan_seeds(models, rules, request.change, strict=request.strict)
-    if any(model.failed for model in plan.left_out):
+    plan = plan_seeds(models, rules, request)
+    if plan.refused:
         request = request._replace(dry_run=True)
     jobs = plan.redirect_jobs(jobs)
     params = plan.build_sidecars(jobs)
     report = _run_jobs(request, jobs, rules, executor, open_bars, params)
-    return report._replace(models=(*report.models, *plan.left_out))
+    return report._replace(models=(*report.models, *plan.kept, *plan.refused))
 
 
 def _run_jobs(

@@ -263,7 +263,7 @@ def check_export_reuse(
         or rename_export_params(params, rules, change) == params
     ):
         return None
-    seed = _build_seed_command(directory, change, target)
+    seed = build_seed_command([directory], change, target)
     kind = _describe_tokens(_collect_tokens(params["export_params"]["output_names"], rules))
     return build_finding(
         "KV402",
@@ -276,15 +276,25 @@ def check_export_reuse(
     )
 
 
-def _build_seed_command(directory: Path, change: TokenChange, target: str | None) -> str:
-    """Return the command that puts the models of an export where QEfficient looks for them."""
+def build_seed_command(
+    directories: Iterable[Path], change: TokenChange, target: str | None, *more: str
+) -> str:
+    """Return the command that puts the models of exports where QEfficient looks for them.
+
+    Args:
+        directories: The exports.
+        change: The token to add or to remove.
+        target: The consumer of the results.
+        more: Further options.
+    """
     options = ["--strip"] if change.strip else []
     if not change.strip and target is not None:
         options.append(f"--target {quote_word(target)}")
     if not change.strip and (change.final_token, target) not in CONSUMER_TOKENS.values():
         options.append(f"--prefix {quote_word(change.final_token)}")
     options += ["--replace"] if change.replace else []
-    return " ".join(("onnxkvrename", quote_path(str(directory)), *options, "--seed-cache"))
+    paths = (quote_path(str(directory)) for directory in directories)
+    return " ".join(("onnxkvrename", *paths, *options, *more, "--seed-cache"))
 
 
 def check_export_tokens(
@@ -419,13 +429,13 @@ def _read_export(model: Path) -> tuple[Path, ExportParams] | None:
     for directory in find_exports(model):
         if split_directory_name(directory.name):
             try:
-                return _shorten_path(directory, model), read_export_params(directory)
+                return shorten_path(directory, model), read_export_params(directory)
             except KvRenameError:
                 return None  # QEfficient cannot read these parameters either: it reuses nothing
     return None
 
 
-def _shorten_path(directory: Path, model: Path) -> Path:
+def shorten_path(directory: Path, model: Path) -> Path:
     """Return a directory above a model as the start of the model's path, if it is one."""
     for parent in model.parents:
         if Path(os.path.abspath(parent)) == directory:

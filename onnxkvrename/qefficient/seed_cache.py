@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding, build_finding, promote_to_errors, quote_path
+from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
 from onnxkvrename.model.file import open_model
 from onnxkvrename.qefficient.export_cache import (
     PARAMS_FILE,
@@ -19,6 +19,7 @@ from onnxkvrename.qefficient.export_cache import (
     build_elsewhere_hint,
     build_occupied_finding,
     build_renamed_entry,
+    build_seed_command,
     build_unrecognized_finding,
     explain_token_refusal,
     find_checkpoint,
@@ -26,14 +27,16 @@ from onnxkvrename.qefficient.export_cache import (
     identify_export,
     read_export_params,
     render_export_params,
+    shorten_path,
 )
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
+from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED
-from onnxkvrename.rules.results import ModelReport, RenameJob
+from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.storage.directories import is_left_empty
 from onnxkvrename.storage.read import is_directory, is_occupied
@@ -70,24 +73,27 @@ class SeedPlan:
 
     Attributes:
         seeds: The exports that the models belong to, in the order of the models.
-        left_out: Reports on the models that are not seeded, because QEfficient would not look
-            for them; each has KV407 with the reason.
+        refused: Reports on the models that cannot be seeded, because QEfficient would not look
+            for them; each has KV407 with the reason, and then no export is.
+        kept: Reports on the models of exports that stay, as they are the result of an earlier
+            seeding with another token.
     """
 
     seeds: tuple[Seed, ...]
-    left_out: tuple[ModelReport, ...] = ()
+    refused: tuple[ModelReport, ...] = ()
+    kept: tuple[ModelReport, ...] = ()
 
     def redirect_jobs(self, jobs: Sequence[RenameJob]) -> tuple[RenameJob, ...]:
         """Return the jobs with outputs in the new directories of their exports.
 
         Models of an export that is the result of another one in this plan are left out, and
-        those in `left_out`.
+        those that are refused or kept.
 
         Raises:
             ModelError: A model is in no export.
         """
         seed_by_directory = {seed.directory: seed for seed in self.seeds}
-        left_out = {model.path for model in self.left_out}
+        left_out = {model.path for model in (*self.refused, *self.kept)}
         redirected = []
         for job in jobs:
             if str(job.model) in left_out:
@@ -114,23 +120,13 @@ class SeedPlan:
         return {seed.target for seed in self.seeds if seed.needs_copy}
 
 
-def plan_seeds(
-    models: Sequence[Path],
-    rules: Rules,
-    change: TokenChange,
-    *,
-    strict: bool = False,
-) -> SeedPlan:
+def plan_seeds(models: Sequence[Path], rules: Rules, request: Request) -> SeedPlan:
     """Return the plan for the exports that models belong to; nothing is written.
-
-    An export that QEfficient would not look for under its new names is left out, if others are
-    not.
 
     Args:
         models: The models of the run.
         rules: The rules that recognise KV names.
-        change: The tokens to add and to remove.
-        strict: True if the finding of an export that is left out is an error.
+        request: What is asked for.
 
     Raises:
         ModelError: A model is in no export, or QEfficient would look for none of them with a
@@ -140,16 +136,20 @@ def plan_seeds(
     for model in models:
         models_by_directory.setdefault(_require_export_directory(model), []).append(model)
     seeds: list[Seed] = []
-    left_out: list[ModelReport] = []
+    refused: list[ModelReport] = []
+    kept: list[ModelReport] = []
     for directory, own_models in models_by_directory.items():
-        seed = _plan_seed(directory, rules, change)
-        refused: list[ModelReport] = []
+        seed = _plan_seed(directory, rules, request.change)
+        if _is_earlier_seed(seed, models_by_directory, rules, request.change):
+            kept += (report_model(read_kv_model(model, rules)) for model in own_models)
+            continue
+        reports: list[ModelReport] = []
         if seed.entry is not None and seed.finding is None:
-            refused += _report_refused(directory, seed.entry, own_models, rules)
-        if not refused:
+            reports += _report_refused(directory, seed.entry, own_models, rules)
+        if not reports:
             seeds.append(seed)
-        left_out += refused
-    encoders = [report for report in left_out if not report.pairs]  # they fill buffers
+        refused += reports
+    encoders = [report for report in refused if not report.pairs]  # they fill buffers
     if encoders:
         filled = [_require_export_directory(Path(report.path)) for report in encoders]
         for seed in tuple(seeds):
@@ -157,16 +157,47 @@ def plan_seeds(
             unfed = list(_report_unfed(seed.directory, own_models, filled, rules))
             if unfed:
                 seeds.remove(seed)
-            left_out += unfed
-    if left_out and not _takes_token(seeds, rules):
-        finding = left_out[0].findings[0]
-        raise ModelError(finding.message, path=left_out[0].path, hint=finding.hint)
-    if strict:
-        left_out = [
-            report._replace(findings=promote_to_errors(report.findings), status="failed")
-            for report in left_out
+            refused += unfed
+    if refused and not _takes_token(seeds, rules):
+        finding = refused[0].findings[0]
+        raise ModelError(finding.message, path=refused[0].path, hint=finding.hint)
+    others = [
+        shorten_path(seed.directory, models_by_directory[seed.directory][0])
+        for seed in seeds
+        if seed.needs_copy
+    ]
+    if others:
+        hint = f"`{_build_command(others, request)}` seeds the others"
+        refused = [
+            report._replace(findings=tuple(each._replace(hint=hint) for each in report.findings))
+            for report in refused
         ]
-    return SeedPlan(tuple(seeds), tuple(left_out))
+    return SeedPlan(tuple(seeds), tuple(refused), tuple(kept))
+
+
+def _build_command(directories: Sequence[Path], request: Request) -> str:
+    """Return the command that seeds some exports as a request says."""
+    more = [f"--profile {quote_word(request.profile)}"] if request.profile else []
+    if isinstance(request.rules, Path):
+        more.append(f"--rules {quote_path(str(request.rules))}")
+    return build_seed_command(directories, request.change, request.target, *more)
+
+
+def _is_earlier_seed(
+    seed: Seed, directories: Container[Path], rules: Rules, change: TokenChange
+) -> bool:
+    """Return whether an export has another token, and the run seeds the one without a token.
+
+    It is then what an earlier run made of that one, and has a user of its own.
+    """
+    entry = identify_export(seed.directory.name, read_export_params(seed.directory))
+    if change.strip or entry is None:
+        return False
+    plain = build_renamed_entry(entry, rules, TokenChange(None, strip=True))
+    here = build_renamed_entry(plain, rules, change)
+    if entry.directory_name in (plain.directory_name, here.directory_name):
+        return False
+    return seed.directory.with_name(plain.directory_name) in directories
 
 
 def settle_stopped_seeds(paths: Iterable[Path]) -> None:
@@ -310,7 +341,7 @@ def _report_unfed(
 def _build_refusal(path: Path, plan: RenamePlan, message: str, *directories: Path) -> ModelReport:
     """Build the report on a model of exports that can be renamed elsewhere, all together."""
     finding = build_finding("KV407", "", message, build_elsewhere_hint(directories))
-    return ModelReport(str(path), str(path), "unchanged", pairs=plan.pairs, findings=(finding,))
+    return ModelReport(str(path), str(path), "failed", pairs=plan.pairs, findings=(finding,))
 
 
 def _explain_missing_merge(directory: Path, models: Sequence[Path], rules: Rules) -> str | None:

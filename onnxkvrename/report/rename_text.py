@@ -542,8 +542,6 @@ def format_model_state(model: ModelReport) -> str:
         return f"unchanged: {describe_no_pairs(model)}"
     if model.name_map:
         return f"unchanged: {model.output} is already up to date"
-    if any(finding.code == "KV407" for finding in model.findings):
-        return "unchanged: it cannot be seeded"
     tokens = {side.token for pair in model.pairs for side in pair.sides}
     carried = ", ".join(sorted(token for token in tokens if token))
     return f"unchanged: every buffer carries {carried}" if carried else "unchanged: no token"

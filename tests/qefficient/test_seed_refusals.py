@@ -1,9 +1,11 @@
-"""Exports that QEfficient would not look for are left out of a seeding, and named."""
+"""Exports that QEfficient would not look for stop a seeding, and are named."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -24,39 +26,71 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_one_that_takes_no_token_does_not_block_the_others(
+def find_command(text: str) -> list[str]:
+    """Return the words of the command that seeds the others."""
+    (command,) = re.findall("  -> `onnxkvrename (.*)` seeds the others\n", text)
+    return shlex.split(command)
+
+
+def test_one_that_takes_no_token_stops_all_and_the_hint_seeds_the_others(
     cache: Path, tmp_path: Path, snapshot, run
 ) -> None:
     lora = qefficient_exports.write_export(cache, "decoder.onnx", owner=LORA)
     plain = qefficient_exports.write_export(cache)
     twin = qefficient_exports.write_export(tmp_path / "twins", token="VLLM")
-    before = snapshot(lora)
+    before = snapshot(cache)
     outcome = run(cache, *SEED)
-    assert outcome.code == 0
-    assert f"{lora / 'decoder.onnx'}: warning KV407" in outcome.err
+    assert outcome.code == 1
+    assert f"{lora / 'decoder.onnx'}: error KV407: cannot be seeded: " in outcome.err
     assert f"token for {LORA}" in outcome.err
-    assert snapshot(lora) == before
+    assert outcome.err.endswith("nothing was written\n")
+    assert snapshot(cache) == before
+    command = find_command(outcome.err)
+    assert command == [str(plain), *SEED]
+    assert run(*command).code == 0
     assert read_directory(cache / twin.name) == read_directory(twin)
-    assert plain.exists()
 
 
-def test_the_document_names_what_was_left_out(cache: Path, run) -> None:
+def test_the_command_for_the_others_has_the_options_of_the_run(cache: Path, run) -> None:
+    qefficient_exports.write_export(cache, "decoder.onnx", owner=LORA)
+    plain = qefficient_exports.write_export(cache)
+    options = ("--target", "vllm-qaic", "--profile", "qeff", "--seed-cache")
+    command = find_command(run(cache, *options).err)
+    assert command == [str(plain), *options]
+    assert run(*command).code == 0
+
+
+def test_the_document_names_what_cannot_be_seeded(cache: Path, run) -> None:
     lora = qefficient_exports.write_export(cache, "decoder.onnx", owner=LORA)
     qefficient_exports.write_export(cache)
     outcome = run(cache, *SEED, "--format", "json")
     models = json.loads(outcome.out)["models"]
-    assert [model["status"] for model in models] == ["renamed", "unchanged"]
+    assert [model["status"] for model in models] == ["would-rename", "failed"]
     assert models[1]["path"] == str(lora / "decoder.onnx")
     assert [finding["code"] for finding in models[1]["findings"]] == ["KV407"]
 
 
-def test_strict_seeds_all_or_none(cache: Path, snapshot, run) -> None:
-    qefficient_exports.write_export(cache, "decoder.onnx", owner=LORA)
-    qefficient_exports.write_export(cache)
-    before = snapshot(cache)
-    outcome = run(cache, *SEED, "--strict")
-    assert (outcome.code, "error KV407" in outcome.err) == (1, True)
-    assert snapshot(cache) == before
+@pytest.mark.parametrize("more", [(), ("--replace",)])
+def test_two_tokens_are_seeded_one_after_the_other(
+    more: tuple[str, ...], cache: Path, tmp_path: Path, run
+) -> None:
+    """What the first run has made stays for those who use its token."""
+    plain = qefficient_exports.write_export(cache)
+    first = qefficient_exports.write_export(tmp_path / "twins", token="VLLM")
+    assert run(cache, *SEED).code == 0
+    before = read_directory(cache)
+    second = run(cache, "--target", "vllm-qaic", "--seed-cache", *more)
+    assert second.code == 0
+    assert f"{cache / first.name / 'decoder.onnx'}: unchanged: every buffer carries VLLM" in (
+        second.err
+    )
+    (new,) = {path.name for path in cache.iterdir()} - {plain.name, first.name}
+    assert b"past_key.0_vllmKvCache" in (cache / new / "decoder.onnx").read_bytes()
+    kept = {path: data for path, data in read_directory(cache).items() if new not in str(path)}
+    assert kept == before
+    again = read_directory(cache)
+    assert run(cache, *SEED).code == run(cache, "--target", "vllm-qaic", "--seed-cache").code == 0
+    assert read_directory(cache) == again
 
 
 def test_layerwise_without_the_merged_file_would_not_be_found(cache: Path, snapshot, run) -> None:
@@ -67,8 +101,10 @@ def test_layerwise_without_the_merged_file_would_not_be_found(cache: Path, snaps
     assert snapshot(cache) == before
     qefficient_exports.write_export(cache, owner=CAUSAL)
     outcome = run(cache, *SEED)
-    assert (outcome.code, outcome.err.count("warning KV407")) == (0, 1)
+    assert (outcome.code, outcome.err.count("error KV407")) == (1, 1)
     assert outcome.err.startswith("3 files in ")
+    assert len(os.listdir(cache)) == 2
+    assert run(*find_command(outcome.err)).code == 0
     assert len(os.listdir(cache)) == 3
     assert run(export, "--prefix", "VLLM", "-d", cache.parent / "elsewhere").code == 0
 
@@ -119,7 +155,9 @@ def test_an_encoder_that_fills_buffers_and_its_decoder_stay_as_they_are(
     qefficient_exports.write_export(cache)
     before = snapshot(encoder.parent), snapshot(decoder.parent)
     outcome = run(cache, *SEED)
-    assert (outcome.code, outcome.err.count("warning KV407")) == (0, 2)
+    assert (outcome.code, outcome.err.count("error KV407")) == (1, 2)
     assert "QEfficient's vision encoder fills past_key.1" in outcome.err
+    (command,) = set(re.findall("`onnxkvrename (.*)` seeds the others", outcome.err))
+    assert run(*shlex.split(command)).code == 0
     assert (snapshot(encoder.parent), snapshot(decoder.parent)) == before
     assert len(os.listdir(cache)) == 4
