@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
 from typing import Literal
 
-from onnxkvrename.findings import format_count, format_layers
+from onnxkvrename.findings import format_count, format_layers, format_list
 from onnxkvrename.handoff.target import TargetCheck
 from onnxkvrename.report.documents.verify_json import describe_verified
 from onnxkvrename.report.formats import (
@@ -193,6 +193,14 @@ def _describe_proofs(verified: VerifiedModel) -> Iterator[str]:
     yield _describe_retention(verified)
     if verified.rename_proof is not None:
         yield _describe_rename_proof(verified.rename_proof)
+    if verified.report.pairs:
+        yield _describe_tokens(verified.report)
+
+
+def _describe_tokens(report: ModelReport) -> str:
+    """Return the token of the buffers; names that do not have it are a finding of their own."""
+    tokens = {side.token for pair in report.pairs for side in pair.sides if side.token}
+    return f"token {format_list(sorted(tokens))}" if tokens else "no token"
 
 
 def _describe_retention(verified: VerifiedModel) -> str:

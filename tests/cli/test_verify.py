@@ -8,17 +8,22 @@ import models
 import onnx
 import pytest
 import window_sets
+from conftest import Run
 from models import KEY, KEY_OUT, VALUE, VALUE_OUT, node, saved
 from onnx import ModelProto
 from tiers import full, thin
 
+import onnxkvrename
 from onnxkvrename.findings import CODES
 from onnxkvrename.rules.load import list_profiles
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"
 MODEL = "decoder.onnx"
-SAID = "decoder.onnx: 4 of 4 buffers retained by dataflow, layers 0-1, updated by ScatterElements"
+SAID = (
+    "decoder.onnx: 4 of 4 buffers retained by dataflow, layers 0-1, updated by ScatterElements; "
+    "no token"
+)
 
 
 def swapped() -> ModelProto:
@@ -515,3 +520,24 @@ def test_size_that_the_graph_does_not_show_is_a_warning(tmp_path: Path, run) -> 
     assert "cannot be proved to have the size of past_key.0" in outcome.err
     assert ", 1 not shown to keep its size, " in outcome.out
     assert run("verify", path, "--strict").code == 1
+
+
+def test_the_line_of_a_model_ends_in_its_token(here: Path, run: Run) -> None:
+    assert run("verify", MODEL).out.endswith("; no token\n")
+    assert run(MODEL, "--target", "vllm-qaic", "-o", "two/renamed.onnx").code == 0
+    for options in ((), ("--target", "vllm-qaic"), ("--renamed-from", MODEL)):
+        line = run("verify", "two/renamed.onnx", *options).out.splitlines()[0]
+        assert line.endswith("; token vllmKvCache")
+    shutil.copyfile(MODEL, "two/plain.onnx")
+    both = run("verify", "two").out
+    assert ("; no token\n" in both, "; token vllmKvCache\n" in both) == (True, True)
+
+
+def test_two_tokens_in_one_model_are_an_error(here: Path, run: Run) -> None:
+    model = models.decoder()
+    renamed = onnxkvrename.rename_model(model, "A")
+    half = renamed.SerializeToString().replace(b"past_value.0_A", b"past_value.0_B")
+    saved(half, Path("half.onnx"))
+    outcome = run("verify", "half.onnx")
+    assert (outcome.code, outcome.out) == (1, "half.onnx: does not verify\n")
+    assert "error KV116: 2 names " in outcome.err

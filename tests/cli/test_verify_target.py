@@ -48,7 +48,11 @@ def codes(found: dict[str, Any]) -> set[str]:
 
 def test_a_model_that_the_consumer_can_use_is_ready(taken: Path, run) -> None:
     outcome = run("verify", taken, *TARGET)
-    assert outcome == (0, f"{taken}: {RETAINED}\n{taken}: {READY.format(4)}{STATIC}\n", "")
+    assert outcome == (
+        0,
+        f"{taken}: {RETAINED}; token vllmKvCache\n{taken}: {READY.format(4)}{STATIC}\n",
+        "",
+    )
     assert run("verify", taken, *TARGET, "-q") == (0, "", "")
 
 
@@ -68,7 +72,9 @@ def test_verbose_shows_the_slots(taken: Path, run) -> None:
 def test_a_plain_model_cannot_be_taken_and_is_told_how(decoder: Path, run) -> None:
     outcome = run("verify", decoder, *TARGET)
     assert outcome.code == 1
-    assert outcome.out.startswith(f"{decoder}: {RETAINED}\n{decoder}: vllm-qaic cannot use it")
+    assert outcome.out.startswith(
+        f"{decoder}: {RETAINED}; no token\n{decoder}: vllm-qaic cannot use it"
+    )
     assert f"{decoder}: error KV601: 8 names (first: past_key.0)" in outcome.err
     (command,) = find_commands(outcome.err)
     assert run(*shlex.split(command)[1:], "-q").code == 0
@@ -155,7 +161,7 @@ def test_a_model_that_cannot_be_read_keeps_all_from_being_checked(taken: Path, r
     bad = taken.with_name("bad.onnx")
     bad.write_text("text")
     outcome = run("verify", taken, bad, *TARGET)
-    assert (outcome.code, outcome.out) == (2, f"{taken}: {RETAINED}\n")
+    assert (outcome.code, outcome.out) == (2, f"{taken}: {RETAINED}; token vllmKvCache\n")
     assert "the other models were not checked for vllm-qaic" in outcome.err
 
 

@@ -53,7 +53,8 @@ def with_flows(verified: VerifiedModel, *flows: BufferFlow) -> VerifiedModel:
 
 def test_a_verdict_says_what_was_proved_and_how(sound: VerifiedModel) -> None:
     assert (
-        summarize_verdict(sound) == "2 of 2 buffers retained by dataflow, layer 0, updated by Add"
+        summarize_verdict(sound)
+        == "2 of 2 buffers retained by dataflow, layer 0, updated by Add; no token"
     )
 
 
@@ -67,7 +68,7 @@ def test_what_is_not_proved_is_not_counted(sound: VerifiedModel) -> None:
     through = BufferFlow(first.pair, "passed through")
     assert (
         summarize_verdict(with_flows(sound, through, through))
-        == "0 of 2 buffers retained by dataflow, layer 0"
+        == "0 of 2 buffers retained by dataflow, layer 0; no token"
     )
 
 
@@ -77,7 +78,9 @@ def test_operators_are_told_the_most_frequent_first(sound: VerifiedModel) -> Non
         flow._replace(updated_by=NodeLocation(op, ""))
         for flow, op in zip(three.flows, "BAA", strict=True)
     ]
-    assert summarize_verdict(three._replace(flows=tuple(flows))).endswith("updated by A, B")
+    assert summarize_verdict(three._replace(flows=tuple(flows))).endswith(
+        "updated by A, B; no token"
+    )
 
 
 def test_a_model_with_an_error_does_not_verify(sound: VerifiedModel) -> None:
@@ -92,7 +95,7 @@ def test_a_model_without_buffers_says_so(sound: VerifiedModel) -> None:
 @pytest.mark.parametrize(
     ("findings", "clause", "reasons", "style"),
     [
-        ((), "2 of 2 buffers retained by dataflow", ", layer 0, updated by Add", GREEN),
+        ((), "2 of 2 buffers retained by dataflow", ", layer 0, updated by Add; no token", GREEN),
         ((FAULT,), "does not verify", "", RED),
     ],
 )
