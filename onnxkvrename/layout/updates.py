@@ -223,7 +223,8 @@ def build_update_finding(
         f", so it does not fit: {need}",
         "export it with a static cache, which is written in place"
         if needed_by
-        else 'say in the rules what is meant: update = "append", "delta" or "inplace"',
+        else f'say in the rules that it is meant: update = "{update.kind}" (`--rules FILE`, as '
+        "pairs writes it)",
     )
     return finding._replace(severity="error") if needed_by else finding
 

@@ -96,8 +96,13 @@ def build_verify_answer(
 
 
 def _drop_findings_of(check: TargetCheck, model: VerifiedModel) -> VerifiedModel:
-    """Return a model for its own verdict, which is not about the consumer."""
+    """Return a model for its own verdict, which is not about the consumer.
+
+    That an output is not made of its input is about the model in any case.
+    """
     found = {(finding.code, finding.name) for each in check.sets for finding in each.findings}
+    unmade = (flow.pair.sides for flow in model.flows if flow.verdict == "not from its input")
+    found -= {("KV120", sides[-1].old_name) for sides in unmade}
     findings = (f for f in model.report.findings if (f.code, f.name) not in found)
     return model._replace(report=model.report._replace(findings=tuple(findings)))
 

@@ -37,6 +37,9 @@ WINDOW_SIZE_HINT = (
 )
 """How to export windows with all inputs; repeating the same export would not add them."""
 
+_QEFFICIENT_SUFFIX = "_RetainedState"
+"""How QEfficient ends the names of retained outputs, also those of windows."""
+
 CONSUMER_TOKENS = {"vllmkvcache": ("vllmKvCache", "vllm-qaic")}
 """Tokens of known consumers with their names, by the token in lower case.
 
@@ -118,7 +121,7 @@ def _check_both_sides(
         hint = "export the model again"
         if not fed_layers:  # no state has an input by this name, so perhaps by another
             hint = "add `--rules FILE` with rules that name it, as pairs writes them"
-        elif pair.layer not in fed_layers:
+        elif pair.layer not in fed_layers and pair.output.old_name.endswith(_QEFFICIENT_SUFFIX):
             hint = WINDOW_SIZE_HINT
         yield build_finding(
             "KV101",
@@ -228,7 +231,7 @@ def _check_tokens(plan: RenamePlan) -> Iterator[Finding]:
             "",
             f"the token {token} differs from {known} only in capitals; {consumer} selects names "
             f"with {known} and ignores these buffers",
-            f"rename with `--prefix {known} --replace`",
+            f"rename with `--prefix {known}{' --replace' if plan.token_counts else ''}`",
         )
     for runner in plan.runners if plan.name_map and not plan.token_change.strip else ():
         yield build_finding(

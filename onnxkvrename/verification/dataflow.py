@@ -190,13 +190,16 @@ def check_buffer_flows(
 ) -> Iterator[Finding]:
     """Yield KV110, KV113, KV114 and KV120 for flows that are wrong or not proved.
 
+    An output that has only the new positions is an error until rules say so, and has KV120 alone.
+
     The updates are those that a profile, which messages call `profile`, says of each kind.
     """
     for flow in flows:
         if flow.pair.input is None or flow.pair.output is None:
             continue
         meant = updates_by_kind.get(flow.pair.kind, "")
-        if not is_meant_without_input(flow.update, meant):
+        has_new_only = flow.update.kind == "delta" and flow.verdict == "not from its input"
+        if not (has_new_only or is_meant_without_input(flow.update, meant)):
             yield from _check_flow(flow)
         if flow.verdict == "updated" and flow.update.kind == "unknown" and meant:
             yield build_finding(
@@ -207,13 +210,14 @@ def check_buffer_flows(
                 "examples/run_retention.py runs the model and compares the sizes",
             )
         if flow.update.is_resized and meant != flow.update.kind:
-            yield build_update_finding(
+            finding = build_update_finding(
                 flow.pair.input.old_name,
                 flow.pair.output.old_name,
                 flow.update,
                 (flow.pair.input.value.shape, flow.pair.output.value.shape),
                 needed_by=f"profile {profile}" if meant in ("inplace", "once") else None,
             )
+            yield finding._replace(severity="error") if has_new_only else finding
 
 
 def _check_flow(flow: BufferFlow) -> Iterator[Finding]:

@@ -268,12 +268,14 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     job = build_job(path)
     checks_token = request.token is not None or request.target is None  # else the consumer does
     checks = (_check_sidecars, *request.checks) if beside is not None else ()
-    findings = (
-        *explain_lone_sides(opened.source, model, model.findings, _format_command(path, request)),
-        *proofs,
-        *(_check_token(model, rules, request.token) if checks_token else ()),
-        *(found for check in checks for found in check(job, rules, model.plan)),
-    )
+    own = explain_lone_sides(opened.source, model, model.findings, _format_command(path, request))
+    tokens = tuple(_check_token(model, rules, request.token)) if checks_token else ()
+    if tokens:  # these say more about the same names, and have the command
+        own = tuple(finding for finding in own if finding.code != "KV202")
+    beside_model = [found for check in checks for found in check(job, rules, model.plan)]
+    if checks_token and request.token is None and _find_appended_word(model):
+        beside_model = [found for found in beside_model if found.code != "KV406"]
+    findings = (*own, *proofs, *tokens, *beside_model)
     report = report_model(model)._replace(findings=findings)
     return VerifiedModel(report, flows, model=model)
 
@@ -335,6 +337,19 @@ def _check_token(model: KvModel, rules: Rules, token: str | None) -> Iterator[Fi
     sides = (*(s for pair in plan.pairs for s in pair.sides), *(f.side for f in plan.feeds))
     tokens = {side.old_name: side.token for side in sides}
     expected = plan.token_change.final_token if token is None else token
+    word = _find_appended_word(model) if token is None else ""
+    if word:
+        yield build_names_finding(
+            "KV116",
+            [name for name, carried in tokens.items() if carried],
+            (
+                f"has {word} on one side of its buffer only, which no rename leaves",
+                f"have {word} on one side of their buffers only, which no rename leaves",
+            ),
+            f"`onnxkvrename {quote_path(model.path)} --strip{format_rules_option(rules)}` "
+            "removes it",
+        )
+        return
     missing = [name for name, carried in tokens.items() if carried != expected]
     if expected and missing:
         different = sorted({tokens[name] for name in missing} - {""})
@@ -362,6 +377,19 @@ def _check_token(model: KvModel, rules: Rules, token: str | None) -> Iterator[Fi
             "choose another token",
             shown=MAX_LISTED,
         )
+
+
+def _find_appended_word(model: KvModel) -> str:
+    """Return the word that some names end with as with a token, but never both sides of a buffer.
+
+    A rename adds a token to both sides. Another tool, such as a quantizer, appends a word to one.
+    Empty if there is none, or several, or if it is the token of a consumer.
+    """
+    sides = [[side.token for side in pair.sides] for pair in model.pairs if len(pair.sides) == 2]
+    words = {token for tokens in sides for token in tokens if token}
+    is_appended = len(words) == 1 and all("" in tokens for tokens in sides)
+    is_token = any(word.lower() in CONSUMER_TOKENS for word in words)
+    return words.pop() if is_appended and not (is_token or model.plan.feeds) else ""
 
 
 def _suggest_token(path: str, rules: Rules, expected: str, tokens: Set[str]) -> str:
