@@ -443,3 +443,13 @@ def test_no_library_is_loaded_that_the_caller_does_not_have() -> None:
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "onnxkvrename.api.graphs" in process.stdout.split()
     assert not {"onnx_graphsurgeon", "onnx_ir"} & set(process.stdout.split())
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_graph_with_local_functions_is_renamed_without_a_message(
+    library: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live = LIBRARIES[library].load(with_function("b"))
+    gs.logger.G_LOGGER.severity = gs.logger.G_LOGGER.ERROR
+    assert onnxkvrename.rename_graph(live, "VLLM").status == "renamed"
+    assert capfd.readouterr() == ("", "")

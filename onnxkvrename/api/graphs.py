@@ -64,7 +64,6 @@ def rename_graph(
     replace: bool = False,
     normalize: bool = False,
     rules: RulesLike = None,
-    to: str | None = None,
     strict: bool = False,
     dry_run: bool = False,
 ) -> ModelReport:
@@ -84,7 +83,6 @@ def rename_graph(
         replace: Replace a different token.
         normalize: Give outputs the suffix that consumers pair with an input.
         rules: Rules, a profile's name or the path of a rules file.
-        to: The profile whose names the buffers get, if they are what those names say.
         strict: Treat every warning as an error.
         dry_run: Plan and check only.
 
@@ -210,7 +208,7 @@ class _LiveModel(ABC):
         return FunctionProto(
             name=function.name,
             domain=function.domain,
-            overload=getattr(function, "overload", ""),
+            overload=_read_overload(function),
             input=[value.name for value in function.inputs],
             output=[value.name for value in function.outputs],
             attribute_proto=defaults,
@@ -224,7 +222,7 @@ class _LiveModel(ABC):
             name=node.name or "",
             op_type=node.op if hasattr(node, "op") else node.op_type,
             domain=node.domain or "",
-            overload=getattr(node, "overload", ""),
+            overload=_read_overload(node),
             input=["" if value is None else value.name for value in node.inputs],
             output=[value.name for value in node.outputs],
             attribute=self.build_attributes(node),
@@ -426,6 +424,16 @@ _LIVE_MODELS: Mapping[str, Callable[[Any], _LiveModel]] = {
     "onnx_graphsurgeon": _SurgeonGraph,
     "onnx_ir": _IrModel,
 }
+
+
+def _read_overload(item: Any) -> str:
+    """Return the overload of a node or a function; a class without overloads has none.
+
+    Its class and its own attributes say so: to ask the object would run the ``__getattr__`` of
+    onnx-graphsurgeon's functions, which logs an error.
+    """
+    has_overload = hasattr(type(item), "overload") or "overload" in getattr(item, "__dict__", ())
+    return str(item.overload) if has_overload else ""
 
 
 def _get_annotation(value: Any) -> dict[str, str]:
