@@ -15,8 +15,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.errors import ModelError, ReadError, WriteError
 from onnxkvrename.limits import MAX_MODEL_BYTES
+from onnxkvrename.model.other_files import describe_other_file
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import (
     BLOCK_SIZE,
@@ -74,7 +75,21 @@ def open_model(model: ModelSource) -> Iterator[OpenModel]:
     """
     with open_file(model) as file:
         source = ByteSource(file.read, file.size, str(model))
-        yield OpenModel(file, source, read_model_signature(source))
+        yield OpenModel(file, source, _read_file_signature(model, source))
+
+
+def _read_file_signature(model: ModelSource, source: ByteSource) -> Signature:
+    """Return the signature of a model; the error names another kind of file that it is."""
+    try:
+        return read_model_signature(source)
+    except ReadError:
+        raise
+    except ModelError:
+        other = None if isinstance(model, MemoryFile) else describe_other_file(model)
+        if other is None:
+            raise
+        kind, hint = other
+        raise source.build_error(f"is {kind}, not an ONNX model", hint=hint) from None
 
 
 def read_model_signature(source: ByteSource) -> Signature:
