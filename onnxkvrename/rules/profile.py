@@ -20,7 +20,6 @@ from onnxkvrename.rules.qefficient import (
     format_compile_call,
 )
 
-_NOTHING: Mapping[str, str] = {}  # rules travel between processes, which a mapping proxy cannot
 SIDES = ("input", "output")
 PLACEHOLDER = re.compile(r"\{([a-z]+)\}|([{}\[\]])")
 OPTIONAL_PART = re.compile(r"\[([^\[\]]*)\]")
