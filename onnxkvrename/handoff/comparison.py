@@ -5,7 +5,7 @@ These are the facts from which findings and the verdict follow.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -81,12 +81,10 @@ class Difference(NamedTuple):
         return bool(self.needed_symbols) and not self.is_certain
 
     @property
-    def size_arguments(self) -> str:
-        """The arguments that would decide: ``--dim sliding_window=SIZE``."""
+    def size_arguments(self) -> tuple[str, ...]:
+        """The arguments that would decide, such as ``--dim sliding_window=SIZE``."""
         prefix = "" if self.is_certain else self.size_prefix
-        return " ".join(
-            format_size_option(dim, prefix) for dim in self.needed_symbols if dim != "?"
-        )
+        return tuple(format_size_option(dim, prefix) for dim in self.needed_symbols if dim != "?")
 
 
 def pair_buffers(prefill: Layout, decode: Layout) -> tuple[BufferPair, ...]:
@@ -113,13 +111,40 @@ def format_buffer_type(layout: Layout, buffer: KvBuffer) -> str:
     return f"{dtype} {format_shape(tuple(dims))}"
 
 
+def find_ambiguous_symbols(
+    pairs: Sequence[BufferPair], prefill: Layout, decode: Layout
+) -> frozenset[str]:
+    """Return the symbols without a size that cannot be another name for one of the other side.
+
+    Where each side has one symbol for the same axis of all buffers, the exports may only have named
+    it differently. Where one side has two and the other one, at most one of the two can be it.
+    """
+    matches: dict[tuple[str, Dim], set[Dim]] = defaultdict(set)
+    for pair in pairs:
+        if pair.prefill is None or pair.decode is None:
+            continue
+        shapes = (
+            prefill.resolve_shape(pair.prefill.sequence_shape or ()),
+            decode.resolve_shape(pair.decode.sequence_shape or ()),
+        )
+        for dim, other in zip(*shapes, strict=False):
+            matches["prefill", dim].add(other)
+            matches["decode", other].add(dim)
+    groups = ((dim, *others) for (_, dim), others in matches.items() if len(others) > 1)
+    return frozenset(dim for group in groups for dim in group if isinstance(dim, str))
+
+
 def find_differences(
-    pair: BufferPair, prefill: Layout, decode: Layout, clipped_axes: frozenset[int]
+    pair: BufferPair,
+    prefill: Layout,
+    decode: Layout,
+    clipped_axes: frozenset[int],
+    ambiguous: frozenset[str] = frozenset(),
 ) -> Iterator[Difference]:
     """Yield the differences between the two buffers of a pair; a missing side is none.
 
     The layouts tell the sizes of symbols. Along `clipped_axes` a buffer is moved only up to the
-    prompt's length.
+    prompt's length, whatever its size; `ambiguous` symbols may be windows even there.
     """
     if pair.prefill is None or pair.decode is None:
         return
@@ -138,7 +163,7 @@ def find_differences(
         yield Difference("KV613", *types)
         return
     comparison = _ShapeComparison(
-        pair.prefill, pair.decode, prefill_shape, decode_shape, clipped_axes
+        pair.prefill, pair.decode, prefill_shape, decode_shape, clipped_axes, ambiguous
     )
     if comparison.has_moved_batch():
         before, after = (
@@ -163,6 +188,7 @@ class _ShapeComparison(NamedTuple):
     prefill_shape: Sequence[Dim]
     decode_shape: Sequence[Dim]
     clipped_axes: frozenset[int]
+    ambiguous: frozenset[str]
 
     def has_permuted_axes(self) -> bool:
         """Return whether the axes have the same sizes in different orders, ignoring the context."""
@@ -203,7 +229,8 @@ class _ShapeComparison(NamedTuple):
             return Difference(code, "", "", both_known, symbols, prefix)
         windows = [b.window for b in (self.prefill, self.decode) if b.window is not None]
         if not windows and axis in self.clipped_axes:
-            return Difference("KV614", "", "", is_certain=False)
+            needed = tuple(symbol for symbol in symbols if symbol in self.ambiguous)
+            return Difference("KV614", "", "", False, needed, prefix)
         if not windows:
             return Difference("KV618", "", "", both_known, symbols, prefix)
         needed = tuple(dict.fromkeys(str(window) for window in windows if window in symbols))
@@ -263,6 +290,7 @@ def build_comparison(writer: CheckedSide, reader: CheckedSide) -> Comparison:
     pairs: tuple[BufferPair, ...] = ()
     if prefill.buffers and decode.buffers:
         pairs = pair_buffers(prefill, decode)
+    ambiguous = find_ambiguous_symbols(pairs, prefill, decode)
     differences = tuple(
         (pair, difference)
         for pair in pairs
@@ -271,6 +299,7 @@ def build_comparison(writer: CheckedSide, reader: CheckedSide) -> Comparison:
             prefill,
             decode,
             find_clipped_axes(consumer, len(pair.present_buffer.shape or ()), full_transfer),
+            ambiguous,
         )
     )
     has_unsized_window = any(

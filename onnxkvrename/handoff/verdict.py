@@ -295,9 +295,9 @@ def _build_difference_finding(
         symbols = " and ".join(difference.needed_symbols)
         message += f"; whether the sides differ depends on {symbols}"
     if difference.needed_symbols and difference.is_certain:
-        hint = f"pass {difference.size_arguments} to see from which prompt length on"
+        hint = f"pass {' '.join(difference.size_arguments)} to see from which prompt length on"
     elif difference.needed_symbols:
-        hint = f"pass {difference.size_arguments}"
+        hint = f"pass {' '.join(difference.size_arguments)}"
     return build_finding(difference.code, pairs[0].name, message, hint)
 
 

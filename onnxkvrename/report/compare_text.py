@@ -124,7 +124,9 @@ def _find_undecided(handoff: Handoff) -> list[RootCause]:
 def _format_size_arguments(undecided: Sequence[RootCause]) -> str:
     """Return the arguments that decide, each once: ``--dim decode:ctx_len=SIZE``."""
     differences = (root.difference for root in undecided if root.difference is not None)
-    arguments = dict.fromkeys(difference.size_arguments for difference in differences)
+    arguments = dict.fromkeys(
+        argument for difference in differences for argument in difference.size_arguments
+    )
     return " ".join(arguments)
 
 

@@ -959,3 +959,47 @@ def test_what_takes_a_place_explains_what_it_shifts() -> None:
     (affected,) = handoff.verdict.affected_ranges
     assert list_codes(handoff) == ["KV608", "KV618"]
     assert [cause.finding.code for cause in affected.causes] == ["KV608"]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "outcome"),
+    [
+        pytest.param("aaa", "bbb", "works", id="one symbol each, named differently"),
+        pytest.param("aba", "cdc", "works", id="two symbols each, in the same layers"),
+        pytest.param("aba", "aba", "works", id="the same two symbols"),
+        pytest.param("aaa", "bcb", "unknown", id="two symbols where the other side has one"),
+        pytest.param("aba", "ccc", "unknown", id="one symbol where the other side has two"),
+        pytest.param("aba", "cdd", "unknown", id="two symbols each, in different layers"),
+    ],
+)
+def test_symbols_without_a_size_are_equal_only_as_another_name(
+    prefill: str, decode: str, outcome: str
+) -> None:
+    sides = [
+        build_side_layout(
+            *(
+                text
+                for layer, symbol in enumerate(symbols)
+                for text in describe_attention(layer, shape=f"2,size_{symbol},4")
+            )
+        )
+        for symbols in (prefill, decode)
+    ]
+    found = predict_handoff(*sides)
+    assert found.verdict.outcome == outcome
+    assert set(list_codes(found)) == ({"KV614"} if outcome == "unknown" else set())
+    if outcome == "unknown":
+        verdict = format_handoff_verdict(found)
+        assert verdict.startswith("cannot decide: the result depends on size_")
+        arguments = verdict.partition("; pass ")[2].split(" --dim ")
+        assert len(arguments) == len(set(arguments))
+
+
+def test_a_window_under_another_symbol_is_found_once_the_sizes_are_known() -> None:
+    prefill = build_side_layout(*describe_attention(0, 1, 2, shape="2,a,4"), a=4096)
+    texts = [describe_attention(layer, shape=f"2,{'bcb'[layer]},4") for layer in range(3)]
+    decode = build_side_layout(*(text for each in texts for text in each), b=4096, c=128)
+    found = predict_handoff(prefill, decode)
+    assert format_handoff_verdict(found).startswith(
+        "hand-off would corrupt prompts longer than 128 tokens"
+    )
