@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.model.signature import UNDECLARED, Dim, Value
-from onnxkvrename.rules.kinds import KINDS, BufferKind, Kinds, find_kinds, get_kind_traits
+from onnxkvrename.rules.kinds import (
+    KINDS,
+    BufferKind,
+    Kinds,
+    find_kinds,
+    get_kind_traits,
+    is_state,
+)
 from onnxkvrename.rules.plan import KvPair
 
 _WINDOW_SYMBOL = "sliding_window"
@@ -20,6 +28,13 @@ _BLOCK_TABLES = ("block_table", "page_table")
 """What the names of inputs contain that say which blocks of a paged cache a sequence has."""
 _CONTEXT_WORDS = ("sequence", "window", "encoder", "")
 """A profile's words for axes that hold tokens; the empty one is for an axis without a word."""
+_POSITION_HINTS = (
+    *("ctx", "context", "seq", "past", "total", "cache", "window", "chunk", "len", "pos", "time"),
+    *("token", "step"),
+)
+"""What symbols of the axis of positions contain."""
+_NO_POSITIONS = re.compile("b|n|bs|bsz|.*batch.*|[0-9]+")
+"""Symbols of the batch, in lower case, and sizes that an exporter writes as symbols."""
 _DERIVED_MARKER = "_dim_"
 """The part of a symbol that torch.onnx makes up for a size it cannot determine."""
 
@@ -128,6 +143,47 @@ def find_context_axis(shape: tuple[Dim, ...] | None, axes: Sequence[str] = ()) -
                 return axes.index(word)
     symbols = _list_context_symbols(shape, axes)[:1]
     return 1 + (shape or ())[1:].index(symbols[0]) if symbols else None
+
+
+def find_position_axis(pair: KvPair) -> int | None:
+    """Return the axis along which the positions of a buffer are, ``None`` if nothing tells it.
+
+    Its profile's words for the axes tell it. So does a symbol: the only one after the batch, or the
+    only one with a word for positions. Else it is the axis whose declared size changes.
+    """
+    shape = find_pair_shape(pair)
+    word = pair.cache or pair.kind
+    if shape is None or (word and is_state(word)) or _is_state_name(pair) or _counts_blocks(pair):
+        return None
+    words = pair.axes if len(pair.axes) == len(shape) else ("",) * len(shape)
+    for each in ("sequence", "window", "encoder"):
+        if each in words:
+            return words.index(each)
+    unnamed = [axis for axis, each in enumerate(words) if axis and not each]
+    symbols = {
+        axis: dim.lower()
+        for axis in unnamed
+        if isinstance(dim := shape[axis], str) and not _NO_POSITIONS.fullmatch(dim.lower())
+    }
+    named = [axis for axis, dim in symbols.items() if any(hint in dim for hint in _POSITION_HINTS)]
+    if named or len(symbols) > 1:
+        return named[0] if len(named) == 1 else None
+    if symbols:
+        return next(iter(symbols)) if isinstance(shape[0], str) or shape[0] == 1 else None
+    shapes = [side.value.shape or () for side in pair.sides]
+    if any(len(each) != len(shape) for each in shapes):
+        return None
+    changed = [axis for axis in unnamed if len({each[axis] for each in shapes}) > 1]
+    return changed[0] if len(changed) == 1 else None
+
+
+def is_axis_of_heads(pair: KvPair, axis: int) -> bool:
+    """Return whether an axis of a buffer is surely that of heads, or of the size of a head."""
+    shape = find_pair_shape(pair) or ()
+    if len(pair.axes) == len(shape) and pair.axes[axis]:
+        return pair.axes[axis] in ("heads", "head")
+    dim = str(shape[axis]).lower()
+    return axis > 0 and (dim.isdecimal() or "head" in dim)
 
 
 def is_window_symbol(dim: Dim) -> bool:

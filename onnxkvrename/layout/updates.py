@@ -8,8 +8,9 @@ from typing import Annotated, Literal, NamedTuple
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.limits import MAX_MATCHED_CHARS
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.model.signature import Dim
+from onnxkvrename.model.signature import Dim, format_shape
 from onnxkvrename.records import Spread
+from onnxkvrename.rules.checks import is_other_shape
 from onnxkvrename.rules.plan import KvPair, RenamePlan
 
 UpdateKind = Literal["inplace", "shift", "append", "delta", "once", "unknown", "untraced"]
@@ -40,6 +41,8 @@ _LABELS: dict[UpdateKind, str] = {
 }
 _RESIZING_KINDS: tuple[UpdateKind, ...] = ("append", "delta")
 
+_Shapes = tuple[tuple[Dim, ...] | None, tuple[Dim, ...] | None]
+"""The declared shapes of an input and of its output."""
 DimChange = Literal["same", "grows", "shrinks", "open"]
 """How the size of an axis changes from input to output; ``open`` if the shapes do not say."""
 
@@ -49,10 +52,25 @@ class BufferFault(NamedTuple):
 
     Attributes:
         other_inputs: The inputs of other buffers that it is made of instead: the model mixes up
-            its buffers. None if it is made of no buffer.
+            its buffers. None if it is made of no buffer, or for another reason.
+        written_axes: The axis along which new values are written, and the one that they should be
+            written along; ``None`` for another reason.
+        order: The axes of the input in the order in which they come out, empty if only the
+            declared shapes tell; ``None`` for another reason.
     """
 
     other_inputs: tuple[str, ...] = ()
+    written_axes: tuple[int, int] | None = None
+    order: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        if self.order is not None:
+            return "its axes come out in another order"
+        if self.written_axes is not None:
+            return "new values are written along axis {}, not along axis {}".format(
+                *self.written_axes
+            )
+        return f"it is computed from {format_list(list(self.other_inputs)) or 'no buffer'}"
 
 
 class BufferUpdate(NamedTuple):
@@ -161,19 +179,58 @@ def is_meant_without_input(update: BufferUpdate, meant: str) -> bool:
     return update.kind == meant and meant in ("delta", "once")
 
 
-def build_fault_finding(input_name: str, output_name: str, fault: BufferFault) -> Finding:
-    """Return KV110 for a retained output that is not a later state of its own input."""
-    return build_finding(
-        "KV110",
-        output_name,
+def build_fault_finding(
+    input_name: str, output_name: str, fault: BufferFault, shapes: _Shapes = (None, None)
+) -> Finding:
+    """Return KV110 for a retained output that is not a later state of its own input.
+
+    It is KV104 if only the order of its axes is another one. The shapes are those of input and
+    output.
+    """
+    if fault.order is not None:
+        return _build_order_finding(input_name, output_name, fault.order, shapes)
+    message = (
         f"is computed from {format_list(list(fault.other_inputs)) or 'no buffer'}, not from its "
-        f"own input {input_name}",
-        "the cache would be mixed up or lost; export the model again",
+        f"own input {input_name}"
+    )
+    if fault.written_axes is not None:
+        written, expected = (
+            f"axis {axis}{'' if shapes[0] is None else f' ({shapes[0][axis]})'}"
+            for axis in fault.written_axes
+        )
+        message = (
+            f"takes new values along {written} of its own input {input_name}, but positions are "
+            f"along {expected}: heads or their elements are overwritten"
+        )
+    hint = "the cache would be mixed up or lost; export the model again"
+    return build_finding("KV110", output_name, message, hint)
+
+
+def _build_order_finding(
+    input_name: str, output_name: str, order: tuple[int, ...], shapes: _Shapes
+) -> Finding:
+    into, out = shapes
+    message = f"has the axes of its input {input_name} in another order"
+    if order:
+        message += f" ({', '.join(map(str, order))})"
+    if into is not None and out is not None and into != out:
+        message += f": {format_shape(into)} becomes {format_shape(out)}"
+    hint = "both sides of a buffer share one piece of memory; export the model again"
+    return build_finding("KV104", output_name, message, hint)
+
+
+def is_reported_shape(pair: KvPair, fault: BufferFault, meant: str) -> bool:
+    """Return whether the declared shapes have KV104 already, so that the order adds nothing."""
+    return (
+        fault.order is not None
+        and pair.input is not None
+        and pair.output is not None
+        and is_other_shape(pair.input.value, pair.output.value, meant)
     )
 
 
 def find_faults(plan: RenamePlan, updates: Updates) -> Iterator[Finding]:
-    """Yield KV110 for each buffer with a fault, under the names after a rename.
+    """Yield KV110 or KV104 for each buffer with a fault, under the names after a rename.
 
     The updates are by the old names of retained outputs. An output that has only the new positions
     is left to KV120.
@@ -187,18 +244,20 @@ def find_faults(plan: RenamePlan, updates: Updates) -> Iterator[Finding]:
         if (
             update.fault is not None
             and update.kind != "delta"
+            and not is_reported_shape(pair, update.fault, meant)
             and not is_meant_without_input(update, meant)
         ):
             names = [new_names[name] for name in update.fault.other_inputs]
             fault = update.fault._replace(other_inputs=tuple(names))
-            yield build_fault_finding(pair.input.new_name, pair.output.new_name, fault)
+            shapes = pair.input.value.shape, pair.output.value.shape
+            yield build_fault_finding(pair.input.new_name, pair.output.new_name, fault, shapes)
 
 
 def build_update_finding(
     input_name: str,
     output_name: str,
     update: BufferUpdate,
-    shapes: tuple[tuple[Dim, ...] | None, tuple[Dim, ...] | None],
+    shapes: _Shapes,
     *,
     needed_by: str | None,
     more: int = 0,
@@ -229,9 +288,7 @@ def build_update_finding(
     return finding._replace(severity="error") if needed_by else finding
 
 
-def _format_axis(
-    update: BufferUpdate, shapes: tuple[tuple[Dim, ...] | None, tuple[Dim, ...] | None]
-) -> str:
+def _format_axis(update: BufferUpdate, shapes: _Shapes) -> str:
     """Return which axis has another size, and the declared sizes if both are there."""
     if update.axis is None:
         return ""

@@ -18,6 +18,7 @@ from onnxkvrename.limits import MAX_MATCHED_CHARS
 from onnxkvrename.model.signature import (
     NameUses,
     Signature,
+    Value,
     format_shape,
     is_dtype_compatible,
     is_shape_compatible,
@@ -153,12 +154,7 @@ def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
             f"is {out.dtype}, but its input {into.name} is {into.dtype}",
             "both sides of a buffer share one piece of memory; export the model again",
         )
-    if (
-        into.shape is not None
-        and out.shape is not None
-        and not is_shape_compatible(into.shape, out.shape)
-        and not (update in _RESIZING_UPDATES and len(into.shape) == len(out.shape))
-    ):
+    if into.shape is not None and out.shape is not None and is_other_shape(into, out, update):
         yield build_finding(
             "KV104",
             out.name,
@@ -166,6 +162,16 @@ def _check_types(pair: KvPair, update: str) -> Iterator[Finding]:
             f"but its input {into.name} is {format_shape(into.shape)}",
             "both sides of a buffer share one piece of memory; export the model again",
         )
+
+
+def is_other_shape(into: Value, out: Value, update: str) -> bool:
+    """Return whether the declared shapes of a pair do not fit, however rules say it is updated."""
+    return (
+        into.shape is not None
+        and out.shape is not None
+        and not is_shape_compatible(into.shape, out.shape)
+        and not (update in _RESIZING_UPDATES and len(into.shape) == len(out.shape))
+    )
 
 
 def _check_rank(pair: KvPair, plan: RenamePlan) -> Iterator[Finding]:

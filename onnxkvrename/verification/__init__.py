@@ -48,9 +48,10 @@ def list_buffer_updates(flows: Iterable[BufferFlow]) -> dict[str, BufferUpdate]:
     """Return how each retained output is made from its input, by its name."""
     updates = {}
     for flow in flows:
-        update = flow.update
+        fault = flow.fault
         if flow.verdict == "not from its input":
-            update = update._replace(fault=BufferFault(flow.other_inputs))
+            fault = BufferFault(flow.other_inputs)
+        update = flow.update._replace(fault=fault)
         if flow.pair.output:
             updates[flow.pair.output.old_name] = update
     return updates

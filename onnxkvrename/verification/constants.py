@@ -136,14 +136,31 @@ class SmallConstants:
         is_value = attribute is not None and not attribute.is_of_caller
         return attribute.get_bytes(_TENSOR) if attribute is not None and is_value else None
 
+    def find_last_dim(self, name: str) -> int | None:
+        """Return the size of a constant's last axis; ``None`` if it is not one of this body."""
+        tensor = self._find_tensor(name)
+        dims = read_integers(group_fields(tensor, "TensorProto").get(_DIMS, ())) if tensor else ()
+        return dims[-1] if dims else None
+
+    def is_weight(self, name: str) -> bool:
+        """Return whether a value is an initializer of this body."""
+        return name in self._body.constants and name not in self._inputs
+
+    def find_producer(self, name: str) -> Operation | None:
+        """Return the node of this body that makes a value, if one does."""
+        number = self._body.producers.get(name)
+        return None if number is None else self._body.get_operation(number)
+
+    def has_subgraphs(self, node: Operation) -> bool:
+        """Return whether a node of this body has subgraphs."""
+        return bool(self._body.get_subgraphs(node.number))
+
     def _find_node(self, name: str, *op_types: str) -> Operation | None:
         """Return the node that makes a value, if it is a Constant, or of one of some types."""
-        number = self._body.producers.get(name)
-        if number is None:
+        node = self.find_producer(name)
+        if node is None or node.domain or node.op_type not in (op_types or ("Constant",)):
             return None
-        operation = self._body.get_operation(number)
-        is_found = not operation.domain and operation.op_type in (op_types or ("Constant",))
-        return operation if is_found else None
+        return node
 
 
 def _read_fill(node: Operation) -> bool | None:

@@ -25,7 +25,8 @@ in place, appended to, or otherwise.
 
 An output that reaches its own input only through what mixes, only by an uncertain path, or no
 sooner than another one, is not proved, but not called wrong either; nor is one into which
-another buffer is copied, which loses its new positions, or whose axes change places.
+another buffer is copied, or which loses its new positions. One whose axes change places, or that
+is written along its heads, is wrong (:mod:`axis_faults`).
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ from onnxkvrename.layout.updates import (
     compare_dims,
     find_growth,
     is_meant_without_input,
+    is_reported_shape,
 )
 from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.verification.axis_faults import find_axis_fault
 from onnxkvrename.verification.graph_bodies import ModelGraph
 from onnxkvrename.verification.operators import SizeChange
 from onnxkvrename.verification.pairs.value_uses import find_joined_outputs
@@ -93,6 +96,7 @@ class BufferFlow(NamedTuple):
             instead, or as much as of its own.
         reason: Why the verdict is `untraced`; empty for the others.
         update: How the output is made from the input; of several branches the worst.
+        fault: Why the output is not a later state of the input, if it is its axes.
     """
 
     pair: KvPair
@@ -101,6 +105,7 @@ class BufferFlow(NamedTuple):
     other_inputs: tuple[str, ...] = ()
     reason: str = ""
     update: BufferUpdate = UNKNOWN_UPDATE
+    fault: BufferFault | None = None
 
 
 def trace_buffer_flows(graph: ModelGraph, pairs: Iterable[KvPair]) -> tuple[BufferFlow, ...]:
@@ -188,7 +193,7 @@ def check_buffer_flows(
     updates_by_kind: Mapping[str, str] = MappingProxyType({}),
     profile: str = "",
 ) -> Iterator[Finding]:
-    """Yield KV110, KV113, KV114 and KV120 for flows that are wrong or not proved.
+    """Yield KV104, KV110, KV113, KV114 and KV120 for flows that are wrong or not proved.
 
     An output that has only the new positions is an error until rules say so, and has KV120 alone.
 
@@ -198,6 +203,8 @@ def check_buffer_flows(
         if flow.pair.input is None or flow.pair.output is None:
             continue
         meant = updates_by_kind.get(flow.pair.kind, "")
+        if flow.fault is not None and is_reported_shape(flow.pair, flow.fault, meant):
+            continue
         has_new_only = flow.update.kind == "delta" and flow.verdict == "not from its input"
         if not (has_new_only or is_meant_without_input(flow.update, meant)):
             yield from _check_flow(flow)
@@ -221,12 +228,15 @@ def check_buffer_flows(
 
 
 def _check_flow(flow: BufferFlow) -> Iterator[Finding]:
-    """Yield KV110, KV113 or KV114 for a flow with another verdict than `updated`."""
+    """Yield KV104, KV110, KV113 or KV114 for a flow with another verdict than `updated`."""
     pair = flow.pair
     if pair.input is None or pair.output is None or flow.verdict == "updated":
         return
     input_name, output_name = pair.input.old_name, pair.output.old_name
-    if flow.verdict == "not from its input":
+    if flow.fault is not None:
+        shapes = pair.input.value.shape, pair.output.value.shape
+        yield build_fault_finding(input_name, output_name, flow.fault, shapes)
+    elif flow.verdict == "not from its input":
         yield build_fault_finding(input_name, output_name, BufferFault(flow.other_inputs))
     elif flow.verdict == "untraced":
         yield build_finding(
@@ -265,7 +275,11 @@ def decide_flow(
         _decide_outcome(pair, paths, own_number, sources, depends_on_own=depends_on_own)
         for paths in origin
     ]
-    worst = min(flows, key=lambda flow: _VERDICTS_WORST_FIRST.index(flow.verdict))
+    worst = min(
+        flows, key=lambda flow: (_VERDICTS_WORST_FIRST.index(flow.verdict), flow.fault is None)
+    )
+    if worst.fault is not None:
+        return worst
     return worst._replace(update=choose_worst_update([flow.update for flow in flows]))
 
 
@@ -324,8 +338,11 @@ def _decide_outcome(
             whole = (each._replace(sliced_axes=frozenset[int]()) for each in path.resizings)
             path = path._replace(resizings=frozenset(whole))
         update = _decide_update(path, changes)
+        fault = find_axis_fault(pair, path)
+        if fault is not None:
+            return BufferFlow(pair, "untraced", path.updated_by, reason=str(fault), fault=fault)
         copies = tuple(sources[number] for number in find_copies(paths) if number != own_number)
-        reason = "" if update.is_resized else _find_doubt(path, changes)
+        reason = "" if update.is_resized else _find_doubt(path)
         if copies:
             reason = f"values of {format_list(list(copies))} are copied or added into it as well"
         if reason:
@@ -351,14 +368,12 @@ def _decide_outcome(
     return BufferFlow(pair, "untraced", location, other_inputs, reason, update)
 
 
-def _find_doubt(path: FlowPath, changes: Sequence[DimChange] | None) -> str:
+def _find_doubt(path: FlowPath) -> str:
     """Return why the only input on the cheapest paths may not be retained; empty if it is."""
     drops, several = SizeChange.DROPS_NEW, SizeChange.SEVERAL
     drops_new = all(each.changes & (drops | several) == drops for each in path.resizings)
     if drops_new and not path.is_written_again:
         return "its first values are kept, and what is appended to them may be cut off again"
-    if are_same_sizes(changes) and all(resizing.axes for resizing in path.resizings):
-        return "its axes come out in another order"
     return ""
 
 

@@ -47,6 +47,8 @@ class SizeChange(IntFlag):
     """It is cut so that its first values are left."""
     DROPS_NEW = 512
     """What was appended may be cut off again."""
+    DROPS_AXIS = 1024
+    """It may have fewer axes, as where one position is chosen."""
 
 
 NO_CHANGE = SizeChange.NONE
@@ -64,14 +66,15 @@ class OperandFlow(NamedTuple):
             is neither a copy, nor a multiple, nor a sum.
         makes_new_state: The output is a new state, rather than the operand moved.
         size_change: How the size of the output differs from the operand's.
-        axis: The axis along which the output is longer or cut, or the attribute that says it;
-            ``None`` if neither is known.
+        axis: The axis along which the output is longer, cut or written to, or the attribute that
+            says it; ``None`` if neither is known.
         default_axis: The axis if the node does not have that attribute.
         fixing_attribute: The attribute that, if it is not 0, makes the size change
             `fixed_change` instead, in a buffer of one size; empty if there is none.
         fixed_change: What happens to the size then.
         room_operand: The operand without which nothing has room, so that `SizeChange.FITS` is
             `SizeChange.APPENDS`; ``None`` if no operand decides it.
+        is_written: Whether other values are written over some of the operand's, along `axis`.
     """
 
     operand: int
@@ -85,6 +88,7 @@ class OperandFlow(NamedTuple):
     fixing_attribute: str = ""
     fixed_change: SizeChange = SizeChange.NONE
     room_operand: int | None = None
+    is_written: bool = False
 
 
 def _split_words(text: str) -> frozenset[str]:
@@ -105,12 +109,14 @@ _MOVE_OPS: Mapping[str, OperandFlow] = {
         "DequantizeLinear DynamicQuantizeLinear Optional OptionalGetElement",
     ),
     **_build_moves(SizeChange.MOVES_AXES, "Reshape Flatten Squeeze Unsqueeze Transpose"),
+    **_build_moves(SizeChange.CUTS, "Slice GatherElements SequenceErase"),
     **_build_moves(
-        SizeChange.CUTS,
-        "Slice GatherElements GatherND Compress SequenceAt SequenceErase SplitToSequence",
+        SizeChange.CUTS | SizeChange.DROPS_AXIS, "GatherND Compress SequenceAt SplitToSequence"
     ),
     "Split": _CUT._replace(axis="axis", default_axis=0),
-    "Gather": _CUT._replace(axis="axis", default_axis=0),
+    "Gather": _CUT._replace(
+        size_change=SizeChange.CUTS | SizeChange.DROPS_AXIS, axis="axis", default_axis=0
+    ),
     **_build_moves(
         SizeChange.RESIZES | SizeChange.MOVES_AXES,
         "Expand Tile Pad DepthToSpace SpaceToDepth CenterCropPad",
@@ -131,14 +137,20 @@ _SHAPE_ONLY_OPS = _split_words("""
     Shape Size EyeLike RandomNormalLike RandomUniformLike SequenceLength OptionalHasElement
 """)
 _CONSTANT_OPS = frozenset(("Constant", "ConstantOfShape", "Range", "EyeLike", "SequenceEmpty"))
-_SCATTER_FLOWS = (OperandFlow(0), OperandFlow(2, overwrites=True))
+_SCATTER_FLOWS = (
+    OperandFlow(0, axis="axis", default_axis=0, is_written=True),
+    OperandFlow(2, overwrites=True),
+)
 _JOIN_OPS: Mapping[str, tuple[OperandFlow, ...]] = {
     "Where": (OperandFlow(1), OperandFlow(2)),
     "Scatter": _SCATTER_FLOWS,
     "ScatterElements": _SCATTER_FLOWS,
-    "ScatterND": _SCATTER_FLOWS,
-    "TensorScatter": (OperandFlow(0), OperandFlow(1, overwrites=True)),
-    "ConcatFromSequence": (OperandFlow(0, size_change=SizeChange.RESIZES),),
+    "ScatterND": (OperandFlow(0, is_written=True), OperandFlow(2, overwrites=True)),
+    "TensorScatter": (
+        OperandFlow(0, axis="axis", default_axis=-2, is_written=True),
+        OperandFlow(1, overwrites=True),
+    ),
+    "ConcatFromSequence": (OperandFlow(0, size_change=SizeChange.RESIZES | SizeChange.MOVES_AXES),),
     "SequenceInsert": (
         OperandFlow(0, size_change=SizeChange.RESIZES),
         OperandFlow(1, overwrites=True),
@@ -279,6 +291,8 @@ def find_carried_operands(domain: str, op_type: str, operand_count: int) -> froz
     Takes the same arguments as `find_operand_flows`; all positions if the operator
     is not known.
     """
+    if op_type == "Einsum" and not domain and operand_count == 1:
+        return frozenset({0})  # it may only reorder axes
     output_count = 1 + max(_STATEFUL_OPS.get((domain, op_type), {0: ()}))
     operands: set[int] = set()
     for output in range(output_count):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, reduce
 from itertools import product
 from operator import or_
+from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxkvrename.limits import MAX_ALTERNATIVES
@@ -33,6 +34,8 @@ class Resizing(NamedTuple):
         sliced_axes: Those of them of which it surely is a part between two constant positions.
         axes: Its axes in their order now, empty if that is the order from before;
             `REVERSED_AXES` if they are reversed, ``None`` if they are not known.
+        written_axes: The axes, as they were before, along which other values were joined to it or
+            written into it; ``None`` among them is an axis that is not known.
     """
 
     changes: SizeChange = SizeChange.NONE
@@ -41,6 +44,7 @@ class Resizing(NamedTuple):
     cut_axes: frozenset[int | None] = frozenset()
     sliced_axes: frozenset[int] = frozenset()
     axes: tuple[int, ...] | None = ()
+    written_axes: frozenset[int | None] = frozenset()
 
     def move_axes(self) -> Resizing:
         """Return the same when axes may have changed places since: they are not known."""
@@ -83,10 +87,24 @@ def _chain_resizings(
         grown_axes = before.grown_axes | after.grown_axes
         cut_axes = before.cut_axes | after.cut_axes
         sliced_axes = before.sliced_axes | after.sliced_axes
+        written_axes = before.written_axes | {
+            find_original_axis(axis, before.axes) for axis in after.written_axes
+        }
         axes = _chain_axes(before.axes, after.axes)
         changes = _chain_changes(before, after)
-        chained.add(Resizing(changes, axis, grown_axes, cut_axes, sliced_axes, axes))
+        chained.add(Resizing(changes, axis, grown_axes, cut_axes, sliced_axes, axes, written_axes))
     return _limit_resizings(chained)
+
+
+def find_original_axis(axis: int | None, axes: tuple[int, ...] | None) -> int | None:
+    """Return what an axis was before reorderings led to an order of axes; `None` if not known."""
+    if axis is None or axes is None:
+        return None
+    if not axes:
+        return axis
+    if axes == REVERSED_AXES:
+        return -1 - axis
+    return axes[axis] if -len(axes) <= axis < len(axes) else None
 
 
 def _chain_changes(before: Resizing, after: Resizing) -> SizeChange:
@@ -122,8 +140,13 @@ def _chain_axes(
 
 
 def _limit_resizings(resizings: Iterable[Resizing]) -> frozenset[Resizing]:
-    """Return a few different resizings; of too many one that is all of them, for good."""
+    """Return a few different resizings; of too many one that is all of them, for good.
+
+    That they are written along different axes makes none too many.
+    """
     distinct = frozenset(resizings)
+    if len(distinct) > _KEPT_APART:
+        distinct = _merge_written_axes(distinct)
     changes = reduce(or_, (resizing.changes for resizing in distinct))
     if len(distinct) <= _KEPT_APART and not (changes & SizeChange.SEVERAL and len(distinct) > 1):
         return distinct
@@ -131,6 +154,15 @@ def _limit_resizings(resizings: Iterable[Resizing]) -> frozenset[Resizing]:
     axis = axes.pop() if len(axes) == 1 else None
     cut_axes: frozenset[int | None] = frozenset({None} if changes & SizeChange.CUTS else ())
     return frozenset({Resizing(changes | SizeChange.SEVERAL, axis, cut_axes=cut_axes, axes=None)})
+
+
+def _merge_written_axes(resizings: Iterable[Resizing]) -> frozenset[Resizing]:
+    """Return the resizings that differ in something else than the axes that are written."""
+    written: dict[Resizing, frozenset[int | None]] = {}
+    for resizing in resizings:
+        key = resizing._replace(written_axes=frozenset())
+        written[key] = written.get(key, frozenset()) | resizing.written_axes
+    return frozenset(key._replace(written_axes=axes) for key, axes in written.items())
 
 
 class NodeLocation(NamedTuple):
@@ -207,10 +239,12 @@ def carry_origin(
     flow: OperandFlow,
     location: NodeLocation,
     resizing: frozenset[Resizing] = SAME_SIZE,
+    joined: Mapping[int, frozenset[Resizing]] = MappingProxyType({}),
 ) -> Origin:
     """Return the origin of a value after an operator, at a node, carries an operand on.
 
-    The resizing is what the operator does to the operand's size.
+    The resizing is what the operator does to the operand's size; for some sources, it is another
+    one that is `joined`.
     """
     if resizing is SAME_SIZE and not (flow.makes_new_state or flow.overwrites or flow.is_computed):
         return origin
@@ -223,7 +257,7 @@ def carry_origin(
                 path.uncertainty,
                 path.resizings
                 if resizing is SAME_SIZE
-                else _chain_resizings(path.resizings, resizing),
+                else _chain_resizings(path.resizings, joined.get(key[0], resizing)),
                 path.is_copy and not flow.is_new,
                 path.is_written_again or (flow.makes_new_state and path.updated_by is not None),
             )

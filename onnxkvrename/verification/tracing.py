@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from onnxkvrename.limits import MAX_ALTERNATIVES, MAX_DEPTH, STEPS_PER_NODE
@@ -26,15 +27,16 @@ from onnxkvrename.verification.graph_bodies import (
     sort_operations,
 )
 from onnxkvrename.verification.node_effects import (
+    find_flows,
     find_lost_operands,
     find_resizings,
+    join_resizings,
 )
 from onnxkvrename.verification.operators import (
     NO_CHANGE,
     OperandFlow,
     SizeChange,
     find_carried_operands,
-    find_operand_flows,
     is_shape_only,
 )
 from onnxkvrename.verification.provenance import (
@@ -201,6 +203,9 @@ def list_positions(bits: int) -> Iterator[int]:
         position = text.find("1", position + 1)
 
 
+_NOT_JOINED: Mapping[int, frozenset[Resizing]] = MappingProxyType({})
+
+
 class _OriginTransfer(Transfer[Origin]):
     """The origin of a value; only operands that may be carried on are followed."""
 
@@ -229,7 +234,7 @@ class _OriginTransfer(Transfer[Origin]):
         outputs: list[Origin] = []
         resizings: dict[tuple[object, ...], frozenset[Resizing]] = {}
         for position in range(len(operation.outputs)):
-            flows = find_operand_flows(domain, op_type, position, len(operation.inputs))
+            flows = find_flows(operation, position)
             if flows is None:
                 reason = f"{op_type} of {domain} has no body in the model"
                 outputs.append(build_uncertain_origin(operands, reason, location))
@@ -241,13 +246,17 @@ class _OriginTransfer(Transfer[Origin]):
                 operand = operands[flow.operand]
                 if is_scaled_by_state:
                     flow = flow._replace(is_new=True)
-                resizing = SAME_SIZE
-                if flow.size_change is not NO_CHANGE:
+                resizing, joined = SAME_SIZE, _NOT_JOINED
+                if flow.size_change is not NO_CHANGE or flow.is_written:
                     change = flow.size_change, flow.axis, flow.fixing_attribute
                     if change not in resizings:
                         resizings[change] = find_resizings(flow, operation, constants)
                     resizing = resizings[change]
-                carried.append(carry_origin(operand, flow, location, resizing))
+                    if op_type == "Concat":
+                        joined = join_resizings(
+                            operation, operands, flow.operand, resizing, constants
+                        )
+                carried.append(carry_origin(operand, flow, location, resizing, joined))
             outputs.append(join_origins(carried))
         return outputs
 

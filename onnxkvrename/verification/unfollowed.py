@@ -21,10 +21,9 @@ from typing import NamedTuple
 from onnxkvrename.model.signature import UNDECLARED, Dim, Value
 from onnxkvrename.verification.constants import SmallConstants
 from onnxkvrename.verification.graph_bodies import FunctionKey, ModelGraph, Operation
-from onnxkvrename.verification.node_effects import find_lost_operands
+from onnxkvrename.verification.node_effects import find_flows, find_lost_operands
 from onnxkvrename.verification.operators import (
     find_carried_operands,
-    find_operand_flows,
     is_constant_maker,
 )
 from onnxkvrename.verification.provenance import NodeLocation
@@ -197,7 +196,7 @@ class _ReachTransfer(Transfer[_Reach]):
 
     def _apply(self, operation: Operation, position: int, operands: Sequence[_Reach]) -> _Reach:
         domain, op_type, _ = operation.function_key
-        flows = find_operand_flows(domain, op_type, position, len(operation.inputs))
+        flows = find_flows(operation, position)
         if flows is None:
             return self.doubt(operands, f"{op_type} of {domain} has no body in the model", None)
         if op_type in _UNFOLLOWED_OPS and not domain:

@@ -380,7 +380,7 @@ def _list_flows(operation: Operation, output: int) -> tuple[OperandFlow, ...]:
 
 def _is_whole_move(flow: OperandFlow, *, with_cuts: bool = False) -> bool:
     """Return whether an operator only moves all of an operand, or also a part `with_cuts`."""
-    cuts = SizeChange.CUTS | SizeChange.KEEPS_FIRST
+    cuts = SizeChange.CUTS | SizeChange.KEEPS_FIRST | SizeChange.DROPS_AXIS
     resized = flow.size_change & ~SizeChange.MOVES_AXES & ~(cuts if with_cuts else 0)
     return not (flow.makes_new_state or flow.overwrites or flow.is_computed or resized)
 
