@@ -17,7 +17,7 @@ from faults.judging import ALL_OR_NONE, ANSWERED, CLEAN, BrokenPromise, Trial
 
 PLACING = ("link", "rename", "replace")
 """Functions that put results in place: at their calls, a program has most to lose."""
-WITHOUT_LINKS, WITHOUT_LOCKS = SYSTEMS[2:]
+WITHOUT_UNNAMED, WITHOUT_LINKS, WITHOUT_LOCKS = SYSTEMS[1:]
 
 
 class Loss(NamedTuple):
@@ -72,6 +72,18 @@ KNOWN_LOSSES = (
         ".onnxkvrename-lock'",
         "Where directories cannot be locked, a signal just after the lock file was made leaves it "
         "until the next run. The writer must make no lock file, or note it first.",
+    ),
+    *(
+        Loss(
+            CLEAN,
+            system,
+            "over a page",
+            "-new'",
+            "Where a temporary file has a name, an interrupt as that name is removed leaves it "
+            "until the next run. The writer must note a name before it is made, and remove it "
+            "after an interrupt as well.",
+        )
+        for system in (WITHOUT_UNNAMED, WITHOUT_LINKS)
     ),
 )
 """Each is found again by a test that fails when it is mended: then the row goes."""

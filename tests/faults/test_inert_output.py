@@ -187,7 +187,7 @@ def test_every_code_point_of_the_basic_plane_passes_each_format(
     answer = Answer(
         "rename",
         1,
-        lambda: RenameContent(None, (), (), dict.fromkeys(blocks, 0)),
+        lambda: RenameContent(None, (), (), dict.fromkeys(blocks, 0), None),
         lambda screen: (Line(block, err=True) for block in blocks),
         files,
         (Note("title", "".join(blocks[:9])),),
