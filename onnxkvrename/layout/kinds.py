@@ -29,7 +29,7 @@ _BLOCK_TABLES = ("block_table", "page_table")
 _CONTEXT_WORDS = ("sequence", "window", "encoder", "")
 """A profile's words for axes that hold tokens; the empty one is for an axis without a word."""
 _POSITION_HINTS = (
-    *("ctx", "context", "seq", "past", "total", "cache", "window", "chunk", "len", "pos", "time"),
+    *("ctx", "context", "seq", "past", "total", "window", "chunk", "len", "pos", "time"),
     *("token", "step"),
 )
 """What symbols of the axis of positions contain."""

@@ -47,7 +47,39 @@ def _find_order_fault(
         return BufferFault(order=min(turned))
     if out is not None and None in orders and _are_exchanged(into, out):
         return BufferFault(order=())
+    if any(_is_reshaped_otherwise(each, into) for each in path.resizings):
+        return BufferFault(order=())
     return None
+
+
+def _is_reshaped_otherwise(resizing: Resizing, into: _Shape) -> bool:
+    """Return whether a Reshape gives axes the sizes of others, or back their own in a wrong order.
+
+    A size of -1, and one of 0 where the order before is not known, may be any.
+    """
+    if resizing.reshaped is None or len(resizing.reshaped[1]) != len(into):
+        return False
+    if resizing.changes & SizeChange.SEVERAL:
+        return False
+    before, sizes = resizing.reshaped
+    order = _find_order(resizing._replace(axes=before), len(into), is_rank_kept=False)
+    turned = into if order is None else tuple(into[axis] for axis in order)
+    out = tuple(
+        size if size > 0 else turned[axis] if size == 0 and order is not None else f"?{axis}"
+        for axis, size in enumerate(sizes)
+    )
+    if _are_exchanged(into, out):
+        return True
+    is_turned = order is not None and _is_turned(order, into)
+    return is_turned and _may_be_equal(out, into) and not _may_be_equal(out, turned)
+
+
+def _may_be_equal(first: _Shape, second: _Shape) -> bool:
+    """Return whether sizes are equal: one that is not known only where the other is a symbol."""
+    return all(
+        isinstance(one, str) and isinstance(other, str) if isinstance(one, str) else one == other
+        for one, other in zip(first, second, strict=True)
+    )
 
 
 def _find_order(resizing: Resizing, rank: int, *, is_rank_kept: bool) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from math import prod
 
 from onnxkvrename.model.proto_reader import get_dtype_name
+from onnxkvrename.model.signature import Dim
 from onnxkvrename.verification.graph_bodies import (
     KEPT_BYTES,
     Body,
@@ -23,6 +24,8 @@ _REPEATING_OPS = (
     *("Identity", "Cast", "CastLike", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Tile"),
     "ConstantOfShape",
 )
+_CHANCE_OPS = ("Random", "Bernoulli", "Multinomial", "Dropout")
+"""The beginnings of the names of operators that make something else each time."""
 _VALUE, _TENSOR = "value", 5
 _DIMS, _DTYPE, _RAW_DATA, _DATA_LOCATION = 1, 2, 9, 14
 _EXTERNAL = 1
@@ -47,6 +50,7 @@ class SmallConstants:
         self._body = body
         # An initializer of an input is only its default.
         self._inputs = frozenset(body.inputs)
+        self._shapes = {value.name: value.shape for value in body.types}
         self._truths: dict[str, bool | None] = {}
         self._integers: dict[str, tuple[int, ...] | None] = {}
 
@@ -67,8 +71,22 @@ class SmallConstants:
         return values if values and len(values) <= _INTEGERS else None
 
     def are_equal(self, first: str, second: str) -> bool:
-        """Return whether two values are surely the same one."""
-        return self._find_root(first) == self._find_root(second)
+        """Return whether two values are surely the same, as equal nodes make them."""
+        pending = [(first, second)]
+        for _ in range(_STEPS):
+            if not pending:
+                return True
+            roots = [self._find_root(name) for name in pending.pop()]
+            if roots[0] == roots[1]:
+                continue
+            makers = [self.find_producer(root) for root in roots]
+            one, other = makers
+            if one is None or other is None or not _are_equal_nodes(one, other):
+                return False
+            if one.outputs.index(roots[0]) != other.outputs.index(roots[1]):
+                return False
+            pending += zip(one.inputs, other.inputs, strict=True)
+        return not pending
 
     def are_opposite(self, first: str, second: str) -> bool:
         """Return whether one value is surely the negative of the other."""
@@ -136,11 +154,12 @@ class SmallConstants:
         is_value = attribute is not None and not attribute.is_of_caller
         return attribute.get_bytes(_TENSOR) if attribute is not None and is_value else None
 
-    def find_last_dim(self, name: str) -> int | None:
-        """Return the size of a constant's last axis; ``None`` if it is not one of this body."""
+    def find_shape(self, name: str) -> tuple[Dim, ...] | None:
+        """Return the shape of a constant or of an input of the main graph; ``None`` of others."""
         tensor = self._find_tensor(name)
-        dims = read_integers(group_fields(tensor, "TensorProto").get(_DIMS, ())) if tensor else ()
-        return dims[-1] if dims else None
+        if tensor is None:
+            return self._shapes.get(name)
+        return read_integers(group_fields(tensor, "TensorProto").get(_DIMS, ()))
 
     def is_weight(self, name: str) -> bool:
         """Return whether a value is an initializer of this body."""
@@ -161,6 +180,17 @@ class SmallConstants:
         if node is None or node.domain or node.op_type not in (op_types or ("Constant",)):
             return None
         return node
+
+
+def _are_equal_nodes(one: Operation, other: Operation) -> bool:
+    """Return whether two nodes make the same of the same inputs."""
+    return (
+        one.function_key == other.function_key
+        and one.attribute_bytes == other.attribute_bytes
+        and len(one.inputs) == len(other.inputs)
+        and not one.domain
+        and not one.op_type.startswith(_CHANCE_OPS)
+    )
 
 
 def _read_fill(node: Operation) -> bool | None:

@@ -7,7 +7,7 @@ take longer than the whole proof. Field numbers are those of onnx.proto (ONNX IR
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
@@ -215,6 +215,7 @@ class Body:
         constants: The initializers by name, dense and sparse: each as the bytes of a tensor, or
             ``None`` if it is large.
         size: The number of nodes.
+        types: The inputs with their types, of the main graph.
         producers: For each value the number of the node that produces it.
     """
 
@@ -225,7 +226,9 @@ class Body:
         outputs: tuple[str, ...],
         constants: Mapping[str, bytes | None],
         depth: int = 0,
+        types: Sequence[Value] = (),
     ) -> None:
+        self.types = types
         self.inputs = inputs
         self.outputs = outputs
         self.constants = constants
@@ -289,17 +292,10 @@ class Body:
 
 
 class ModelGraph(NamedTuple):
-    """The main graph of a model, and its local functions.
-
-    Attributes:
-        main: The main graph.
-        functions: The local functions.
-        inputs: The inputs of the main graph, with their types.
-    """
+    """The main graph of a model, and its local functions."""
 
     main: Body
     functions: Mapping[FunctionKey, Body]
-    inputs: tuple[Value, ...]
 
 
 def read_graph(source: ByteSource) -> ModelGraph:
@@ -313,15 +309,11 @@ def read_graph(source: ByteSource) -> ModelGraph:
         if record.number == FUNCTION and record.wire_type == LENGTH:
             key, body = _read_function(source, record)
             functions[key] = body
-    inputs: list[Value] = []
-    main = _read_graph_body(source, find_graph(source), 0, inputs)
-    return ModelGraph(main, functions, tuple(inputs))
+    return ModelGraph(_read_graph_body(source, find_graph(source), 0), functions)
 
 
-def _read_graph_body(
-    source: ByteSource, graph: Record, depth: int, types: list[Value] | None = None
-) -> Body:
-    """Return a graph; its inputs are appended to `types`, if given, with their types."""
+def _read_graph_body(source: ByteSource, graph: Record, depth: int) -> Body:
+    types = list[Value]()
     nodes, inputs, outputs = list[bytes](), list[str](), list[str]()
     constants: dict[str, bytes | None] = {}
     for record in _read_parts(source, graph, _GRAPH_FIELDS, _NODE, nodes):
@@ -329,14 +321,14 @@ def _read_graph_body(
             nodes.append(_read_small(source, record, "node"))
         elif record.number in (_INITIALIZER, _SPARSE_INITIALIZER):
             constants.update([_read_constant(source, record)])
-        elif record.number == _INPUT and types is not None:
+        elif record.number == _INPUT and not depth:
             types.append(read_value(source, record))
             inputs.append(types[-1].name)
         else:
             value = list_fields(source, record, frozenset({1}))
             name = read_optional_string(source, find_string(value, 1))
             (inputs if record.number == _INPUT else outputs).append(name)
-    return Body(nodes, tuple(inputs), tuple(outputs), constants, depth)
+    return Body(nodes, tuple(inputs), tuple(outputs), constants, depth, types)
 
 
 def _read_function(source: ByteSource, function: Record) -> tuple[FunctionKey, Body]:

@@ -73,6 +73,10 @@ def find_resizings(
         return frozenset({Resizing(SizeChange.MOVES_AXES, axes=_read_axes_order(node))})
     if node.op_type == "Einsum":
         return frozenset({Resizing(SizeChange.MOVES_AXES, axes=read_einsum_order(node))})
+    if node.op_type == "Reshape":
+        sizes = constants.find_integers("".join(node.inputs[1:2]))
+        reshaped = None if sizes is None else ((), sizes)
+        return frozenset({Resizing(SizeChange.MOVES_AXES, axes=None, reshaped=reshaped)})
     if node.op_type == "ScatterND" and flow.is_written:
         return frozenset({Resizing(written_axes=find_scattered_axes(node, constants))})
     axis: int | None

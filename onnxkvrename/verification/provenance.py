@@ -36,6 +36,8 @@ class Resizing(NamedTuple):
             `REVERSED_AXES` if they are reversed, ``None`` if they are not known.
         written_axes: The axes, as they were before, along which other values were joined to it or
             written into it; ``None`` among them is an axis that is not known.
+        reshaped: The sizes that a Reshape gives it, as it says them, after which no axes move; with
+            the order that axes had before, ``None`` if that is not known.
     """
 
     changes: SizeChange = SizeChange.NONE
@@ -45,6 +47,7 @@ class Resizing(NamedTuple):
     sliced_axes: frozenset[int] = frozenset()
     axes: tuple[int, ...] | None = ()
     written_axes: frozenset[int | None] = frozenset()
+    reshaped: tuple[tuple[int, ...] | None, tuple[int, ...]] | None = None
 
     def move_axes(self) -> Resizing:
         """Return the same when axes may have changed places since: they are not known."""
@@ -90,10 +93,29 @@ def _chain_resizings(
         written_axes = before.written_axes | {
             find_original_axis(axis, before.axes) for axis in after.written_axes
         }
-        axes = _chain_axes(before.axes, after.axes)
-        changes = _chain_changes(before, after)
-        chained.add(Resizing(changes, axis, grown_axes, cut_axes, sliced_axes, axes, written_axes))
+        chained.add(
+            Resizing(
+                _chain_changes(before, after),
+                axis,
+                grown_axes,
+                cut_axes,
+                sliced_axes,
+                _chain_axes(before.axes, after.axes),
+                written_axes,
+                _chain_reshapes(before, after),
+            )
+        )
     return _limit_resizings(chained)
+
+
+def _chain_reshapes(
+    before: Resizing, after: Resizing
+) -> tuple[tuple[int, ...] | None, tuple[int, ...]] | None:
+    """Return the last Reshape, unless axes move after it, and the order of axes before it."""
+    if after.reshaped is None:
+        return None if after.changes & SizeChange.MOVES_AXES else before.reshaped
+    order, sizes = after.reshaped
+    return _chain_axes(before.axes, order), sizes
 
 
 def find_original_axis(axis: int | None, axes: tuple[int, ...] | None) -> int | None:

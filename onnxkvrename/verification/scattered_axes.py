@@ -25,10 +25,11 @@ def find_scattered_axes(node: Operation, constants: SmallConstants) -> frozenset
     Of indices whose columns are not known, but their number, all axes that they index are
     returned: it is one of them.
     """
-    indices = _find_maker(node.inputs[1], constants) if len(node.inputs) > 1 else None
-    if indices is None:
-        count = constants.find_last_dim(node.inputs[1]) if len(node.inputs) > 1 else None
-        return _UNKNOWN if count is None else frozenset(range(count))
+    name = _find_root("".join(node.inputs[1:2]), constants)
+    indices = constants.find_producer(name)
+    if indices is None or indices.domain or indices.op_type == "Constant":
+        count = (constants.find_shape(name) or (None,))[-1]
+        return frozenset(range(count)) if isinstance(count, int) else _UNKNOWN
     columns = indices.inputs if indices.op_type == "Concat" else ("".join(indices.outputs[:1]),)
     axis = indices.find_attribute("axis")
     last = -1 if axis is None or axis.is_of_caller else axis.integer
@@ -38,14 +39,14 @@ def find_scattered_axes(node: Operation, constants: SmallConstants) -> frozenset
     return frozenset(varying) or _UNKNOWN
 
 
-def _find_maker(name: str, constants: SmallConstants) -> Operation | None:
-    """Return the node that makes indices, whatever their integers are cast to."""
+def _find_root(name: str, constants: SmallConstants) -> str:
+    """Return the value that is passed on as this one, whatever its integers are cast to."""
     for _ in range(_STEPS):
         node = constants.find_producer(name)
         if node is None or node.domain or node.op_type not in _PASSING_OPS:
             break
         name = "".join(node.inputs[:1])
-    return None if node is None or node.domain or node.op_type == "Constant" else node
+    return name
 
 
 def _is_column(name: str, last: int, constants: SmallConstants) -> bool:
@@ -54,7 +55,10 @@ def _is_column(name: str, last: int, constants: SmallConstants) -> bool:
     if node is None or node.domain:
         return False
     if node.op_type == "Unsqueeze":
-        return last == -1 and -1 in _read_axes(node, constants)
+        axes = _read_axes(node, constants)
+        source = constants.find_shape(_find_root(node.inputs[0], constants))
+        own_last = -1 if source is None else len(source) + len(axes) - 1
+        return bool({-1, own_last} & {*axes}) and last in (-1, own_last)
     if node.op_type == "Expand":  # to a shape that ends in 1
         shape = constants.find_producer("".join(node.inputs[1:2]))
         sizes: Sequence[str] = shape.inputs if shape is not None else ()

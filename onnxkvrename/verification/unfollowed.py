@@ -77,7 +77,7 @@ def find_unfollowed_inputs(
             belongs to: then it is in doubt if it may have another type than its input.
     """
     weights = graph.main.constants
-    values = {value.name: value for value in graph.inputs if value.name not in weights}
+    values = {value.name: value for value in graph.main.types if value.name not in weights}
     numbers = {name: number for number, name in enumerate(values)}
     claims = [claim for claim in claims if claim.input.name in numbers]
     if not claims:
@@ -99,7 +99,10 @@ def find_unfollowed_inputs(
                 continue
             is_unfollowed = reach.alone & bit or (reach.mixed & bit and name not in states)
             is_carried = reach.carried & bit and name not in states and _is_packed(value, claim)
-            if (is_unfollowed or is_carried) and _may_be_state(value, claim, tokens):
+            is_alone = bool(reach.alone & bit)
+            if (is_unfollowed or is_carried) and _may_be_state(
+                value, claim, tokens, is_alone=is_alone
+            ):
                 reason = reach.reason if is_unfollowed else f"{value.dtype} is not followed"
                 found[claim.output.name] = UnfollowedInput(name, reason)
                 break
@@ -121,24 +124,28 @@ def _list_token_dims(values: Iterable[Value]) -> Iterator[Dim]:
                 yield size
 
 
-def _may_be_state(value: Value, claim: StateClaim, tokens: Container[Dim]) -> bool:
+def _may_be_state(
+    value: Value, claim: StateClaim, tokens: Container[Dim], *, is_alone: bool
+) -> bool:
     """Return whether an input may be the state instead, by its dtype and its shape.
 
     What has an axis for each new token is new in each step, unless the input of the claim has one
-    as well.
+    as well. What alone goes into an unknown operator may have all of its content in one axis.
     """
     if value.dtype in _OTHER_DTYPES:
         return False
     shape, output_shape = value.shape, claim.output.shape
     if shape is None:
         return value.dtype not in ("INT64", "INT32")
-    is_new = any(dim in tokens for dim in shape[1:])
+    is_new = any(dim in tokens for dim in shape[1:] or shape)
     if is_new and not any(dim in tokens for dim in (claim.input.shape or ())[1:]):
         return False
     if output_shape is not None and len(shape) == len(output_shape):
         return len(shape) > 1
     if value.dtype in _SMALL_DTYPES:
         return bool(shape)
+    if is_alone and value.dtype != "INT64" and any(isinstance(dim, str) for dim in shape[-1:]):
+        return True  # all in one axis
     return value.dtype != "INT64" and len(shape) >= _MIN_RANK
 
 

@@ -16,7 +16,8 @@ CONSTANTS = """
     int64[1] start = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3},
     int64[1] end = {9223372036854775807}, int64 first = {0}, int64 number = {2}, int64 step = {1},
     int64[3] before = {1, 2, 3}, int64[3] heads_at = {0, 2, 3}, int64[2] at_batch = {2, 3},
-    int64[2,2] rows = {0, 0, 0, 1}, int64[3] flat = {-1, 16, 4}, int64[4] turned = {0, -1, 2, 4}
+    int64[2,2] rows = {0, 0, 0, 1}, int64[3] flat = {-1, 16, 4}, int64[4] turned = {0, -1, 2, 4},
+    int64[4] heads_first = {0, 2, -1, 4}
 """
 GRAPH_COMMANDS = (
     ("verify", "m.onnx"),
@@ -64,6 +65,10 @@ WRITTEN = {
     "scattered after a cast": "f = Cast<to = 10>(k) n = Cast<to = 10>(new)"
     " s = ScatterElements<axis = 1>(f, i, n) k_out = Cast<to = 1>(s)",
     "scattered as rows": "k_out = ScatterND(k, rows, new)",
+    "scattered by rows that come in": "k_out = ScatterND(k, index, new)",
+    "scattered by turned columns": "t = Transpose<perm = [1, 0, 2, 3]>(k)"
+    " at1 = Unsqueeze(slot, one) s = ScatterND(t, at1, new)"
+    " k_out = Transpose<perm = [1, 0, 2, 3]>(s)",
     "scattered by columns": scatter_by_columns("b0", "p0", "all"),
     "written as a tensor": "k_out = TensorScatter<axis = 1>(k, new)",
     "written along the size of a head": "k_out = TensorScatter<axis = -1>(k, new)",
@@ -95,7 +100,7 @@ FUNCTION = """
 
 @pytest.mark.parametrize("case", WRITTEN)
 def test_a_cache_that_is_written_along_its_heads_is_an_error(case: str, here: Path, run) -> None:
-    inputs = "bool c" if "If(c)" in WRITTEN[case] else ""
+    inputs = "bool c, int64[m,2] index, int64[m] slot"
     functions = FUNCTION if "local" in WRITTEN[case] else ""
     model = build_model(WRITTEN[case], inputs=inputs, functions=functions)
     saved(model, here / "m.onnx")
@@ -136,6 +141,11 @@ TURNED = {
         "",
     ),
     "by a Reshape": (f"{IN_PLACE} k_out = Reshape(s, turned)", EXCHANGED),
+    "by a Reshape, not declared": (f"{IN_PLACE} k_out = Reshape(s, turned)", "no"),
+    "turned, and reshaped as before": (
+        f"{IN_PLACE} t = Transpose<perm = [0, 2, 1, 3]>(s) k_out = Reshape(t, heads_first)",
+        "",
+    ),
     "in a function": ("k_out = local.turn(k, i, new)", EXCHANGED),
     "in one branch": (
         f"{IN_PLACE} k_out = If(c) <then_branch = a () => (float[b,2,t,4] p) {{ p = Identity(s) }},"
@@ -216,6 +226,18 @@ def test_each_command_that_follows_the_graph_says_so(
         ("k_out = TensorScatter(k, new)", ""),
         (scatter_by_columns("b0", "h0", "p0"), ""),
         ("k_out = ScatterElements<axis = 0>(k, i, new)", ""),  # rows of the batch
+        ("k_out = ScatterND(k, index, new)", ""),
+        (
+            "t = Transpose<perm = [2, 0, 1, 3]>(k) at1 = Unsqueeze(slot, one)"
+            " s = ScatterND(t, at1, new) k_out = Transpose<perm = [1, 2, 0, 3]>(s)",
+            "",
+        ),
+        (
+            "t = Transpose<perm = [0, 2, 1, 3]>(k) r = Reshape(t, turned)"
+            " u = Transpose<perm = [0, 2, 1, 3]>(r) k_out = ScatterElements<axis = 2>(u, i, new)",
+            "",
+        ),
+        ("r = Reshape(k, heads_first) k_out = ScatterElements<axis = 2>(r, i, new)", ""),
         (
             "t = Transpose<perm = [0, 2, 1, 3]>(k) s = ScatterElements<axis = 1>(t, i, new)"
             " k_out = Transpose<perm = [0, 2, 1, 3]>(s)",
@@ -270,7 +292,8 @@ def test_a_cache_that_is_written_along_its_positions_is_retained(
     nodes: str, into: str, here: Path, run
 ) -> None:
     settings = {"into": into} if into else {}
-    saved(build_model(nodes, **settings), here / "m.onnx")
+    inputs = "int64[m,3] index, int64[m] slot"
+    saved(build_model(nodes, inputs=inputs, **settings), here / "m.onnx")
     outcome = run("verify", "m.onnx")
     errors = [line for line in outcome.err.splitlines() if " KV104" in line or " KV110" in line]
     assert errors == []

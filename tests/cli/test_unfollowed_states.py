@@ -56,6 +56,14 @@ UNFOLLOWED = {
         "uint8[b,2,p,2] past",
         f"old = com.microsoft.DequantizeWithOrder(past, scale) {JOIN}",
     ),
+    "all in one axis": ("float16[b,n] past", f"old = acme.Unpack(past) {JOIN}"),
+    "two outputs": (CACHE, f"other, old = acme.Unpack(past) {JOIN}"),
+    "optional, and asked for": (
+        "optional(float[b,2,p,4]) past",
+        "c = OptionalHasElement(past) y = If(c) <then_branch = a () => (float[b,2,t,4] p) {"
+        " o = OptionalGetElement(past) p = Concat<axis = 2>(o, x) },"
+        " else_branch = e () => (float[b,2,t,4] q) { q = Identity(x) }>",
+    ),
     "packed in 32 bits": (
         "int32[b,2,p,1] past",
         f"raw = acme.Unpack(past) old = Mul(raw, scale) {JOIN}",
@@ -178,6 +186,7 @@ def test_all_layers_in_one_input_are_the_cache_of_none(here: Path, run) -> None:
             CACHE,
             "q = acme.Attention(new, mem2) n = acme.Project(q) y = Concat<axis = 2>(past, n)",
         ),
+        (f"{CACHE}, float[b,16] voice", "n = acme.Say(voice) y = Concat<axis = 2>(past, n)"),
         (f"{CACHE}, float[1] rate", "n = acme.Scale(new, rate) y = Concat<axis = 2>(past, n)"),
     ],
 )
