@@ -121,7 +121,7 @@ def pytest_terminal_summary(
 ) -> None:
     """Say which tier ran, and how to run the other."""
     if config.getoption("--full"):
-        terminalreporter.write_line("full tier; without --full: the default tier, 3 minutes")
+        terminalreporter.write_line("full tier; without --full: the default tier, 2 minutes")
     else:
         terminalreporter.write_line("default tier; all cases: pytest --full")
 

@@ -9,6 +9,15 @@ from onnx import GraphProto, ModelProto
 
 CACHE = "[batch_size,2,ctx_len,4]"
 """The shape of a cache that is retained in place."""
+GRAPH_COMMANDS = (
+    ("verify", "m.onnx"),
+    ("inspect", "m.onnx"),
+    ("verify", "m.onnx", "--target", "vllm-qaic"),
+    ("compare", "m.onnx", "m.onnx"),
+    ("m.onnx", "--target", "vllm-qaic", "-n"),
+    ("m.onnx", "--prefix", "vllmKvCache", "--verify", "-n"),
+)
+"""All commands that follow the graph of a model."""
 _NAMES = {
     "k": "past_key.0_vllmKvCache",
     "v": "past_value.0_vllmKvCache",

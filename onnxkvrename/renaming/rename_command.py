@@ -12,7 +12,7 @@ from onnxkvrename.rules.checks import CONSUMER_TOKENS
 
 _LEFT_OUT = {
     *("models", "profile", "rules", "jobs", "dask", "output_format", "quiet", "verbose"),
-    *("check", "diff", "dry_run"),
+    *("check", "dry_run"),
 }
 """The fields of a request that change no result, or that exclude ``--rules``."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from models import saved
 from onnx import ModelProto
-from updated_models import build_updated_model
+from updated_models import GRAPH_COMMANDS, build_updated_model
 
 SCATTER = "ScatterElements<axis = {}>"
 IN_PLACE = "s = ScatterElements<axis = 2>(k, i, new)"
@@ -19,15 +19,6 @@ CONSTANTS = """
     int64[2,2] rows = {0, 0, 0, 1}, int64[3] flat = {-1, 16, 4}, int64[4] turned = {0, -1, 2, 4},
     int64[4] heads_first = {0, 2, -1, 4}
 """
-GRAPH_COMMANDS = (
-    ("verify", "m.onnx"),
-    ("verify", "m.onnx", "--target", "vllm-qaic"),
-    ("inspect", "m.onnx"),
-    ("compare", "m.onnx", "m.onnx"),
-    ("m.onnx", "--target", "vllm-qaic", "-n"),
-    ("m.onnx", "--prefix", "vllmKvCache", "--verify", "-n"),
-)
-"""All commands that follow the graph of a model."""
 
 
 @pytest.fixture

@@ -6,18 +6,9 @@ from pathlib import Path
 
 import pytest
 from models import saved
-from updated_models import build_updated_model
+from updated_models import GRAPH_COMMANDS, build_updated_model
 
 SCATTER = "k_out = ScatterElements<axis = 2>"
-GRAPH_COMMANDS = (
-    ("verify", "m.onnx"),
-    ("inspect", "m.onnx"),
-    ("verify", "m.onnx", "--target", "vllm-qaic"),
-    ("compare", "m.onnx", "m.onnx"),
-    ("m.onnx", "--target", "vllm-qaic", "-n"),
-    ("m.onnx", "--prefix", "vllmKvCache", "--verify", "-n"),
-)
-"""All commands that follow the graph of a model."""
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.rules_text import split_suffix
 from onnxkvrename.verification.pairs.features import find_features
-from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
+from onnxkvrename.verification.pairs.find_pairs import find_states
 from onnxkvrename.verification.pairs.infer_rules import TracedModel, infer_rules
 
 TOKENS = st.sampled_from(["VLLM", "vllmKvCache", "T1", "abc"])
@@ -29,7 +29,7 @@ TOKENS = st.sampled_from(["VLLM", "vllmKvCache", "T1", "abc"])
 def trace(data: bytes) -> TracedModel:
     """The pairs of a model in memory."""
     signature, model = read_signature(ByteSource.from_bytes(data)), onnx.load_from_string(data)
-    pairs = find_state_pairs(read_graph_of(model), signature)
+    pairs = find_states(read_graph_of(model), signature).pairs
     return TracedModel(Path("m.onnx"), signature, pairs, find_features(read_graph_of(model), pairs))
 
 

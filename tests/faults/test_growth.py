@@ -27,7 +27,7 @@ from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.sidecars.tree import parse_json_tree
 from onnxkvrename.verification.graph_bodies import read_graph
-from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
+from onnxkvrename.verification.pairs.find_pairs import find_states
 from onnxkvrename.verification.pairs.infer_rules import TracedModel, infer_rules
 
 QEFF = load_rules()
@@ -45,7 +45,7 @@ def read_pairs(data: bytes) -> None:
     source = ByteSource.from_bytes(data)
     graph = read_graph(source)
     signature = read_signature(source)
-    infer_rules(TracedModel(Path("m.onnx"), signature, find_state_pairs(graph, signature)))
+    infer_rules(TracedModel(Path("m.onnx"), signature, find_states(graph, signature).pairs))
 
 
 def read_sidecar(data: bytes) -> None:

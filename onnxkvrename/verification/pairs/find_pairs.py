@@ -58,11 +58,6 @@ class FoundStates(NamedTuple):
     unproved: tuple[LoneState, ...] = ()
 
 
-def find_state_pairs(graph: ModelGraph, signature: Signature) -> tuple[StatePair, ...]:
-    """Return each input that an output is a later state of, with that output; see `find_states`."""
-    return find_states(graph, signature).pairs
-
-
 def find_states(graph: ModelGraph, signature: Signature) -> FoundStates:
     """Find each input that an output is a later state of.
 

@@ -9,7 +9,7 @@ from models import read_graph_of
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.verification.pairs.features import find_features
-from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
+from onnxkvrename.verification.pairs.find_pairs import find_states
 
 QUERY = "q = MatMul(h, w) all = Concat<axis = 1>(k, q) turned = Transpose(all)"
 READ = "score = MatMul(q, turned) soft = Softmax(score) read = MatMul(soft, all)"
@@ -26,7 +26,7 @@ def find(nodes: str, functions: str = "", others: str = "", made: str = "") -> f
         {functions}
     """)
     signature = read_signature(ByteSource.from_bytes(model.SerializeToString()))
-    return find_features(read_graph_of(model), find_state_pairs(read_graph_of(model), signature))
+    return find_features(read_graph_of(model), find_states(read_graph_of(model), signature).pairs)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_model_of_features_alone_is_left_as_it_is() -> None:
         { kept_out = Identity(kept) y = MatMul(kept, w) }
     """)
     signature = read_signature(ByteSource.from_bytes(model.SerializeToString()))
-    pairs = find_state_pairs(read_graph_of(model), signature)
+    pairs = find_states(read_graph_of(model), signature).pairs
     assert [pair.input.name for pair in pairs] == ["kept"]
     assert find_features(read_graph_of(model), pairs) == frozenset()
 

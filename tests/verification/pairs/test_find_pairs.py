@@ -15,7 +15,7 @@ from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs import find_pairs
-from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
+from onnxkvrename.verification.pairs.find_pairs import find_states
 
 EXPORTS = list_exports()
 
@@ -27,7 +27,7 @@ def test_each_buffer_of_a_real_export_is_found_and_nothing_else(number: int) -> 
     with open_model(path) as opened:
         graph = read_graph(opened.source)
         found = {
-            pair.input.name: pair.output.name for pair in find_state_pairs(graph, opened.signature)
+            pair.input.name: pair.output.name for pair in find_states(graph, opened.signature).pairs
         }
     expected = find_expected_pairs(path)
     if "dynamo_subfn/VLLM" in path.as_posix():  # its outputs are inputs, which no node updates
@@ -55,7 +55,7 @@ def find(model: ModelProto) -> dict[str, str]:
     signature = read_signature(ByteSource.from_bytes(model.SerializeToString()))
     return {
         f"{pair.input.name} {pair.output.name}": str(pair.update)
-        for pair in find_state_pairs(read_graph_of(model), signature)
+        for pair in find_states(read_graph_of(model), signature).pairs
     }
 
 

@@ -12,7 +12,7 @@ from tiers import thin
 
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.verification.pairs.find_pairs import find_state_pairs
+from onnxkvrename.verification.pairs.find_pairs import find_states
 
 # Each layer reads `h`, has the states `a` and perhaps `b`, and makes what is added to `h`.
 # Sizes: n batch, s new positions, p old positions, t all of them, c context, 2 heads of 4.
@@ -127,5 +127,5 @@ def draw_model(seed: int) -> tuple[ModelProto, dict[str, str]]:
 def test_all_states_of_a_random_decoder_are_found_and_nothing_else(seed: int) -> None:
     model, expected = draw_model(seed)
     signature = read_signature(ByteSource.from_bytes(model.SerializeToString()))
-    pairs = find_state_pairs(read_graph_of(model), signature)
+    pairs = find_states(read_graph_of(model), signature).pairs
     assert {pair.input.name: pair.output.name for pair in pairs} == expected
