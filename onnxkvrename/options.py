@@ -11,6 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
+from onnxkvrename.findings import quote_path, quote_word
+
+_NO_RESULT = {"jobs", "dask", "output_format", "quiet", "verbose", "check", "dry_run"}
+"""Fields that change no result: how the work is done, what is shown, and whether to write."""
 SIDES = ("prefill", "decode")
 """The sides of a hand-off, for which a value may be given with ``SIDE:`` in front."""
 
@@ -100,6 +104,29 @@ def list_options(request: Any) -> Mapping[str, Option]:
         for detail in get_args(hint)[1:]
         if isinstance(detail, Option)
     }
+
+
+def format_command(command: str, request: Any) -> str:
+    """Return the command line that asks for what a request says, each word quoted for a shell.
+
+    It writes what a request with ``--check`` only looks for. What a variable gave is an option, as
+    another machine lacks the variable.
+
+    Args:
+        command: The name of the command; empty for ``rename``, which needs none.
+        request: The request, with its models.
+    """
+    words = ["onnxkvrename", *command.split(), *(quote_path(str(path)) for path in request.models)]
+    for name, option in list_options(type(request)).items():
+        value = getattr(request, name)
+        if not option.flags or name in _NO_RESULT or value == request._field_defaults[name]:
+            continue
+        for item in value if isinstance(value, tuple) else (value,):
+            words.append(option.flags.split()[0])
+            if not isinstance(item, bool):
+                quote = quote_path if isinstance(item, Path) else quote_word
+                words.append(quote(str(item)))
+    return " ".join(words)
 
 
 def find_conflict(options: Mapping[str, Option], given: Collection[str]) -> Conflict | None:

@@ -20,7 +20,7 @@ import pytest
 
 import onnxkvrename
 from onnxkvrename import CheckError, KvRenameError, ModelError, RulesError
-from onnxkvrename.renaming.request import Request
+from onnxkvrename.rules.request import Request
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 PLAIN, RENAMED = FIXTURES / "plain" / "decoder.onnx", FIXTURES / "VLLM" / "decoder.onnx"

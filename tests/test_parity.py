@@ -17,9 +17,9 @@ from real_exports import BROKEN, ENCODER, EXPORTS, VARYING, names
 from tiers import thin
 
 from onnxkvrename import load_rules, rename
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.request import Request
 
 pytestmark = pytest.mark.skipif(
     not EXPORTS.is_dir(), reason=f"no real exports to compare with: {EXPORTS} is not there"

@@ -22,11 +22,11 @@ from onnxkvrename.qefficient.export_cache import (
     restate_cache_reuse,
 )
 from onnxkvrename.renaming.parallel import open_executor
-from onnxkvrename.renaming.request import Request, SidecarPolicy
 from onnxkvrename.renaming.run import check_token_change, rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.load import AUTO_PROFILE, load_rules
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import Request, SidecarPolicy
 from onnxkvrename.rules.results import ModelReport, RenameJob, Report, report_placed
 from onnxkvrename.storage.read import is_directory
 

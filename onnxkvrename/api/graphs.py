@@ -37,7 +37,7 @@ from onnxkvrename.api.arguments import (
 from onnxkvrename.api.files import run_rename
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding
-from onnxkvrename.renaming.request import Request
+from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.storage.read import MEMORY
 from onnxkvrename.storage.scratch import open_scratch_file

@@ -13,8 +13,8 @@ from onnxkvrename.api.arguments import (
     speak_python,
 )
 from onnxkvrename.findings import CheckError
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_in_memory
+from onnxkvrename.rules.request import Request
 from onnxkvrename.storage.read import MemoryFile
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from onnxkvrename.findings import (
     quote_path,
 )
 from onnxkvrename.model.file import open_model
-from onnxkvrename.renaming.rename_command import format_rename
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.kv_model import scan_model
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import Report
 from onnxkvrename.storage.read import MemoryFile, ModelSource, is_in_memory
 from onnxkvrename.verification.pairs.infer_rules import (
@@ -128,7 +127,7 @@ def _explain_lone_buffers(summary: ModelSummary, model: ModelSource, rules: Rule
 
 
 def _format_inspect(path: str) -> str:
-    return f"onnxkvrename inspect {quote_path(path)}"
+    return f"onnxkvrename inspect {quote_path(path)} --rules {RULES_FILE}"
 
 
 def suggest_rename(models: Iterable[TracedModel]) -> str:
@@ -139,7 +138,7 @@ def suggest_rename(models: Iterable[TracedModel]) -> str:
     for model in models:
         if model.buffers and not (is_known(model.signature) or find_last_word(model.buffers)):
             request = Request((model.path,), "KV")
-            return join_commands(str(model.path), format_rename(request, request.models))
+            return join_commands(str(model.path), format_rename(request, RULES_FILE))
     return ""
 
 
@@ -152,5 +151,7 @@ def _choose_commands(
             if request.strip:
                 return OWN_RULES_HINT
             models = request.models if len(report.models) == 1 else (Path(model.path),)
-            return join_commands(model.path, format_rename(request, models))
+            return join_commands(
+                model.path, format_rename(request._replace(models=models), RULES_FILE)
+            )
     return ""

@@ -19,7 +19,7 @@ from onnxkvrename.display import render_with
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
 from onnxkvrename.options import Option, list_options
-from onnxkvrename.renaming.request import Request
+from onnxkvrename.rules.request import Request
 from onnxkvrename.storage.read import is_in_memory
 
 _OTHER_NAMES = {"--dim": ("sizes",), "--profile": ("rules",)}

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-
-import click
 
 from onnxkvrename.api.files import run_rename, use_token_of_target
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, show_progress
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import format_count, quote_word
+from onnxkvrename.findings import format_count
 from onnxkvrename.options import Example
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.formats import Answer, Line, Note
 from onnxkvrename.report.formats.text import format_files
 from onnxkvrename.report.rename_text import build_rename_answer
+from onnxkvrename.rules.request import Request, format_rename
 from onnxkvrename.rules.results import Report, report_placed
 from onnxkvrename.storage.read import is_directory, resolve_path
 from onnxkvrename.storage.recover import find_half_done_runs
-
-_CHECK_OPTIONS = frozenset(("--check", "-n", "--dry-run", "--format"))
-"""What a command lacks that writes what another one has checked, and answers to people."""
 
 
 @declare_command(
@@ -52,42 +46,13 @@ def command(request: Request) -> int:
     report = run_rename(request, open_bars=partial(show_progress, is_wanted=is_watched))
     with report_placed([report]):
         print_choice(report.profile, request.output_format, request.quiet)
-        command_line = _build_rename_command(request) if request.check else ""
+        command_line = format_rename(request) if request.check else ""
         answer = build_rename_answer(report, use_token_of_target(request), command_line)
         if not request.writes:
             answer = _mention_unfinished_runs(answer)
         elif report.restored:
             answer = _mention_restored_files(answer, report)
         return print_answer(answer, request.output_format)
-
-
-def _build_rename_command(request: Request) -> str:
-    """Return the command that does what ``--check`` only looks for: as typed, without it.
-
-    Where variables gave target, token, profile or rules, the command has the option, as another
-    machine lacks the variable.
-    """
-    typed: Sequence[str] = click.get_current_context().obj
-    words = list[str]()
-    for before, word in pairwise(("", *typed)):
-        is_dropped = word in _CHECK_OPTIONS or word.startswith("--format=") or before == "--format"
-        if not is_dropped or "--" in words:
-            words.append(word)
-    options = {word.partition("=")[0] for word in words}
-    of_variables = {
-        "--target": request.target,
-        "--prefix": request.token,
-        "--profile": request.profile,
-        "--rules": request.rules,
-    }
-    added = list[str]()
-    for option, value in of_variables.items():
-        names = (option, "--token") if option == "--prefix" else (option,)
-        if value is not None and options.isdisjoint(names):
-            added += [option, str(value)]
-    end = words.index("--") if "--" in words else len(words)
-    words[end:end] = added
-    return " ".join(("onnxkvrename", *map(quote_word, words)))
 
 
 def _mention_unfinished_runs(answer: Answer) -> Answer:

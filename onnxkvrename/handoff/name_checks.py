@@ -6,6 +6,7 @@ The checks apply to every consumer, by the fields of `Consumer`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import (
@@ -13,12 +14,12 @@ from onnxkvrename.findings import (
     begin_message,
     build_finding,
     format_count,
-    quote_path,
     report_names,
 )
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferName, ConsumerView
 from onnxkvrename.layout.layout import Layout
+from onnxkvrename.rules.request import Request, format_rename
 
 _BOTH_SIDES_HINT = "export the model again: a buffer needs both sides"
 RULES_HINT = "set input_name and output_name in a rules file, and pass it with --rules FILE"
@@ -31,8 +32,9 @@ _DO, _HAVE = ("does", "do"), ("has", "have")
 def format_rename_command(
     layout: Layout,
     consumer: Consumer,
-    *options: str,
+    *,
     paths: Sequence[str] = (),
+    replace: bool = False,
     is_refused: bool = False,
 ) -> str:
     """Return the command that renames models for a consumer, in backticks.
@@ -43,9 +45,11 @@ def format_rename_command(
     """
     if not paths and len(layout.models) == 1 and not layout.other_stages:
         paths = layout.models
-    goal = ("--prefix", consumer.token) if is_refused else ("--target", consumer.name)
-    words = " ".join((*map(quote_path, paths), *goal, *options))
-    return f"`onnxkvrename {words}`" if paths else f"rename all files of the set with `{words}`"
+    token, target = (consumer.token, None) if is_refused else (None, consumer.name)
+    command = format_rename(Request(tuple(map(Path, paths)), token, target, replace=replace))
+    if paths:
+        return f"`{command}`"
+    return f"rename all files of the set with `{command.removeprefix('onnxkvrename ')}`"
 
 
 def format_renaming_hint(consumer: Consumer) -> str:
@@ -113,7 +117,7 @@ def _join_token_groups(groups: _Groups, layout: Layout, consumer: Consumer) -> _
         other = sum(len(groups[key]) for key in lacking if key[0].token_fault == "different")
         text = f"not carry the token {consumer.token} ({other:,} carry a different one)"
         whole = _Reason(_DO, text, "different")
-        command = format_rename_command(layout, consumer, "--replace")
+        command = format_rename_command(layout, consumer, replace=True)
         joined.setdefault((whole, side, command), []).extend(names)
     return joined
 
@@ -152,18 +156,18 @@ def _explain_unselected(
     if token.lower() in name.lower():
         text = f"from the token {token} in upper and lower case"
         reason = _Reason(("differs", "differ"), text, "different")
-        options = ["--replace"]
+        replace = True
     elif is_half:
         other = "input" if unselected.side == "output" else "output"
         text = f"not carry the token {token}, which is in the name of the {other}"
-        reason, options = _Reason(_DO, text, "none"), ["--replace"]
+        reason, replace = _Reason(_DO, text, "none"), True
     elif unselected.buffer.token != "":
         text = f"a different token than {token}"
         reason = _Reason(("carries", "carry"), text, "different")
-        options = ["--replace"]
+        replace = True
     else:
-        reason, options = _Reason(_DO, f"not carry the token {token}", "none"), []
-    return reason, format_rename_command(layout, consumer, *options)
+        reason, replace = _Reason(_DO, f"not carry the token {token}", "none"), False
+    return reason, format_rename_command(layout, consumer, replace=replace)
 
 
 def _check_half_names(view: ConsumerView) -> Iterator[Finding]:
@@ -182,7 +186,7 @@ def _check_half_names(view: ConsumerView) -> Iterator[Finding]:
         halves,
         _DO,
         "not carry the same token as the input, so the compiler does not retain the buffer",
-        format_rename_command(view.layout, view.consumer, "--replace")
+        format_rename_command(view.layout, view.consumer, replace=True)
         if view.consumer.token
         else view.consumer.unselected_hint or RULES_HINT,
         "outputs",

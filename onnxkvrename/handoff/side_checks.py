@@ -97,12 +97,11 @@ def _build_token_finding(label: str, checked: CheckedSide, *others: CheckedSide)
         )
     else:
         reason = f"no name of {label} matches {consumer.selected_inputs}; {consumer.name}"
-    options = ("--replace",) if side.tokens else ()
-    hint = _choose_token_hint((checked, *others), *options)
+    hint = _choose_token_hint((checked, *others), replace=bool(side.tokens))
     return build_finding("KV616", "", f"{reason} selects no buffer", hint)
 
 
-def _choose_token_hint(sides: Sequence[CheckedSide], *options: str) -> str:
+def _choose_token_hint(sides: Sequence[CheckedSide], *, replace: bool) -> str:
     """Return what makes the consumer select names; only the token if ``--target`` would refuse."""
     side, consumer = sides[0].side, sides[0].view.consumer
     hint = consumer.unselected_hint
@@ -110,7 +109,7 @@ def _choose_token_hint(sides: Sequence[CheckedSide], *options: str) -> str:
         hint = format_rename_command(
             side.original_layout,
             consumer,
-            *options,
+            replace=replace,
             paths=[*dict.fromkeys(path for each in sides for path in list_rename_paths(each.side))],
             is_refused=any(
                 p.startup_cause == "output_count" for each in sides for p in each.problems
@@ -148,7 +147,7 @@ def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
         [buffer.names[0] for buffer in buffers],
         ("does", "do"),
         f"not {reason}; {consumer.name} ignores {ignored}",
-        _choose_token_hint((checked,), "--replace"),
+        _choose_token_hint((checked,), replace=True),
         f"buffers of {side.label}",
     )
 

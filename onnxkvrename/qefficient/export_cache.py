@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding, build_finding, format_list, quote_path, quote_word
+from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
 from onnxkvrename.limits import MAX_TEXT_BYTES
-from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.plan import RenamePlan, TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import Request, format_rename
 from onnxkvrename.rules.results import ModelReport, RenameJob
 from onnxkvrename.rules.rewrite import rewrite_name
 from onnxkvrename.storage.read import read_status, read_text_file
@@ -263,7 +263,8 @@ def check_export_reuse(
         or rename_export_params(params, rules, change) == params
     ):
         return None
-    seed = build_seed_command([directory], change, target)
+    rename = Request((directory,), change.token, target, strip=change.strip, seed_cache=True)
+    seed = format_rename(rename._replace(replace=change.replace), rules)
     kind = _describe_tokens(_collect_tokens(params["export_params"]["output_names"], rules))
     return build_finding(
         "KV402",
@@ -274,27 +275,6 @@ def check_export_reuse(
         if explain_token_refusal(params, rules)
         else f"`{seed}` puts it where QEfficient will look for it",
     )
-
-
-def build_seed_command(
-    directories: Iterable[Path], change: TokenChange, target: str | None, *more: str
-) -> str:
-    """Return the command that puts the models of exports where QEfficient looks for them.
-
-    Args:
-        directories: The exports.
-        change: The token to add or to remove.
-        target: The consumer of the results.
-        more: Further options.
-    """
-    options = ["--strip"] if change.strip else []
-    if not change.strip and target is not None:
-        options.append(f"--target {quote_word(target)}")
-    if not change.strip and (change.final_token, target) not in CONSUMER_TOKENS.values():
-        options.append(f"--prefix {quote_word(change.final_token)}")
-    options += ["--replace"] if change.replace else []
-    paths = (quote_path(str(directory)) for directory in directories)
-    return " ".join(("onnxkvrename", *paths, *options, *more, "--seed-cache"))
 
 
 def check_export_tokens(
@@ -318,10 +298,10 @@ def check_export_tokens(
 def build_undo_command(directory: Path, params: ExportParams, rules: Rules) -> str:
     """Return the command that gives the models of an export the names it was made with."""
     tokens = _collect_tokens(params["export_params"]["output_names"], rules) - {""}
-    path = quote_path(str(directory))
-    if tokens:
-        return f"onnxkvrename rename {path} --prefix {quote_word(min(tokens))} --replace"
-    return f"onnxkvrename {path} --strip"
+    token = min(tokens, default=None)
+    is_plain = token is None
+    rename = Request((directory,), token, strip=is_plain, replace=not is_plain)
+    return format_rename(rename, rules)
 
 
 def _describe_tokens(tokens: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
+from onnxkvrename.findings import Finding, build_finding, quote_path
 from onnxkvrename.model.file import open_model
 from onnxkvrename.qefficient.export_cache import (
     PARAMS_FILE,
@@ -19,7 +19,6 @@ from onnxkvrename.qefficient.export_cache import (
     build_elsewhere_hint,
     build_occupied_finding,
     build_renamed_entry,
-    build_seed_command,
     build_unrecognized_finding,
     explain_token_refusal,
     find_checkpoint,
@@ -30,12 +29,12 @@ from onnxkvrename.qefficient.export_cache import (
     shorten_path,
 )
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED
+from onnxkvrename.rules.request import Request, format_rename
 from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
 from onnxkvrename.storage.directories import is_left_empty
@@ -167,20 +166,12 @@ def plan_seeds(models: Sequence[Path], rules: Rules, request: Request) -> SeedPl
         if seed.needs_copy
     ]
     if others:
-        hint = f"`{_build_command(others, request)}` seeds the others"
+        hint = f"`{format_rename(request._replace(models=tuple(others)))}` seeds the others"
         refused = [
             report._replace(findings=tuple(each._replace(hint=hint) for each in report.findings))
             for report in refused
         ]
     return SeedPlan(tuple(seeds), tuple(refused), tuple(kept))
-
-
-def _build_command(directories: Sequence[Path], request: Request) -> str:
-    """Return the command that seeds some exports as a request says."""
-    more = [f"--profile {quote_word(request.profile)}"] if request.profile else []
-    if isinstance(request.rules, Path):
-        more.append(f"--rules {quote_path(str(request.rules))}")
-    return build_seed_command(directories, request.change, request.target, *more)
 
 
 def _is_earlier_seed(

@@ -12,13 +12,12 @@ from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.file import open_model
 from onnxkvrename.renaming.output_path import find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
-from onnxkvrename.renaming.rename_command import format_rename
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.lone_sides import list_unmatched
 from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.storage.read import read_status
 from onnxkvrename.storage.temp_file import check_free_space
 
@@ -148,7 +147,7 @@ def _check_unmatched(
     from onnxkvrename.verification.pairs.unnamed_caches import find_unnamed_caches  # onnx, for few
 
     def format_command(path: Path) -> str:
-        return format_rename(request, [path])
+        return format_rename(request._replace(models=(path,)), RULES_FILE)
 
     formatter = None if request.strip else format_command
     yield from find_unnamed_caches(models, unmatched, request.token, formatter)

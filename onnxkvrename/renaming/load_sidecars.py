@@ -10,10 +10,10 @@ from pathlib import Path
 from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar
-from onnxkvrename.renaming.request import Request, SidecarPolicy
 from onnxkvrename.rules.find_models import build_job, identify_path
 from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import Request, SidecarPolicy
 from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.sidecars.decisions import Fact
 from onnxkvrename.sidecars.formats import describe_formats, detect_format, load_sidecar_formats

@@ -24,8 +24,6 @@ from onnxkvrename.renaming.output_path import (
     has_result,
 )
 from onnxkvrename.renaming.parallel import name_worker
-from onnxkvrename.renaming.rename_command import format_rename
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.kv_model import (
     KvModel,
     ScannedModel,
@@ -36,6 +34,7 @@ from onnxkvrename.rules.kv_model import (
 from onnxkvrename.rules.lone_sides import has_lone_sides
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
 from onnxkvrename.rules.sidecar_files import find_files_beside
 from onnxkvrename.storage.read import FileIdentity
@@ -126,7 +125,8 @@ def _prepare_open_model(
     if has_lone_sides(model):
         from onnxkvrename.verification.pairs.other_sides import explain_lone_sides  # onnx, for few
 
-        command = "" if change.strip else format_rename(request, [job.model])
+        typed = request._replace(models=(job.model,))
+        command = "" if change.strip else format_rename(typed, RULES_FILE)
         explained = explain_lone_sides(opened.source, model, model.findings, command)
         model = model._replace(findings=explained)
     pieces, expected = splice_model(opened.source, scanned)

@@ -12,9 +12,9 @@ from onnxkvrename.findings import Finding, build_finding, promote_to_errors, quo
 from onnxkvrename.limits import MAX_TEXT_BYTES, shorten_text
 from onnxkvrename.renaming.output_path import check_output, has_result
 from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.rules.find_models import build_job, identify_path
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import ModelReport, RenameJob, SidecarReport
 from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.decisions import Decision, Fact, decide

@@ -25,13 +25,13 @@ from onnxkvrename.renaming.place import (
     Progress,
 )
 from onnxkvrename.renaming.prepare import PreparedModel, prepare_model
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import list_tasks
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.kv_model import scan_model, splice_model
 from onnxkvrename.rules.lone_sides import has_lone_sides
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules, find_token_error
+from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import (
     ModelReport,
     PlacedInterrupt,

@@ -10,7 +10,6 @@ from onnxkvrename.display import describe_briefly
 from onnxkvrename.findings import Finding
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.layout.inspect import ModelSummary
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.compare_text import build_handoff_result, render_handoff
 from onnxkvrename.report.formats import Answer, FileResult, Line, load_format
 from onnxkvrename.report.formats.text import format_finding
@@ -20,6 +19,7 @@ from onnxkvrename.report.rename_text import build_rename_answer
 from onnxkvrename.report.tables import wrap_line
 from onnxkvrename.report.verify_text import build_verify_answer
 from onnxkvrename.rules.profile import ProfileChoice
+from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import ModelReport, Report
 from onnxkvrename.verification.verify import VerifiedModel
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from onnxkvrename.errors import FlushError, UndoError
 from onnxkvrename.findings import format_count, format_layers, format_list
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.formats import (
     Answer,
     FileResult,
@@ -35,6 +34,7 @@ from onnxkvrename.report.formats.text import (
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.report.tables import measure_text, render_facts, wrap_line
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, TokenChange
+from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import ModelReport, Report, SidecarReport
 
 _STATUS_STYLES = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, RulesError
-from onnxkvrename.findings import quote_path, quote_word, suggest_similar
+from onnxkvrename.findings import suggest_similar
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import PROFILE as DEFAULT_PROFILE
@@ -70,13 +70,13 @@ def find_profiles(outputs: Sequence[str]) -> Iterator[str]:
             yield profile
 
 
-def format_rules_option(rules: Rules) -> str:
-    """Return the option by which a command uses these rules, after a space; none by default."""
+def name_rules(rules: Rules) -> tuple[str | None, Path | None]:
+    """Return the profile or the file by which a command uses some rules; neither by default."""
     if rules.name == DEFAULT_PROFILE:
-        return ""
+        return None, None
     if rules.name in list_profiles():
-        return f" --profile {quote_word(rules.name)}"
-    return f" --rules {quote_path(rules.name)}" if is_occupied(rules.name) else ""
+        return rules.name, None
+    return None, Path(rules.name) if is_occupied(rules.name) else None
 
 
 def _read_rules_file(path: Path) -> str:

@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
+from onnxkvrename.findings import Finding, build_finding, quote_path
 from onnxkvrename.limits import shorten_text
-from onnxkvrename.rules.load import format_rules_option
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import Request, format_rename
 from onnxkvrename.rules.sidecar_files import find_candidates
 from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.formats import load_sidecar_formats
@@ -88,7 +88,10 @@ def find_stale_sidecars(
             is_beside = found.directory == found.path.parent
             hint = "compile the model again"
             if is_beside:
-                hint = _format_command(model, change, rules, path if is_left else None)
+                sidecar = (found.path,) if is_left else ()
+                rename = Request((model,), change.token, strip=change.strip, sidecar=sidecar)
+                replace = change.replace and not change.strip
+                hint = f"`{format_rename(rename._replace(replace=replace), rules)}`"
             finding = _build_stale_finding(path, stale, found.format.effect, hint)
             severity = "error" if is_error and is_beside else finding.severity
             yield finding._replace(severity=severity)
@@ -153,17 +156,6 @@ def _build_stale_finding(
         f"{shorten_text(new)}); {effect}",
         hint,
     )
-
-
-def _format_command(model: Path, change: TokenChange, rules: Rules, sidecar: str | None) -> str:
-    """Return the command that renames in the sidecars of a model, or in one by its path."""
-    words = ["--prefix", change.token] if change.token else ["--strip"]
-    if change.token and change.replace:
-        words.append("--replace")
-    if sidecar is not None:
-        words += ["--sidecar", sidecar]
-    options = " ".join(map(quote_word, words))
-    return f"`onnxkvrename {quote_path(str(model))} {options}{format_rules_option(rules)}`"
 
 
 def build_unknown_finding(path: str, model: Path) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import ModelError
@@ -14,8 +14,6 @@ from onnxkvrename.findings import (
     build_names_finding,
     format_list,
     promote_to_errors,
-    quote_path,
-    quote_word,
 )
 from onnxkvrename.limits import MAX_LISTED
 from onnxkvrename.model.file import OpenModel, open_model
@@ -31,6 +29,7 @@ from onnxkvrename.options import (
     Quiet,
     RulesFile,
     Strict,
+    format_command,
 )
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.checks import CONSUMER_TOKENS
@@ -42,10 +41,10 @@ from onnxkvrename.rules.feeds import (
 )
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import KvModel, scan_model
-from onnxkvrename.rules.load import format_rules_option
 from onnxkvrename.rules.lone_sides import list_unmatched
 from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import ModelCheck, ModelReport, RenameJob, report_model
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.storage.read import ModelSource
@@ -199,7 +198,7 @@ def verify_window_sets(
         models,
         list_unmatched(models, rules),
         request.token,
-        lambda path: _format_command(path, request),
+        lambda path: _format_verify(path, request, rules=RULES_FILE),
     )
     for index, finding in unnamed:
         set_findings[readable[index]].append(finding)
@@ -268,8 +267,9 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     job = build_job(path)
     checks_token = request.token is not None or request.target is None  # else the consumer does
     checks = (_check_sidecars, *request.checks) if beside is not None else ()
-    own = explain_lone_sides(opened.source, model, model.findings, _format_command(path, request))
-    tokens = tuple(_check_token(model, rules, request.token)) if checks_token else ()
+    again = _format_verify(path, request, rules=RULES_FILE)
+    own = explain_lone_sides(opened.source, model, model.findings, again)
+    tokens = tuple(_check_token(model, rules, request)) if checks_token else ()
     if tokens:  # these say more about the same names, and have the command
         own = tuple(finding for finding in own if finding.code != "KV202")
     beside_model = [found for check in checks for found in check(job, rules, model.plan)]
@@ -280,14 +280,11 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     return VerifiedModel(report, flows, model=model)
 
 
-def _format_command(path: Path, request: VerifyRequest) -> str:
-    """Return the command that verifies a model as it was asked for, without its rules."""
-    words = ["onnxkvrename verify", quote_path(str(path))]
-    if request.token is not None:
-        words += ["--prefix", quote_word(request.token)]
-    if request.target is not None:
-        words += ["--target", quote_word(request.target)]
-    return " ".join(words)
+def _format_verify(path: Path, request: VerifyRequest, **changes: Any) -> str:
+    """Return the command that verifies a model as asked for, with other values in some fields."""
+    if "rules" in changes:
+        request = request._replace(profile=None)
+    return format_command("verify", request._replace(models=(path,), **changes))
 
 
 def _check_sidecars(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterable[Finding]:
@@ -331,13 +328,14 @@ def count_proved_flows(
     return sum(not any(True for _ in found) for found in faults)
 
 
-def _check_token(model: KvModel, rules: Rules, token: str | None) -> Iterator[Finding]:
+def _check_token(model: KvModel, rules: Rules, request: VerifyRequest) -> Iterator[Finding]:
     """Yield KV116: a consumer selects every name that contains the token, and no other."""
     signature, plan = model.signature, model.plan
     sides = (*(s for pair in plan.pairs for s in pair.sides), *(f.side for f in plan.feeds))
     tokens = {side.old_name: side.token for side in sides}
-    expected = plan.token_change.final_token if token is None else token
-    word = _find_appended_word(model) if token is None else ""
+    rename = Request((Path(model.path),))
+    expected = plan.token_change.final_token if request.token is None else request.token
+    word = _find_appended_word(model) if request.token is None else ""
     if word:
         yield build_names_finding(
             "KV116",
@@ -346,8 +344,7 @@ def _check_token(model: KvModel, rules: Rules, token: str | None) -> Iterator[Fi
                 f"has {word} on one side of its buffer only, which no rename leaves",
                 f"have {word} on one side of their buffers only, which no rename leaves",
             ),
-            f"`onnxkvrename {quote_path(model.path)} --strip{format_rules_option(rules)}` "
-            "removes it",
+            f"`{format_rename(rename._replace(strip=True), rules)}` removes it",
         )
         return
     missing = [name for name, carried in tokens.items() if carried != expected]
@@ -362,7 +359,7 @@ def _check_token(model: KvModel, rules: Rules, token: str | None) -> Iterator[Fi
                 f"does not carry {expected}{instead}{ignored} this buffer",
                 f"of {len(tokens):,} do not carry {expected}{instead}{ignored} these buffers",
             ),
-            _suggest_token(model.path, rules, expected, {tokens[name] for name in missing}),
+            _suggest_token(model, rules, request, expected, {tokens[name] for name in missing}),
         )
     names = {value.name for value in (*signature.inputs, *signature.outputs)}
     extra = sorted(name for name in names - tokens.keys() if expected and expected in name)
@@ -392,17 +389,18 @@ def _find_appended_word(model: KvModel) -> str:
     return words.pop() if is_appended and not (is_token or model.plan.feeds) else ""
 
 
-def _suggest_token(path: str, rules: Rules, expected: str, tokens: Set[str]) -> str:
+def _suggest_token(
+    model: KvModel, rules: Rules, request: VerifyRequest, expected: str, tokens: Set[str]
+) -> str:
     """Return what to do where names have other tokens than the one that was asked for.
 
     The `expected` one was asked for. The tokens are those of the names without it; one of them is
     empty if a name has none.
     """
+    path = Path(model.path)
     known, consumer = CONSUMER_TOKENS.get(expected.lower(), (expected, ""))
-    words = f"{quote_path(path)} --prefix {quote_word(known)}"
+    rename = Request((path,), known, replace=tokens != {""})
+    command = f"`{format_rename(rename, rules)}`"
     if tokens == {known}:
-        words = f"verify {words}"
-    elif tokens != {""}:
-        words += " --replace"
-    command = f"`onnxkvrename {words}{format_rules_option(rules)}`"
+        command = f"`{_format_verify(path, request, token=known)}`"
     return command if known == expected else f"{consumer} selects names with {known}: {command}"

@@ -68,7 +68,7 @@ def test_a_terminal_shows_the_same_in_two_lines() -> None:
     [
         ("half.onnx --strip", "6 of 8 names have a token (first: past_key.0_vllmKvCache)"),
         ("plain.onnx --prefix VLLM", "8 of 8 names lack VLLM (first: past_key.0)"),
-        ("half.onnx --replace --token VLLM", "8 of 8 names lack VLLM"),
+        ("half.onnx --prefix VLLM --replace", "8 of 8 names lack VLLM"),
         ("plain.onnx --prefix VLLM -d 'new files'", "the result is missing or different -> new"),
     ],
 )

@@ -24,10 +24,10 @@ from onnxkvrename import (
 from onnxkvrename.model.external_data import find_data_files
 from onnxkvrename.model.proto_reader import ExternalReference
 from onnxkvrename.renaming.prepare import prepare_model
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import WriteTask, write_temp_file
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import Request
 from onnxkvrename.storage.confined import Folder
 from onnxkvrename.storage.read import FileIdentity, OpenFile, OutsideError, open_file
 

@@ -30,10 +30,12 @@ from qefficient_exports import CAUSAL, DECODER, ENCODER, PARAMS, SPEECH
 from real_exports import EXPORTS, VARYING, names
 from tiers import thin
 
+from onnxkvrename.rules.load import PROFILES_DIRECTORY
 from onnxkvrename.storage import lock
 from onnxkvrename.storage.lock import hold_locks
 from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
+RULES = PROFILES_DIRECTORY / "qeff.toml"
 SEED = ("--prefix", "VLLM", "--seed-cache")
 SINGLE = "_QEFFAutoModelForImageTextToTextSingleQPC"
 
@@ -411,17 +413,21 @@ def test_a_rename_in_place_within_the_cache_gets_a_warning(plain: Path, snapshot
 @pytest.mark.parametrize(
     ("typed", "seeded"),
     [
-        ("--target vllm-qaic", "--target vllm-qaic"),
-        ("--target vllm-qaic --prefix vllmKvCache --replace", "--target vllm-qaic --replace"),
-        ("--target qefficient --prefix VLLM", "--target qefficient --prefix VLLM"),
+        ("--target vllm-qaic", "--target vllm-qaic --seed-cache"),
+        (
+            "--target vllm-qaic --prefix vllmKvCache --replace",
+            "--target vllm-qaic --replace --seed-cache",
+        ),
+        ("--target qefficient --prefix VLLM", "--prefix VLLM --target qefficient --seed-cache"),
+        ("--prefix VLLM --rules RULES", "--prefix VLLM --seed-cache --rules RULES"),
     ],
 )
 def test_what_is_put_into_the_cache_is_checked_for_the_same_consumer(
     typed: str, seeded: str, plain: Path, run: Run
 ) -> None:
-    outcome = run(plain, *typed.split(), "-n", "--jobs", "2")
+    outcome = run(plain, *typed.replace("RULES", str(RULES)).split(), "-n", "--jobs", "2")
     (seed,) = find_commands(outcome.err)
-    assert seed == f"onnxkvrename {plain} {seeded} --seed-cache"
+    assert seed == f"onnxkvrename {plain} {seeded.replace('RULES', str(RULES))}"
     assert run(*seed.split()[1:]).code == 0
 
 
@@ -469,7 +475,7 @@ def test_a_seeded_model_without_its_token_is_reported_until_it_is_restored(
     assert run_quietly(seeded, "--strip") == 0
     err = run("verify", plain.parent).err
     assert "names without a token" in err
-    assert f"`onnxkvrename rename {seeded} --prefix VLLM --replace`" in err
+    assert f"`onnxkvrename {seeded} --prefix VLLM --replace`" in err
     assert run_quietly(seeded, "--prefix", "VLLM", "--replace") == 0
     assert "KV402" not in run("verify", plain.parent).err
 

@@ -54,7 +54,7 @@ def test_one_that_takes_no_token_stops_all_and_the_hint_seeds_the_others(
 def test_the_command_for_the_others_has_the_options_of_the_run(cache: Path, run) -> None:
     qefficient_exports.write_export(cache, "decoder.onnx", owner=LORA)
     plain = qefficient_exports.write_export(cache)
-    options = ("--target", "vllm-qaic", "--profile", "qeff", "--seed-cache")
+    options = ("--target", "vllm-qaic", "--seed-cache", "--profile", "qeff")
     command = find_command(run(cache, *options).err)
     assert command == [str(plain), *options]
     assert run(*command).code == 0

@@ -23,10 +23,10 @@ from tiers import full
 from onnxkvrename import KvRenameError, Report, __version__, load_rules
 from onnxkvrename.renaming import parallel, write
 from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.renaming.write import WriteTask
 from onnxkvrename.rules.find_models import find_jobs
+from onnxkvrename.rules.request import Request
 from onnxkvrename.storage.temp_file import TEMP_PREFIX, ReadyFile
 
 

@@ -14,9 +14,9 @@ from onnxkvrename import KvRenameError, WriteError, load_rules, rename
 from onnxkvrename.renaming import place
 from onnxkvrename.renaming.place import BatchWriter, PlaceError
 from onnxkvrename.renaming.prepare import prepare_model
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import WriteTask
 from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.rules.request import Request
 from onnxkvrename.storage.temp_file import build_file_key, build_key, build_temp_name
 
 

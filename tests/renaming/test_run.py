@@ -22,10 +22,10 @@ from onnxkvrename import (
 from onnxkvrename.model import external_data as externaldata
 from onnxkvrename.model import file as onnxfile
 from onnxkvrename.renaming import write
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules import kv_model
 from onnxkvrename.rules.find_models import build_job, find_jobs
+from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import Status
 from onnxkvrename.storage import lock as locks
 from onnxkvrename.storage.temp_file import (

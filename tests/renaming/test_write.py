@@ -11,9 +11,9 @@ import pytest
 from onnxkvrename import KvRenameError, ModelError, WriteError, load_rules
 from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming.prepare import prepare_model
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.renaming.write import WriteTask, write_temp_file
 from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.rules.request import Request
 from onnxkvrename.storage.read import open_file
 from onnxkvrename.storage.temp_file import ReadyFile, TempFile
 

@@ -14,8 +14,8 @@ from terminals import run_on_terminal
 from window_sets import write_windows
 
 from onnxkvrename import Finding, ModelReport, Report, rename
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.rename_text import render_rename, render_states
+from onnxkvrename.rules.request import Request
 
 HOSTILE = "[red]\x1b[2J\u202e:smiley:[/red]\\/past_key.0"
 FAULT = Finding("KV101", "error", "past_key.0", "is wrong", "export again")

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import Finding, ModelReport, Report, WriteError, rename
-from onnxkvrename.renaming.request import Request
 from onnxkvrename.report.formats import load_format
 from onnxkvrename.report.rename_text import (
     build_rename_answer,
@@ -14,6 +13,7 @@ from onnxkvrename.report.rename_text import (
     render_rename,
     render_states,
 )
+from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import SidecarReport, Status
 
 

@@ -12,11 +12,10 @@ from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.lone_sides import list_lone_sides
 from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.rules.request import RULES_FILE
 from onnxkvrename.storage.read import is_in_memory
 from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_source
 
-RULES_FILE = "rules.toml"
-"""The file of rules in commands that are suggested."""
 OWN_RULES_HINT = "add `--rules FILE` with the rules of the rename"
 """How to name the buffers of a model that carries a token under names that no profile matches."""
 MEMORY_HINT = "save the model to a file, and pass rules=onnxkvrename.suggest_rules(PATH)"
@@ -30,10 +29,10 @@ def join_commands(path: str, command: str) -> str:
 
     Args:
         path: The model.
-        command: The second command; the file of rules is added to it.
+        command: The second command, with that file of rules.
     """
     rules = f"onnxkvrename pairs {quote_path(path)} --as rules > {RULES_FILE}"
-    return f"`{rules}`, then `{command} --rules {RULES_FILE}`"
+    return f"`{rules}`, then `{command}`"
 
 
 def explain_lone_sides(

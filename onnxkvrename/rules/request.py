@@ -1,4 +1,4 @@
-"""The request of a rename: everything that a user asks for, in one record."""
+"""The request of a rename: everything that a user asks for, in one record, and its command."""
 
 # Annotations here are values, as in `onnxkvrename.options`.
 from pathlib import Path
@@ -15,11 +15,16 @@ from onnxkvrename.options import (
     Profile,
     Quiet,
     Strict,
+    format_command,
 )
+from onnxkvrename.rules.checks import CONSUMER_TOKENS
+from onnxkvrename.rules.load import name_rules
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.results import ModelCheck
 
+RULES_FILE = Path("rules.toml")
+"""The file of rules in commands that are suggested."""
 SidecarPolicy = Literal["auto", "off"]
 """What becomes of sidecars that are found: those that belong to the models follow, or all stay as
 they are."""
@@ -191,3 +196,22 @@ class Request(NamedTuple):
     def read_files(self) -> tuple[Path, ...]:
         """What is read beside models and sidecars; no result may replace it."""
         return (self.rules,) if isinstance(self.rules, Path) else ()
+
+
+def format_rename(request: Request, rules: Rules | Path | None = None) -> str:
+    """Return the command that renames as a request asks, each word quoted for a shell.
+
+    Args:
+        request: What is asked for.
+        rules: The rules, or the file of rules, to use instead of those that it asks for.
+    """
+    chosen = request.rules if rules is None else rules
+    if isinstance(chosen, Rules):
+        profile, path = name_rules(chosen)
+        request = request._replace(profile=profile, rules=path)
+    elif chosen is not None:
+        request = request._replace(profile=None, rules=chosen)
+    token = request.token or ""
+    if request.target and CONSUMER_TOKENS.get(token.lower()) == (token, request.target):
+        request = request._replace(token=None)  # the target sets it by itself
+    return format_command("", request)
