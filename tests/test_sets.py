@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import onnx
 import pytest
 import window_sets
 from conftest import Sample
+from hints import split_words
 from kill_commands import count_until_false, needs_fork, read_directory, run_and_kill, run_quietly
 from onnx import compose
 from tiers import full
@@ -264,13 +267,29 @@ def test_a_window_that_is_renamed_alone_is_a_warning(tmp_path: Path, run) -> Non
 
 def test_a_half_renamed_set_fails_a_check_and_is_mended_by_a_rename(tmp_path: Path, run) -> None:
     root = window_sets.write_windows(tmp_path, 4)
-    rename(root / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx", "VLLM")
-    outcome = run(root, "--prefix", "VLLM", "--check")
-    assert (outcome.code, outcome.err.count("KV303")) == (1, 1)
-    outcome = run(root, "--prefix", "VLLM", "--check", "--format", "github")
-    assert "title=KV303::the files of this set carry different tokens" in outcome.out
-    assert run(root, "--prefix", "VLLM").code == 0
-    assert run(root, "--prefix", "VLLM", "--check").code == 0
+    rename(root / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx", "vllmKvCache")
+    first = root / "layer_0_1" / "Tiny_layer_tmp_0_1.onnx"
+    check = (root, "--target", "vllm-qaic", "--check")
+    command = f"onnxkvrename {root} --target vllm-qaic"
+    outcome = run(*check)
+    assert (outcome.code, outcome.err.count("KV303"), outcome.err.count(command)) == (1, 1, 1)
+    assert f"{first}: error KV303: the files of this set carry different tokens" in outcome.err
+    outcome = run(*check, "--format", "github")
+    annotations = [line for line in outcome.out.splitlines() if line.startswith("::error")]
+    assert f"{first},title=KV303::the files of this set carry different" in annotations[0]
+    assert [f"`{command}`" in line for line in annotations] == [True] * len(annotations)
+    assert json.loads(run(*check, "--format", "json").out)["fix"] == command
+    assert run(*split_words(command)[1:]).code == 0
+    assert run(*check).code == 0
+
+
+def test_a_set_with_another_token_has_one_finding_for_it(tmp_path: Path, run) -> None:
+    root = window_sets.write_windows(tmp_path, 3)
+    rename(root / "layer_1_2" / "Tiny_layer_tmp_1_2.onnx", "OLD")
+    for options in ((), ("--check",)):
+        outcome = run(root, "--prefix", "VLLM", *options)
+        assert (outcome.code, re.findall("error (KV[0-9]+)", outcome.err)) == (1, ["KV202"])
+    assert run(root, "--prefix", "VLLM", "--replace").code == 0
 
 
 # A real export.

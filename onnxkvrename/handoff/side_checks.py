@@ -83,8 +83,13 @@ def check_side_tokens(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Fin
         yield _build_token_finding("prefill and decode", prefill, decode)
     else:
         yield from (_build_token_finding(each.side.label, each) for each in checked)
-    yield from _check_partial_token(prefill)
-    yield from _check_partial_token(decode)
+    partial = [each for each in (prefill, decode) if not each.side.lacks_token]
+    lacking = [_list_lacking(each) for each in partial]
+    if len(partial) == 2 and prefill.side.path == decode.side.path and lacking[0] == lacking[1]:
+        yield from _report_lacking("prefill and decode", lacking[0], prefill)
+    else:
+        for each, names in zip(partial, lacking, strict=True):
+            yield from _report_lacking(each.side.label, names, each)
 
 
 def _build_token_finding(label: str, checked: CheckedSide, *others: CheckedSide) -> Finding:
@@ -128,27 +133,33 @@ def _choose_hint(layout: Layout, hint: str) -> str:
     return hint
 
 
-def _check_partial_token(checked: CheckedSide) -> Iterator[Finding]:
-    """Yield KV616 for buffers without the token on a side where others have it."""
+def _list_lacking(checked: CheckedSide) -> list[str]:
+    """Return the buffers without the token on a side where others have it, by their first names."""
     side, consumer, selection = checked.side, checked.view.consumer, checked.view.selection
-    if side.lacks_token:
-        return
     buffers = find_unselected_buffers(selection.inputs, side.layout.buffers)
     if side.label == "prefill":
         unwritten = find_unselected_buffers(selection.outputs, side.layout.buffers)
         buffers = tuple(dict.fromkeys((*buffers, *unwritten)))
-    reason = f"match {consumer.selected_inputs}"
     if consumer.token:
         buffers = tuple(b for b in buffers if any(consumer.token not in name for name in b.names))
+    return [buffer.names[0] for buffer in buffers]
+
+
+def _report_lacking(label: str, names: Sequence[str], checked: CheckedSide) -> Iterator[Finding]:
+    """Yield KV616 for buffers of a side that lack the token, or of both sides if they are one."""
+    side, consumer = checked.side, checked.view.consumer
+    reason = f"match {consumer.selected_inputs}"
+    if consumer.token:
         reason = f"carry {consumer.token} in every name"
-    ignored = f"this buffer on {side.label}" if len(buffers) == 1 else "these buffers"
+    ignored = f"this buffer on {label}" if len(names) == 1 else "these buffers"
+    is_replaced = any(token != consumer.token for token in side.tokens)
     yield from report_names(
         "KV616",
-        [buffer.names[0] for buffer in buffers],
+        names,
         ("does", "do"),
         f"not {reason}; {consumer.name} ignores {ignored}",
-        _choose_token_hint((checked,), replace=True),
-        f"buffers of {side.label}",
+        _choose_token_hint((checked,), replace=is_replaced),
+        f"buffers of {label}",
     )
 
 

@@ -31,9 +31,9 @@ from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.find_models import list_models
 from onnxkvrename.rules.kv_model import KvModel, scan_model
-from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, PREFIXED, WINDOW
+from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
 from onnxkvrename.storage.read import (
@@ -216,7 +216,7 @@ def add_shared_findings(models: Sequence[KvModel], rules: Rules) -> list[KvModel
     Which other model fills a buffer does not matter here.
     """
     apart = [model._replace(is_apart=True) for model in models]
-    shared = check_models_together(apart, rules, TokenChange(None), check_current_tokens=True)
+    shared = check_models_together(apart, rules, Request(check=True))
     return [
         model._replace(findings=(*model.findings, *found))
         for model, found in zip(models, shared, strict=True)

@@ -43,15 +43,10 @@ def check_batch(
     models = [model for model in (items[index].model for index in readable) if model is not None]
     is_complete = len(models) == len(items)
     set_findings: list[list[Finding]] = [[] for _ in items]
-    across = check_models_together(
-        models,
-        rules,
-        request.change,
-        check_current_tokens=request.check,
-        is_complete=is_complete,
-    )
+    across = check_models_together(models, rules, request, is_complete=is_complete)
+    is_refused = any(finding.code == "KV202" for model in models for finding in model.findings)
     for index, of_set in zip(readable, across, strict=True):
-        set_findings[index] += of_set
+        set_findings[index] += (f for f in of_set if not (is_refused and f.code == "KV303"))
     for index, finding in _check_unmatched(models, request, rules):
         set_findings[readable[index]].append(finding)
     for index, finding in _check_lone_window(items, request) if is_complete else ():
@@ -161,13 +156,15 @@ def _check_lone_window(
         index for index, item in enumerate(items) if item.model is not None and item.model.is_window
     ]
     for index in windows if len(windows) == 1 and not request.check else ():
-        if items[index].job.in_place and items[index].report.name_map:
+        model = items[index].model
+        if model and model.part and items[index].job.in_place and items[index].report.name_map:
+            whole = request._replace(models=(Path(model.part.root or "."),))
             finding = build_finding(
                 "KV303",
                 "",
                 "is one window of a model and is renamed without the others: windows with "
                 "different tokens merge, compile and serve, but the output is wrong",
-                "pass the directory with all windows",
+                f"`{format_rename(whole)}` renames all windows",
             )
             yield index, finding._replace(severity="warning")
 

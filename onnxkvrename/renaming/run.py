@@ -300,7 +300,7 @@ def rename_in_memory(data: bytes, change: TokenChange, rules: Rules) -> bytes:
         command = "" if change.strip else "onnxkvrename"
         explained = explain_lone_sides(source, model, model.findings, command)
         model = model._replace(findings=explained)
-    (set_findings,) = check_models_together([model], rules, change, check_current_tokens=False)
+    (set_findings,) = check_models_together([model], rules, Request())
     refuse_errors((*model.findings, *set_findings))
     name_map = model.plan.name_map
     if not name_map:

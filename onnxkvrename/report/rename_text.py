@@ -160,8 +160,8 @@ def build_rename_answer(report: Report, request: Request, command: str = "") -> 
     notes = [Note("total", format_total(report, dry_run=not request.writes))] if has_total else []
     if not request.quiet:
         notes += [Note("checks", text) for text in list_passed_checks(report, request.check)]
-    is_fixed = request.check and has_pending(report) and not _has_other_fix(report)
-    fix = command if is_fixed else ""
+    is_fixed = request.check and not _has_other_fix(report)
+    fix = command if is_fixed and (has_pending(report) or report.failed) else ""
     return Answer(
         "rename",
         code,
@@ -180,8 +180,14 @@ def has_pending(report: Report) -> bool:
 
 
 def _has_other_fix(report: Report) -> bool:
-    """Return whether a finding must be fixed first, or has the right command for a cache."""
-    return report.failed or any(finding.code == "KV402" for finding in report.findings)
+    """Return whether an error must be fixed first, or a finding has the right command for a cache.
+
+    A set of which only some files have the token (KV303) is what the command fixes.
+    """
+    return any(model.error is not None for model in report.models) or any(
+        finding.code == "KV402" or (finding.severity == "error" and finding.code != "KV303")
+        for finding in report.findings
+    )
 
 
 def _describe(report: Report, request: Request, fix: str) -> tuple[Any, ...]:
@@ -254,7 +260,7 @@ def render_rename(
         report, width, dry_run=dry_run, verbose=request.verbose, checked=checked
     ):
         yield line._replace(err=width is None)
-    if fix:
+    if fix and not any(f"`{fix}`" in finding.hint for finding in report.findings):
         yield build_line("  ", Span("->", CYAN), f" run `{fix}`", err=width is None)
 
 

@@ -8,23 +8,22 @@ from pathlib import Path
 from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import find_profiles
-from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import Request
 
 
 def check_models_together(
     models: Sequence[KvModel],
     rules: Rules,
-    change: TokenChange,
+    request: Request,
     *,
-    check_current_tokens: bool,
     is_complete: bool = True,
 ) -> list[list[Finding]]:
     """Return the findings that only all models together show, for each of them.
 
-    Models with a ``part`` are checked as sets. With `check_current_tokens`, tokens are checked as
-    they are, not as they will be. Unless the command could read all its models (`is_complete`),
-    another one may be the missing window, or the only one with buffers.
+    Models with a ``part`` are checked as sets, and their tokens if the `request` is to check only.
+    Unless the command could read all its models (`is_complete`), another one may be the missing
+    window, or the only one with buffers.
     """
     findings: list[list[Finding]] = [[] for _ in models]
     connected = [m for m in models if (m.plan.feeds or m.needs) and not m.is_apart]
@@ -50,9 +49,7 @@ def check_models_together(
         from onnxkvrename.rules.windows import check_parts  # most models are not windows
 
         parts = [models[index] for index in indexes]
-        for part_index, finding in check_parts(
-            parts, rules, change, check_current_tokens=check_current_tokens
-        ):
+        for part_index, finding in check_parts(parts, rules, request):
             findings[indexes[part_index]].append(finding)
     return findings
 

@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.signature import Dim, Value, format_value_type, is_type_compatible
 from onnxkvrename.rules.kv_model import KvModel
-from onnxkvrename.rules.windows import find_token_split, suggest_one_token
+from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import Request
+from onnxkvrename.rules.windows import find_token_split
 
 _HINT = "pass the encoder and the decoder together"
 
@@ -109,7 +111,9 @@ def is_filled(finding: Finding, filled: Collection[str]) -> bool:
     return finding.code == "KV114" and finding.name in filled
 
 
-def check_folder_tokens(models: Sequence[KvModel]) -> Iterator[tuple[int, Finding]]:
+def check_folder_tokens(
+    models: Sequence[KvModel], rules: Rules, request: Request
+) -> Iterator[tuple[int, Finding]]:
     """Check that the models of an encoder-decoder carry one token (KV303, a warning).
 
     One of them fills buffers of another, such as the keys of the encoder. Their names differ
@@ -119,25 +123,20 @@ def check_folder_tokens(models: Sequence[KvModel]) -> Iterator[tuple[int, Findin
     Names are checked as they are.
 
     Yields:
-        Findings, each with the index of the first model that deviates from most of its folder.
+        Findings, each with the index of the first model of its folder with a different token.
     """
     folders: dict[str, list[int]] = {}
     for index, model in enumerate(models):
         if model.pairs and model.part is None:
             folders.setdefault(os.path.dirname(model.path), []).append(index)
-    for indexes in folders.values():
+    for folder, indexes in folders.items():
         members = [models[index] for index in indexes]
-        split = find_token_split([(os.path.basename(m.path), m.tokens) for m in members])
-        if split is None or not any(pair.may_be_alone for m in members for pair in m.pairs):
-            continue
-        index, places, tokens = split
-        finding = build_finding(
-            "KV303",
-            "",
-            f"the models of this encoder-decoder carry different tokens: {places}",
-            suggest_one_token("", tokens),
-        )
-        yield indexes[index], finding._replace(severity="warning")
+        carried = [(os.path.basename(model.path), model.tokens) for model in members]
+        subject = "the models of this encoder-decoder"
+        split = find_token_split(subject, carried, request, rules, folder)
+        if split and any(pair.may_be_alone for model in members for pair in model.pairs):
+            index, finding = split
+            yield indexes[index], finding._replace(severity="warning")
 
 
 def _find_inputs(

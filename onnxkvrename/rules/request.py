@@ -203,14 +203,16 @@ def format_rename(request: Request, rules: Rules | Path | None = None) -> str:
 
     Args:
         request: What is asked for.
-        rules: The rules, or the file of rules, to use instead of those that it asks for.
+        rules: The rules that were chosen, which count if it asks for none; or a file of rules to
+            use instead.
     """
-    chosen = request.rules if rules is None else rules
-    if isinstance(chosen, Rules):
-        profile, path = name_rules(chosen)
+    if isinstance(rules, Path):
+        request = request._replace(profile=None, rules=rules)
+    elif (request.profile or request.rules) is None:
+        request = request._replace(rules=rules)
+    if isinstance(request.rules, Rules):
+        profile, path = name_rules(request.rules)
         request = request._replace(profile=profile, rules=path)
-    elif chosen is not None:
-        request = request._replace(profile=None, rules=chosen)
     token = request.token or ""
     if request.target and CONSUMER_TOKENS.get(token.lower()) == (token, request.target):
         request = request._replace(token=None)  # the target sets it by itself

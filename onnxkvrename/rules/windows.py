@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.findings import (
@@ -18,7 +19,6 @@ from onnxkvrename.findings import (
     build_finding,
     format_layer_runs,
     format_layers,
-    quote_word,
 )
 from onnxkvrename.model.signature import (
     Value,
@@ -28,9 +28,10 @@ from onnxkvrename.model.signature import (
 )
 from onnxkvrename.rules.checks import WINDOW_SIZE_HINT
 from onnxkvrename.rules.kv_model import KvModel
-from onnxkvrename.rules.plan import KvPair, TokenChange
+from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, WINDOW, PartName, SetRule
+from onnxkvrename.rules.request import Request, format_rename
 
 _EXPORT_AGAIN_HINT = "export all of them again, together"
 
@@ -81,15 +82,15 @@ def group_parts(parts: Sequence[KvModel]) -> tuple[PartGroup, ...]:
 
 
 def check_parts(
-    parts: Sequence[KvModel], rules: Rules, change: TokenChange, *, check_current_tokens: bool
+    parts: Sequence[KvModel], rules: Rules, request: Request
 ) -> Iterator[tuple[int, Finding]]:
     """Check that the parts of each set fit together (KV301 to KV307).
 
     Args:
         parts: The models; those outside of sets are skipped.
         rules: The profile.
-        change: What a rename does to the tokens.
-        check_current_tokens: Check tokens as they are in the files, not as they will be.
+        request: The rename that is asked for, or that would help. Where it is to be checked only,
+            or is not asked for, the tokens in the files count.
 
     Yields:
         Findings, each with the index of the part that it is about.
@@ -105,8 +106,8 @@ def check_parts(
             yield from _check_same_export(files, rules.set_rule)
     families: dict[PartGroup | str, list[_PartFile]] = defaultdict(list)
     yield from _check_merged_files(groups, families, rules.set_rule)
-    for family in families.values():
-        yield from _check_same_token(family, change, check_current_tokens=check_current_tokens)
+    for family in families.values() if request.check else ():
+        yield from _check_same_token(family, rules, request)
 
 
 def _group_files(parts: Sequence[KvModel]) -> _FilesByGroup:
@@ -357,38 +358,35 @@ def _find_difference(own: _BufferIndex, reference: _BufferIndex, layers: range) 
 
 
 def _check_same_token(
-    files: Sequence[_PartFile], change: TokenChange, *, check_current_tokens: bool
+    files: Sequence[_PartFile], rules: Rules, request: Request
 ) -> Iterator[tuple[int, Finding]]:
-    """Check that files of one model carry one token: in the files, or after the rename."""
-    carried = []
-    for file in files:
-        tokens = file.part.tokens
-        if not check_current_tokens:
-            tokens = frozenset(
-                change.final_token if change.can_replace(token) else token for token in tokens
-            )
-        carried.append((file.path, tokens))
-    split = find_token_split(carried)
-    if split is None:
-        return
-    index, places, tokens_of_files = split
-    verb, hint = "would carry", "`--replace` replaces all of them"
-    if check_current_tokens:
-        verb, hint = "carry", suggest_one_token(change.final_token, tokens_of_files)
-    message = f"the files of this set {verb} different tokens: {places}"
-    yield files[index].build_finding("KV303", message, hint)
+    carried = [(file.path, file.part.tokens) for file in files]
+    root = next((file.part.part.root for file in files if file.part.part), "")
+    split = find_token_split("the files of this set", carried, request, rules, root)
+    if split is not None:
+        index, finding = split
+        yield files[index].part_index, finding
 
 
 def find_token_split(
+    subject: str,
     files: Sequence[tuple[str, Collection[str]]],
-) -> tuple[int, str, list[str]] | None:
+    request: Request,
+    rules: Rules,
+    root: str,
+) -> tuple[int, Finding] | None:
     """Find files of one model that do not all carry one token.
 
     Args:
+        subject: What the files are.
         files: The path of each file, and the tokens in it; an empty one for names without.
+        request: The rename that is asked for, or that would help; without a token all get the one
+            that most carry.
+        rules: The rules that recognize the names.
+        root: The directory with the files, which is renamed if the request has no models.
 
     Returns:
-        The index of the first file that deviates from most, which token is where, and all tokens;
+        The index of the first file with a different token, and KV303 with which token is where;
         ``None`` if there is only one token, or only one file with buffers.
     """
     by_tokens: dict[tuple[str, ...], list[int]] = {}
@@ -396,7 +394,7 @@ def find_token_split(
         if tokens:
             by_tokens.setdefault(tuple(sorted(tokens)), []).append(index)
     groups = sorted(by_tokens.items(), key=lambda group: -len(group[1]))
-    all_tokens = dict.fromkeys(token for tokens, _ in groups for token in tokens)
+    all_tokens = list(dict.fromkeys(token for tokens, _ in groups for token in tokens))
     if len(all_tokens) < 2 or sum(len(indexes) for _, indexes in groups) < 2:
         return None
     places = []
@@ -404,16 +402,13 @@ def find_token_split(
         paths = [files[index][0] for index in indexes]
         where = paths[0] if len(paths) == 1 else begin_message(paths, "", "", "files").strip()
         places.append(f"{' and '.join(token or 'no token' for token in tokens)} in {where}")
-    # If all files have the same mixture of tokens, none deviates: the first is named.
-    deviating = groups[1] if len(groups) > 1 else groups[0]
-    return deviating[1][0], "; ".join(places), [token for token in all_tokens if token]
-
-
-def suggest_one_token(expected: str, tokens: Sequence[str]) -> str:
-    """Return what to do about models with different tokens, of which none is empty.
-
-    They get the `expected` one, which was asked for; if that is empty, the first that they carry.
-    """
-    token = expected or tokens[0]
-    option = " --replace" if set(tokens) - {token} else ""
-    return f"rename all of them together, with `--prefix {quote_word(token)}{option}`"
+    if not request.strip:
+        token = request.token or next(filter(None, all_tokens))
+        is_replaced = request.replace or not {"", token}.issuperset(all_tokens)
+        request = request._replace(token=token, replace=is_replaced)
+    right = (request.change.final_token,)
+    first = min(index for tokens, indexes in groups if tokens != right for index in indexes)
+    rename = request._replace(models=request.models or (Path(root or "."),))
+    message = f"{subject} carry different tokens: {'; '.join(places)}"
+    hint = f"`{format_rename(rename, rules)}` renames all of them"
+    return first, build_finding("KV303", "", message, hint)

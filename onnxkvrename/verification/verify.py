@@ -42,7 +42,7 @@ from onnxkvrename.rules.feeds import (
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.lone_sides import list_unmatched
-from onnxkvrename.rules.plan import KvPair, RenamePlan, TokenChange
+from onnxkvrename.rules.plan import KvPair, RenamePlan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import ModelCheck, ModelReport, RenameJob, report_model
@@ -183,13 +183,8 @@ def verify_window_sets(
     readable = [index for index, item in enumerate(verified) if item.model is not None]
     models = [item.model._replace(is_apart=True) for item in verified if item.model is not None]
     is_complete = len(models) == len(verified)
-    across = check_models_together(
-        models,
-        rules,
-        TokenChange(request.token),
-        check_current_tokens=True,
-        is_complete=is_complete,
-    )
+    rename = _build_rename(request)
+    across = check_models_together(models, rules, rename, is_complete=is_complete)
     for index, found in zip(readable, across, strict=True):
         proof = verified[index].rename_proof
         is_encoder = proof is not None and bool(proof.names) and request.target is None
@@ -213,17 +208,36 @@ def verify_window_sets(
                 filled=frozenset(finding.name for finding in dropped),
             )
         verified = items
-        for index, finding in (*check_feed_names(models), *check_folder_tokens(models)):
+        for index, finding in (
+            *check_feed_names(models),
+            *check_folder_tokens(models, rules, rename),
+        ):
             set_findings[index].append(finding)
     items = list(verified)
     for index, finding in of_consumer:
         report = items[index].report
         findings = _add_stronger(report.findings, finding)
         items[index] = items[index]._replace(report=report._replace(findings=findings))
+    if any(each.code == "KV303" for findings in set_findings for each in findings):
+        items = [_drop_lacking_names(item, rename.token) for item in items]
     return tuple(
         _finish_report(item, findings, request)
         for item, findings in zip(items, set_findings, strict=True)
     )
+
+
+def _drop_lacking_names(item: VerifiedModel, token: str | None) -> VerifiedModel:
+    """Return a file of a set without findings about names that lack the token: KV303 has them."""
+    if item.model is None or item.model.part is None:
+        return item
+    sides = (side for pair in item.model.pairs for side in pair.sides)
+    lacking = {side.old_name for side in sides if side.token != token}
+    kept = (
+        finding
+        for finding in item.report.findings
+        if finding.code not in ("KV116", "KV601") or finding.name not in lacking
+    )
+    return item._replace(report=item.report._replace(findings=tuple(kept)))
 
 
 def _add_stronger(own: Sequence[Finding], finding: Finding) -> tuple[Finding, ...]:
@@ -278,6 +292,20 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     findings = (*own, *proofs, *tokens, *beside_model)
     report = report_model(model)._replace(findings=findings)
     return VerifiedModel(report, flows, model=model)
+
+
+def _build_rename(request: VerifyRequest) -> Request:
+    """Return the rename that gives the models the token that they are verified for."""
+    of_target = (t for t, consumer in CONSUMER_TOKENS.values() if consumer == request.target)
+    return Request(
+        request.models,
+        request.token or next(of_target, None),
+        request.target,
+        full_transfer=request.full_transfer,
+        profile=request.profile,
+        rules=request.rules,
+        check=True,
+    )
 
 
 def _format_verify(path: Path, request: VerifyRequest, **changes: Any) -> str:

@@ -62,6 +62,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("verify m.onnx --target vllm-qaic", "m.onnx --target vllm-qaic"),
         ("verify ./-m.onnx --target vllm-qaic", "./-m.onnx --target vllm-qaic"),
         ("verify v.onnx --target vllm-qaic", "v.onnx --target vllm-qaic --replace"),
+        ("verify half", "half --prefix VLLM"),
+        ("verify half --prefix VLLM", "half --prefix VLLM"),
+        ("verify half --target vllm-qaic", "half --target vllm-qaic --replace"),
+        ("inspect half", "half --prefix VLLM"),
+        ("compare half", "half --target vllm-qaic --replace"),
         ("compare m.onnx n.onnx", "m.onnx n.onnx --target vllm-qaic"),
     ],
 )  # fmt: skip
@@ -95,7 +100,6 @@ def test_after_a_suggested_command_the_same_is_not_found_again(
          "suffix.onnx --prefix X --strict --normalize"),
         ("verify wrong.onnx --strict", "`--prefix vllmKvCache --replace`",
          "wrong.onnx --prefix vllmKvCache --replace --strict"),
-        ("verify half", "`--prefix VLLM`", "half --prefix VLLM"),
         ("explain 999", "`onnxkvrename explain` lists all codes", "explain"),
     ],
 )  # fmt: skip

@@ -14,9 +14,11 @@ from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.windows import PartGroup, check_parts, group_parts
 
 QEFF, VLLM = load_rules(), TokenChange("VLLM")
+CHECK, RENAME = Request(token="VLLM", check=True), Request(token="VLLM")
 EXPORT = ExportInfo(8, "pytorch", "2.13.0", (("", 17), ("com.qualcomm.cloud", 1)))
 MERGED = ExportInfo(10, "QEfficient", "1.21", EXPORT.opsets)
 ROOT = "R/onnx_layerwise_tmp"
@@ -26,9 +28,9 @@ HINTS = {
     "KV301": ("remove one of the two",),
     "KV302": ("pass all windows of the model, or one of them alone",),
     "KV303": (
-        "rename all of them together, with `--prefix VLLM`",
-        "rename all of them together, with `--prefix VLLM --replace`",
-        "`--replace` replaces all of them",
+        f"`onnxkvrename {ROOT} --prefix VLLM` renames all of them",
+        f"`onnxkvrename {ROOT} --prefix VLLM --replace` renames all of them",
+        "`onnxkvrename R --prefix VLLM` renames all of them",
     ),
     "KV304": (
         "restore the name that it was exported with",
@@ -129,15 +131,15 @@ def at(model: KvModel, path: str, rules: Rules = QEFF) -> KvModel:
     return model._replace(path=path, part=rules.set_rule.parse_path(path))
 
 
-def found(*parts: KvModel, judge: bool = True, wish: TokenChange = VLLM) -> list[str]:
+def found(*parts: KvModel, wish: Request = CHECK) -> list[str]:
     """``CODE layers`` of each finding, with the layers that the file is called by."""
-    looked = check_parts(parts, QEFF, wish, check_current_tokens=judge)
+    looked = check_parts(parts, QEFF, wish)
     return [f"{f.code} {parts[at].path.rpartition('_')[2][:-5]}" for at, f in looked]
 
 
-def said(*parts: KvModel, judge: bool = True, wish: TokenChange = VLLM) -> str:
+def said(*parts: KvModel) -> str:
     """Return the message of the only finding."""
-    ((_, finding),) = check_parts(parts, QEFF, wish, check_current_tokens=judge)
+    ((_, finding),) = check_parts(parts, QEFF, CHECK)
     assert finding.severity == "error"
     assert finding.hint in HINTS[finding.code]
     return f"{finding.name} {finding.message}".strip()
@@ -246,10 +248,10 @@ def test_rules_need_not_know_of_sets() -> None:
     parts = [at(model, model.path, rules) for model in windows]
     assert [model.part for model in parts] == [None, None]
     assert group_parts(parts) == ()
-    assert list(check_parts(parts, rules, VLLM, check_current_tokens=True)) == []
+    assert list(check_parts(parts, rules, CHECK)) == []
 
 
-@pytest.mark.parametrize("judge", [True, False])
+@pytest.mark.parametrize("wish", [CHECK, RENAME])
 @pytest.mark.parametrize(
     "parts",
     [
@@ -264,9 +266,9 @@ def test_rules_need_not_know_of_sets() -> None:
         [window(0, 1, token="VLLM"), window(1, 2, token="VLLM"), merged(0, 2, token="VLLM")],
     ],
 )
-def test_a_sound_set_has_no_findings(parts: Sequence[KvModel], judge: bool) -> None:
-    assert found(*parts, judge=judge) == []
-    assert found(*reversed(parts), judge=judge) == []
+def test_a_sound_set_has_no_findings(parts: Sequence[KvModel], wish: Request) -> None:
+    assert found(*parts, wish=wish) == []
+    assert found(*reversed(parts), wish=wish) == []
 
 
 # KV301, KV302: each layer in one window
@@ -353,27 +355,13 @@ def test_windows_with_different_tokens_are_found_as_they_stand() -> None:
     assert text.endswith(f"(first: {path(7, 8)}); OLD in {path(8, 9)}")
 
 
-def test_a_run_that_mends_a_half_renamed_set_passes() -> None:
+def test_the_first_file_without_the_token_is_named_however_many_lack_it() -> None:
     windows = [window(0, 1, token="VLLM"), window(1, 2), window(2, 3)]
-    assert found(*windows, judge=True) == ["KV303 1"]
-    assert found(*windows, judge=False) == []
-    assert found(*windows, judge=False, wish=TokenChange(None, strip=True)) == []
-    assert found(*windows, judge=False, wish=TokenChange("VLLM", strip=True)) == []
-
-
-def test_a_run_that_would_leave_the_set_mixed_does_not() -> None:
-    windows = [window(0, 1), window(1, 2, token="OLD"), window(2, 3)]
-    message = said(*windows, judge=False)
-    assert "would carry different" in message
-    assert message.rstrip(")").endswith(f"; OLD in {path(1, 2)}")
-    assert found(*windows, judge=False) == ["KV303 2"]
-    assert found(*windows, judge=False, wish=TokenChange("OLD", strip=True)) == []
-    assert found(*windows, judge=False, wish=TokenChange("VLLM", strip=True)) == ["KV303 2"]
-    assert found(*windows, judge=False, wish=TokenChange("VLLM", replace=True)) == []
-
-
-def test_of_two_halves_the_first_is_taken_for_right() -> None:
-    assert found(window(0, 1), window(1, 2, token="VLLM")) == ["KV303 2"]
+    assert found(*windows) == ["KV303 2"]
+    assert found(*windows, wish=Request(check=True)) == ["KV303 2"]
+    assert found(*windows, wish=Request(token="OLD", check=True)) == ["KV303 1"]
+    assert found(*windows, wish=Request(strip=True, check=True)) == ["KV303 1"]
+    assert found(*windows, wish=RENAME) == []  # a rename completes the set
 
 
 def test_a_token_on_outputs_only_is_found_in_the_whole_set() -> None:
@@ -383,7 +371,6 @@ def test_a_token_on_outputs_only_is_found_in_the_whole_set() -> None:
     windows = window(0, 1, names[0], names[2]), window(1, 2, names[1], names[3])
     text = said(*windows)
     assert f"no token and VLLM in 2 files (first: {windows[0].path})" in text
-    assert found(*windows, judge=False) == []
 
 
 def test_one_window_alone_may_carry_what_it_will() -> None:
@@ -392,26 +379,26 @@ def test_one_window_alone_may_carry_what_it_will() -> None:
 
 def test_merges_carry_the_token_of_their_windows() -> None:
     windows = [window(0, 1), window(1, 2)]
-    assert found(*windows, merged(0, 2, token="VLLM")) == ["KV303 0-2"]
-    assert found(window(0, 1), merged(0, 1, token="VLLM")) == ["KV303 0-1"]
+    assert found(*windows, merged(0, 2, token="VLLM")) == ["KV303 1"]
+    assert found(window(0, 1, token="VLLM"), merged(0, 1)) == ["KV303 0-1"]
     assert found(*windows, merged(0, 2, root="S", token="VLLM")) == []
 
 
 def test_without_windows_merges_and_what_they_are_made_of_carry_one_token() -> None:
-    assert found(merged(0, 3), merged(1, 3, token="VLLM"), prefixed(0, 1)) == ["KV303 1-3"]
-    assert found(merged(0, 2), prefixed(0, 1, token="VLLM")) == ["KV303 0"]
+    assert found(merged(0, 3), merged(1, 3, token="VLLM"), prefixed(0, 1)) == ["KV303 0-3"]
+    assert found(merged(0, 2), prefixed(0, 1, token="VLLM")) == ["KV303 0-2"]
 
 
 def test_what_was_made_ready_carries_the_token_of_the_only_windows_below() -> None:
     windows = [window(0, 1), window(1, 2)]
     ready = [prefixed(0, 1, token="VLLM"), prefixed(1, 2, token="VLLM")]
-    assert found(*windows, *ready) == ["KV303 0"]
+    assert found(*windows, *ready) == ["KV303 1"]
     assert found(*windows, *(at(w, w.path.replace("N_", "M_")) for w in windows), *ready) == []
 
 
 def test_a_merge_that_disagrees_with_its_windows_is_still_theirs() -> None:
     wrong = merged(0, 2, ("past_key.1", "x.1"), token="VLLM")
-    assert found(window(0, 1), window(1, 2), wrong) == ["KV307 0-2", "KV303 0-2"]
+    assert found(window(0, 1), window(1, 2), wrong) == ["KV307 0-2", "KV303 1"]
 
 
 def test_sets_side_by_side_may_carry_different_tokens() -> None:
@@ -777,5 +764,5 @@ def test_real_windows_and_their_merge_fit_together() -> None:
     assert [one.stage for one in group_parts(plain)] == ["merged", "window"]
     assert found(*plain, *named) == []
     moved = at(named[2], plain[2].path)
-    assert found(plain[0], plain[1], moved) == ["KV303 2"]
-    assert found(plain[0], plain[1], moved, judge=False) == []
+    assert found(plain[0], plain[1], moved) == ["KV303 1"]
+    assert found(plain[0], plain[1], moved, wish=RENAME) == []

@@ -283,7 +283,7 @@ def test_one_window_with_a_token_is_found(tmp_path: Path) -> None:
     whole = windows(tmp_path / "w")
     saved(window_sets.build_window(1, 2, "VLLM"), whole[1])
     assert codes(*whole) == ["KV303"]
-    assert set(codes(*whole, token="VLLM")) == {"KV116", "KV303"}
+    assert codes(*whole, token="VLLM") == ["KV303"]
     for number in range(3):
         saved(window_sets.build_window(number, number + 1, "VLLM"), whole[number])
     assert codes(*whole) == codes(*whole, token="VLLM") == []
