@@ -64,7 +64,10 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV307": ("error", "a merged file differs from the windows"),
     "KV308": ("error", "an encoder without the decoder whose buffers it fills, or the reverse"),
     "KV401": ("error", "export directory whose hash does not match its JSON"),
-    "KV402": ("warning", "renamed in place in an export cache: a later export would reuse it"),
+    "KV402": (
+        "warning",
+        "renamed in place in QEfficient's cache: a later export reuses it (an error if not forced)",
+    ),
     "KV403": ("error", "the directory of the seeded export already holds something else"),
     "KV404": ("warning", "a name in a sidecar is not in the model (an error if none is)"),
     "KV405": ("warning", "a sidecar names only one side of a pair"),

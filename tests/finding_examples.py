@@ -390,10 +390,7 @@ def make_kv401() -> None:
 @show(
     "KV402",
     "cache --prefix VLLM",
-    fix=(
-        "cache/Tiny-8613cbd67ec84ff4 --strip",
-        "cache --prefix VLLM --seed-cache",
-    ),
+    fix=("cache/Tiny-8613cbd67ec84ff4 --prefix VLLM --seed-cache",),
 )
 def make_kv402() -> None:
     """A rename in QEfficient's cache."""

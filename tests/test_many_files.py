@@ -196,15 +196,15 @@ def test_files_that_cannot_be_read_for_one_reason_are_one_line(windows: Path, ru
     assert f"{COUNT - 1} failed, 1 left alone" in total
 
 
-def test_the_warning_about_an_export_cache_comes_once(
+def test_the_refusal_in_an_export_cache_comes_once(
     tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     export = write_layerwise_export(Path("cache"))
     outcome = run(export, "--prefix", "VLLM", "--check")
-    (warning,) = (line for line in outcome.err.splitlines() if "KV402" in line)
-    assert warning.startswith(f"{len(list(export.rglob('*.onnx')))} files in {export} (first: ")
-    assert ": warning KV402: each is in QEfficient's export cache" in warning
+    (refusal,) = (line for line in outcome.err.splitlines() if "KV402" in line)
+    assert refusal.startswith(f"{len(list(export.rglob('*.onnx')))} files in {export} (first: ")
+    assert ": error KV402: each is in QEfficient's export cache" in refusal
 
 
 def test_of_mixed_tokens_each_is_seen_however_long_the_paths(windows: Path, run) -> None:

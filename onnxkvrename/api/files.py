@@ -16,11 +16,7 @@ from onnxkvrename.api.arguments import (
     speak_python,
 )
 from onnxkvrename.errors import ModelError
-from onnxkvrename.qefficient.export_cache import (
-    check_cache_reuse,
-    check_cache_state,
-    restate_cache_reuse,
-)
+from onnxkvrename.qefficient.export_reuse import check_exports, restate_reuse
 from onnxkvrename.renaming.parallel import open_executor
 from onnxkvrename.renaming.run import check_token_change, rename_batch
 from onnxkvrename.rules.find_models import build_job, find_jobs
@@ -75,7 +71,8 @@ def rename(
         rules: Rules, a profile's name or the path of a rules file.
         verify: Prove dataflow and validity of the result before it is written.
         strict: Treat every warning as an error.
-        force: Overwrite existing and read-only files; write through links.
+        force: Overwrite existing and read-only files; write through links; rename in place in
+            QEfficient's cache.
         sidecars: Whether text files beside the model that repeat its names, such as
             ``custom_io.yaml``, are renamed as well: ``auto`` for those that belong to the model,
             ``off`` for none, with a warning.
@@ -260,8 +257,6 @@ def _run_jobs(
     if request.dask is not None:  # a worker has a working directory of its own
         jobs = tuple(build_job(j.model.absolute(), j.output.absolute(), j.root) for j in jobs)
         request = request._replace(sidecar=tuple(path.absolute() for path in request.sidecar))
-    reuse = partial(check_cache_reuse, target=request.target)
-    in_cache = check_cache_state if request.seed_cache else reuse
     workers = (
         nullcontext(executor)
         if executor is not None
@@ -270,18 +265,17 @@ def _run_jobs(
     reports: list[Report] = []
     with report_placed(reports), workers as executor, open_bars() as progress:
         report = rename_batch(
-            request._replace(checks=(in_cache,)),
+            request,
             jobs,
             rules,
             sidecars=sidecars,
+            check_reports=partial(check_exports, rules=rules, request=request),
             progress=progress,
             executor=executor,
         )
         reports.append(report)
         models = (
-            model._replace(findings=restate_cache_reuse(model, rules))
-            if model.status == "renamed"
-            else model
+            restate_reuse(model, rules) if model.status == "renamed" else model
             for model in report.models
         )
         return report._replace(models=tuple(models))

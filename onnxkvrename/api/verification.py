@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from onnxkvrename.api.arguments import (
     ModelLike,
@@ -14,7 +15,7 @@ from onnxkvrename.api.arguments import (
     speak_python,
 )
 from onnxkvrename.handoff.target import TargetCheck, check_target
-from onnxkvrename.qefficient.export_cache import check_cache_state
+from onnxkvrename.qefficient.export_reuse import check_exports
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
@@ -66,11 +67,7 @@ def verify(
     """
     arguments = read_arguments(verify, locals())
     source = arguments["model"]
-    request = build_request(
-        VerifyRequest,
-        arguments,
-        checks=(check_cache_state,),
-    )
+    request = build_request(VerifyRequest, arguments)
     if token is not None:
         check_token_change(TokenChange(token))
     found = find_rules(arguments["profile"], arguments["rules"], [source])
@@ -96,12 +93,13 @@ def verify_together(
         KvRenameError: There is no such consumer.
     """
     readable = [model.model for model in models if model.model is not None]
+    in_cache = partial(check_exports, rules=rules)
     if request.target is None or len(readable) < len(models):
         for error in (model.report.error for model in models if request.target and readable):
             if error is not None:
                 sentence = f"the other models were not checked for {request.target}"
                 error.hint = f"{error.hint}; {sentence}" if error.hint else sentence
-        return verify_window_sets(models, rules, request), None
+        return verify_window_sets(models, rules, request, check_reports=in_cache), None
     check = check_target(
         readable,
         {model.report.path: list_buffer_updates(model.flows) for model in models},
@@ -110,7 +108,7 @@ def verify_together(
         strict=request.strict,
     )
     found = [own for each in check.sets for own in each.list_own_findings()]
-    verified = list(verify_window_sets(models, rules, request, found))
+    verified = list(verify_window_sets(models, rules, request, found, in_cache))
     for index, error in check.refused.items():
         report = verified[index].report
         if not report.failed:

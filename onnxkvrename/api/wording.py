@@ -20,7 +20,7 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding
 from onnxkvrename.options import Option, list_options
 from onnxkvrename.rules.request import Request
-from onnxkvrename.storage.read import is_in_memory
+from onnxkvrename.storage.read import is_directory, is_in_memory
 
 _OTHER_NAMES = {"--dim": ("sizes",), "--profile": ("rules",)}
 """Arguments that are not called like the field or the flag of their option."""
@@ -107,13 +107,22 @@ def _reword_code(text: str, function: Any) -> str | None:
     if not name or not models:
         return None
     calls = []
-    if name == "rename" and len(models) > 1 and not any(map(is_in_memory, models)):
-        calls.append(_format_call("rename_all", repr(models), options))
+    if name == "rename" and _takes_several(models, options):
+        shown = models if len(models) > 1 else models[0]
+        calls.append(_format_call("rename_all", repr(shown), options))
     for model in () if calls else models:
         is_object = is_in_memory(model)
         called = _find_renaming(function) if is_object and name == "rename" else name
         calls.append(_format_call(called, Path(model).name if is_object else repr(model), options))
     return None if None in calls else " and ".join(filter(None, calls))
+
+
+def _takes_several(models: Sequence[str], options: Sequence[str]) -> bool:
+    """Return whether a command renames what only `rename_all` takes."""
+    if any(map(is_in_memory, models)):
+        return False
+    is_several = len(models) > 1 or not {"-d", "--directory"}.isdisjoint(options)
+    return is_several or any(is_directory(Path(model)) for model in models)
 
 
 def _find_renaming(function: Any) -> str:

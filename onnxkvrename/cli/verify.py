@@ -14,7 +14,6 @@ from onnxkvrename.errors import KvRenameError
 from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.target import TargetCheck
 from onnxkvrename.options import Example
-from onnxkvrename.qefficient.export_cache import check_cache_state
 from onnxkvrename.renaming.parallel import map_ordered, open_executor
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.report.verify_text import build_verify_answer
@@ -62,7 +61,6 @@ def _verify_models(
         load_consumer(request.target)  # before a model is read
     if request.token is not None:
         check_token_change(TokenChange(request.token))
-    request = request._replace(checks=(check_cache_state,))
     paths = [job.model for job in find_jobs(request.models)]
     sources = _find_sources(paths, request)
     rules = find_rules(request.profile, request.rules, paths)

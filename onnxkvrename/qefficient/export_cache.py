@@ -15,19 +15,17 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
-from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
 from onnxkvrename.limits import MAX_TEXT_BYTES
-from onnxkvrename.rules.plan import RenamePlan, TokenChange
+from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.request import Request, format_rename
-from onnxkvrename.rules.results import ModelReport, RenameJob
 from onnxkvrename.rules.rewrite import rewrite_name
 from onnxkvrename.storage.read import read_status, read_text_file
 
@@ -189,7 +187,7 @@ def rename_export_params(params: ExportParams, rules: Rules, change: TokenChange
     names = [_rename_output(name, rules, change) for name in export["output_names"]]
     renamed = {**params, "export_params": {**export, "output_names": names}}
     is_causal_lm = params.get(_CLASS_KEY) == _CAUSAL_LM_CLASS
-    if is_causal_lm and _collect_tokens(names, rules) == {change.final_token}:
+    if is_causal_lm and collect_tokens(names, rules) == {change.final_token}:
         if change.final_token:
             renamed[_TOKEN_KEY] = change.final_token
         elif renamed.get(_TOKEN_KEY):
@@ -243,72 +241,6 @@ def build_unrecognized_finding(directory: Path, params: ExportParams) -> Finding
     return build_finding("KV401", directory.name, message, build_elsewhere_hint([directory]))
 
 
-def check_export_reuse(
-    model: str,
-    directory: Path,
-    params: ExportParams,
-    rules: Rules,
-    change: TokenChange,
-    target: str | None = None,
-) -> Finding | None:
-    """Return KV402 if QEfficient would reuse a model renamed in place for another export.
-
-    The hint is about this export alone: other models of the command need not be exports.
-
-    The model is the name of its file, the target the consumer of the result. ``None`` if the
-    directory is not one of the cache, or if the parameters have the names that the model will have.
-    """
-    if (
-        split_directory_name(Path(os.path.abspath(directory)).name) is None
-        or rename_export_params(params, rules, change) == params
-    ):
-        return None
-    rename = Request((directory,), change.token, target, strip=change.strip, seed_cache=True)
-    seed = format_rename(rename._replace(replace=change.replace), rules)
-    kind = _describe_tokens(_collect_tokens(params["export_params"]["output_names"], rules))
-    return build_finding(
-        "KV402",
-        model,
-        f"is in QEfficient's export cache; if you rename it here, the next export {kind} silently "
-        "reuses it",
-        build_elsewhere_hint([directory])
-        if explain_token_refusal(params, rules)
-        else f"`{seed}` puts it where QEfficient will look for it",
-    )
-
-
-def check_export_tokens(
-    model: str, directory: Path, params: ExportParams, rules: Rules, tokens: Collection[str]
-) -> Iterator[Finding]:
-    """Yield KV402 if a model of the cache was renamed where it is.
-
-    The model is the name of its file. The tokens are those of its KV outputs; an empty one is none.
-    """
-    expected = _collect_tokens(params["export_params"]["output_names"], rules)
-    if expected and not expected.issuperset(tokens):
-        yield build_finding(
-            "KV402",
-            model,
-            f"has names {_describe_tokens(tokens)}, but is in QEfficient's export cache as an "
-            f"export {_describe_tokens(expected)}; the next export of that kind silently reuses it",
-            f"`{build_undo_command(directory, params, rules)}` restores that export",
-        )
-
-
-def build_undo_command(directory: Path, params: ExportParams, rules: Rules) -> str:
-    """Return the command that gives the models of an export the names it was made with."""
-    tokens = _collect_tokens(params["export_params"]["output_names"], rules) - {""}
-    token = min(tokens, default=None)
-    is_plain = token is None
-    rename = Request((directory,), token, strip=is_plain, replace=not is_plain)
-    return format_rename(rename, rules)
-
-
-def _describe_tokens(tokens: Collection[str]) -> str:
-    named = sorted(set(tokens) - {""})
-    return f"with the token {format_list(named)}" if named else "without a token"
-
-
 def build_occupied_finding(directory: str) -> Finding:
     """Return KV403 for an existing directory at the new path of an export."""
     message = "is where QEfficient will look for the renamed export, and already holds something"
@@ -332,7 +264,8 @@ def _rename_output(name: str, rules: Rules, change: TokenChange) -> str:
     return rewrite_name(rules, match, change.final_token)
 
 
-def _collect_tokens(names: Sequence[str], rules: Rules) -> set[str]:
+def collect_tokens(names: Sequence[str], rules: Rules) -> set[str]:
+    """Return the tokens in the names of KV outputs; an empty one is none."""
     matches = (rules.match("output", name) for name in names)
     return {match.token for match in matches if match is not None}
 
@@ -360,59 +293,6 @@ def find_exports(model: Path) -> Iterator[Path]:
         status = read_status(directory / PARAMS_FILE)
         if status is not None and stat.S_ISREG(status.st_mode):
             yield directory
-
-
-def check_cache_reuse(
-    job: RenameJob, rules: Rules, plan: RenamePlan, *, target: str | None = None
-) -> Iterator[Finding]:
-    """Yield KV402 for a model of QEfficient's cache that changes in place, or has changed there."""
-    if job.in_place and not plan.name_map:
-        yield from check_cache_state(job, rules, plan)
-    elif job.in_place and (found := _read_export(job.model)):
-        warning = check_export_reuse(job.model.name, *found, rules, plan.token_change, target)
-        yield from () if warning is None else (warning,)
-
-
-def restate_cache_reuse(report: ModelReport, rules: Rules) -> tuple[Finding, ...]:
-    """Return the findings about a model that was renamed: KV402 says what its names are now."""
-    is_warned = any(finding.code == "KV402" for finding in report.findings)
-    found = _read_export(Path(report.path)) if is_warned else None
-    if found is None:
-        return report.findings
-    outputs = (pair.output for pair in report.pairs if pair.output is not None)
-    matches = (rules.match("output", output.new_name) for output in outputs)
-    tokens = {match.token for match in matches if match is not None}
-    for now in check_export_tokens(Path(report.path).name, *found, rules, tokens):
-        return tuple(now if each.code == now.code else each for each in report.findings)
-    return report.findings
-
-
-def check_cache_state(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterator[Finding]:
-    """Yield KV402 for a model that keeps other tokens than its export in QEfficient's cache."""
-    changes_here = job.in_place and bool(plan.name_map)
-    try:
-        found = _read_export(job.model) if plan.pairs and not changes_here else None
-    except KvRenameError:
-        return  # the model itself is read, whatever is above it
-    if found is None:
-        return
-    tokens = {pair.output.token for pair in plan.pairs if pair.output is not None}
-    yield from check_export_tokens(job.model.name, *found, rules, tokens)
-
-
-def _read_export(model: Path) -> tuple[Path, ExportParams] | None:
-    """Return the directory and the parameters of a model's export, if it is in the cache.
-
-    Raises:
-        ModelError: It cannot be determined if it is.
-    """
-    for directory in find_exports(model):
-        if split_directory_name(directory.name):
-            try:
-                return shorten_path(directory, model), read_export_params(directory)
-            except KvRenameError:
-                return None  # QEfficient cannot read these parameters either: it reuses nothing
-    return None
 
 
 def shorten_path(directory: Path, model: Path) -> Path:

@@ -18,6 +18,7 @@ from onnxkvrename.rules.lone_sides import list_unmatched
 from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
+from onnxkvrename.rules.results import ReportCheck
 from onnxkvrename.storage.read import read_status
 from onnxkvrename.storage.temp_file import check_free_space
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_batch(
-    items: Sequence[PreparedModel], request: Request, rules: Rules
+    items: Sequence[PreparedModel], request: Request, rules: Rules, check_reports: ReportCheck
 ) -> tuple[PreparedModel, ...]:
     """Return the models with the findings and errors that all of them together show.
 
@@ -38,6 +39,7 @@ def check_batch(
         items: All models of the command, each prepared.
         request: What is asked for.
         rules: The rules that recognize KV names and the parts of sets.
+        check_reports: A further check of all models.
     """
     readable = [index for index, item in enumerate(items) if item.model is not None]
     models = [model for model in (items[index].model for index in readable) if model is not None]
@@ -62,15 +64,18 @@ def check_batch(
             of_model += of_consumer
     if request.verify and any(model.plan.feeds for model in models):
         items = _drop_filled(items, readable, models)
-    checked = []
+    reports = []
     for index, (item, across_models) in enumerate(zip(items, set_findings, strict=True)):
         findings = (*item.report.findings, *across_models)
         consumer = request.target if index in checked_for else None
         report = item.report._replace(findings=findings, consumer=consumer or "")
         if index in refused and not report.failed:
             report = report._replace(error=refused[index])
-        checked.append(item._replace(report=report, model=None))
-    return tuple(checked)
+        reports.append(report)
+    return tuple(
+        item._replace(report=report, model=None)
+        for item, report in zip(items, check_reports(reports), strict=True)
+    )
 
 
 def check_space(items: Sequence[PreparedModel]) -> tuple[PreparedModel, ...]:

@@ -133,7 +133,6 @@ def _prepare_open_model(
     size = sum_piece_sizes(pieces)
     splice_plan = SplicePlan(job.model, opened.file.identity, pieces, expected, size)
     findings = list(model.findings)
-    findings += (found for check in request.checks for found in check(job, rules, model.plan))
     is_proved = request.verify or request.target is not None  # by the graph itself
     if not is_proved and change.final_token:
         findings += _check_declared_growth(scanned, rules)

@@ -37,6 +37,7 @@ from onnxkvrename.rules.results import (
     PlacedInterrupt,
     RenameJob,
     Report,
+    ReportCheck,
     SidecarReport,
     Status,
 )
@@ -56,6 +57,7 @@ def rename_batch(
     rules: Rules,
     *,
     sidecars: Sequence[Sidecar] = (),
+    check_reports: ReportCheck = tuple,
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Report:
@@ -69,6 +71,7 @@ def rename_batch(
         jobs: The models, each with the path of its result.
         rules: The rules that recognize KV names.
         sidecars: Text files that follow the names of the models, beside those that are found.
+        check_reports: A further check of all models.
         progress: The display of the progress.
         executor: Runs the reads and writes, on any machine where the jobs' paths mean the same
             files; results are put in place by this process. By default it does all.
@@ -85,7 +88,9 @@ def rename_batch(
     check_token_change(request.change)
     restored = list[Path]()
     try:
-        report = _rename_batch(request, jobs, rules, sidecars, progress, executor, restored)
+        report = _rename_batch(
+            request, jobs, rules, sidecars, check_reports, progress, executor, restored
+        )
     except KeyboardInterrupt as stop:
         if restored and not stop.args:
             raise KeyboardInterrupt("a rename that had stopped halfway was undone") from None
@@ -98,6 +103,7 @@ def _rename_batch(
     jobs: Sequence[RenameJob],
     rules: Rules,
     sidecars: Sequence[Sidecar],
+    check_reports: ReportCheck,
     progress: Progress | None,
     executor: Executor | None,
     restored: list[Path],
@@ -111,7 +117,7 @@ def _rename_batch(
     sidecars = (*sidecars, *_find_sidecars(request, jobs, rules))
     inputs = [*read, *(item.path for item in sidecars)]
     models = _prepare_models(request, jobs, rules, progress, executor)
-    models = check_batch(models, request, rules)
+    models = check_batch(models, request, rules, check_reports)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
         models, prepared_sidecars = _prepare_sidecars(models, sidecars, request, rules)

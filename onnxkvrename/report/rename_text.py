@@ -160,7 +160,7 @@ def build_rename_answer(report: Report, request: Request, command: str = "") -> 
     notes = [Note("total", format_total(report, dry_run=not request.writes))] if has_total else []
     if not request.quiet:
         notes += [Note("checks", text) for text in list_passed_checks(report, request.check)]
-    is_fixed = request.check and not _has_other_fix(report)
+    is_fixed = request.check and not _has_other_fix(report, command)
     fix = command if is_fixed and (has_pending(report) or report.failed) else ""
     return Answer(
         "rename",
@@ -179,13 +179,14 @@ def has_pending(report: Report) -> bool:
     return any(item.status == "would-rename" for item in items)
 
 
-def _has_other_fix(report: Report) -> bool:
+def _has_other_fix(report: Report, command: str) -> bool:
     """Return whether an error must be fixed first, or a finding has the right command for a cache.
 
-    A set of which only some files have the token (KV303) is what the command fixes.
+    A set of which only some files have the token (KV303) is what the command fixes, if it says so.
     """
     return any(model.error is not None for model in report.models) or any(
-        finding.code == "KV402" or (finding.severity == "error" and finding.code != "KV303")
+        finding.code == "KV402"
+        or (finding.severity == "error" and f"`{command}`" not in finding.hint)
         for finding in report.findings
     )
 

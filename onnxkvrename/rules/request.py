@@ -21,7 +21,6 @@ from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.load import name_rules
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.results import ModelCheck
 
 RULES_FILE = Path("rules.toml")
 """The file of rules in commands that are suggested."""
@@ -34,9 +33,6 @@ class Request(NamedTuple):
     """What a user asks for with ``rename``: the command line and the library make one each.
 
     It goes with the models to all that reads, checks and writes them, also into other processes.
-
-    Attributes:
-        checks: Further checks of each model.
     """
 
     models: Models = ()
@@ -121,7 +117,8 @@ class Request(NamedTuple):
         bool,
         Option(
             "--force",
-            "Overwrite existing and read-only files; write through symbolic and hard links.",
+            "Overwrite existing and read-only files; write through symbolic and hard links; rename "
+            "in place in QEfficient's cache.",
         ),
     ] = False
     sidecar: Annotated[
@@ -180,7 +177,6 @@ class Request(NamedTuple):
     output_format: Annotated[str, FORMAT._replace(section="Output")] = "text"
     quiet: Quiet = False
     verbose: Annotated[bool, VERBOSE._replace(help="Show every name and finding.")] = False
-    checks: tuple[ModelCheck, ...] = ()
 
     @property
     def change(self) -> TokenChange:

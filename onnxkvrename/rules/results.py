@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -11,8 +11,8 @@ from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.findings import Finding, decide_exit_code
 from onnxkvrename.rules.kv_model import KvModel
-from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName
-from onnxkvrename.rules.profile import ProfileChoice, Rules
+from onnxkvrename.rules.plan import KvPair, UnchangedName
+from onnxkvrename.rules.profile import ProfileChoice
 
 _NO_NAMES: Mapping[str, str] = {}
 
@@ -38,10 +38,6 @@ class RenameJob(NamedTuple):
     in_place: bool
     same_directory: bool
     root: Path | None = None
-
-
-ModelCheck = Callable[[RenameJob, Rules, RenamePlan], Iterable[Finding]]
-"""A further check of a model and of what changes in it; it travels between processes."""
 
 
 @show_briefly
@@ -90,6 +86,10 @@ class ModelReport(NamedTuple):
     def failed(self) -> bool:
         """True if this model has an error or a finding of severity error."""
         return self.error is not None or any(f.severity == "error" for f in self.findings)
+
+
+ReportCheck = Callable[[Sequence[ModelReport]], Sequence[ModelReport]]
+"""A further check of all models of a command: it returns their reports with what it finds."""
 
 
 def report_model(model: KvModel) -> ModelReport:

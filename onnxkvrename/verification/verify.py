@@ -39,13 +39,12 @@ from onnxkvrename.rules.feeds import (
     find_filled_outputs,
     is_filled,
 )
-from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.lone_sides import list_unmatched
-from onnxkvrename.rules.plan import KvPair, RenamePlan
+from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
-from onnxkvrename.rules.results import ModelCheck, ModelReport, RenameJob, report_model
+from onnxkvrename.rules.results import ModelReport, ReportCheck, report_model
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.storage.read import ModelSource
 from onnxkvrename.verification import trace_needs
@@ -59,11 +58,7 @@ from onnxkvrename.verification.strip_weights import read_model_without_weights
 
 
 class VerifyRequest(NamedTuple):
-    """What a user asks for with ``verify``: the command line and the library make one each.
-
-    Attributes:
-        checks: Further checks of each model.
-    """
+    """What a user asks for with ``verify``: the command line and the library make one each."""
 
     models: Models = ()
     token: Annotated[
@@ -110,7 +105,6 @@ class VerifyRequest(NamedTuple):
             help="Show each buffer, where it is updated, and its place in the consumer's order."
         ),
     ] = False
-    checks: tuple[ModelCheck, ...] = ()
 
 
 @show_briefly
@@ -167,6 +161,7 @@ def verify_window_sets(
     rules: Rules,
     request: VerifyRequest,
     of_consumer: Iterable[tuple[int, Finding]] = (),
+    check_reports: ReportCheck = tuple,
 ) -> tuple[VerifiedModel, ...]:
     """Return the models with the findings that all of them together show, and a final status.
 
@@ -178,6 +173,7 @@ def verify_window_sets(
         rules: The rules that recognize KV names and the parts of sets.
         request: What is asked for.
         of_consumer: What a consumer cannot use, each finding after the position of its model.
+        check_reports: A further check of all models.
     """
     set_findings: list[list[Finding]] = [[] for _ in verified]
     readable = [index for index, item in enumerate(verified) if item.model is not None]
@@ -220,9 +216,13 @@ def verify_window_sets(
         items[index] = items[index]._replace(report=report._replace(findings=findings))
     if any(each.code == "KV303" for findings in set_findings for each in findings):
         items = [_drop_lacking_names(item, rename.token) for item in items]
-    return tuple(
-        _finish_report(item, findings, request)
+    reports = [
+        item.report._replace(findings=(*item.report.findings, *findings))
         for item, findings in zip(items, set_findings, strict=True)
+    ]
+    return tuple(
+        item._replace(report=_settle(report, request), model=None)
+        for item, report in zip(items, check_reports(reports), strict=True)
     )
 
 
@@ -260,15 +260,11 @@ def _is_connected(model: KvModel) -> bool:
     return bool(model.plan.feeds) or any(pair.may_be_alone for pair in model.pairs)
 
 
-def _finish_report(
-    item: VerifiedModel, set_findings: Iterable[Finding], request: VerifyRequest
-) -> VerifiedModel:
-    findings = (*item.report.findings, *set_findings)
+def _settle(report: ModelReport, request: VerifyRequest) -> ModelReport:
+    """Return the report with its final findings and status."""
     if request.strict:
-        findings = promote_to_errors(findings)
-    report = item.report._replace(findings=findings)
-    report = report._replace(status="failed" if report.failed else "unchanged")
-    return item._replace(report=report, model=None)
+        report = report._replace(findings=promote_to_errors(report.findings))
+    return report._replace(status="failed" if report.failed else "unchanged")
 
 
 def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) -> VerifiedModel:
@@ -278,18 +274,17 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     flows, proofs = prove_retention(
         opened.source, model.pairs, model.plan.updates_by_kind, rules.name
     )
-    job = build_job(path)
     checks_token = request.token is not None or request.target is None  # else the consumer does
-    checks = (_check_sidecars, *request.checks) if beside is not None else ()
     again = _format_verify(path, request, rules=RULES_FILE)
     own = explain_lone_sides(opened.source, model, model.findings, again)
     tokens = tuple(_check_token(model, rules, request)) if checks_token else ()
     if tokens:  # these say more about the same names, and have the command
         own = tuple(finding for finding in own if finding.code != "KV202")
-    beside_model = [found for check in checks for found in check(job, rules, model.plan)]
-    if checks_token and request.token is None and _find_appended_word(model):
-        beside_model = [found for found in beside_model if found.code != "KV406"]
-    findings = (*own, *proofs, *tokens, *beside_model)
+    is_appended = checks_token and request.token is None and _find_appended_word(model)
+    stale: Iterable[Finding] = ()
+    if beside is not None and not is_appended:
+        stale = find_stale_sidecars(path, model.pairs, rules, is_error=True)
+    findings = (*own, *proofs, *tokens, *stale)
     report = report_model(model)._replace(findings=findings)
     return VerifiedModel(report, flows, model=model)
 
@@ -313,10 +308,6 @@ def _format_verify(path: Path, request: VerifyRequest, **changes: Any) -> str:
     if "rules" in changes:
         request = request._replace(profile=None)
     return format_command("verify", request._replace(models=(path,), **changes))
-
-
-def _check_sidecars(job: RenameJob, rules: Rules, plan: RenamePlan) -> Iterable[Finding]:
-    return find_stale_sidecars(job.model, plan.pairs, rules, is_error=True)
 
 
 def prove_retention(

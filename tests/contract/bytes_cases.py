@@ -180,8 +180,12 @@ def _rename_source(group: str, root: Path, source: Source) -> Iterator[Case]:
     is_model = found.is_file()
     has_token = any(part.startswith("VLLM") for part in source.path.parts)
 
+    is_in_cache = any(line.endswith(PARAMS) for line in given)
+
     def build(action: str, *commands: str, is_undone: bool = False) -> Case:
         filled = tuple(command.format(target) for command in commands)
+        if is_in_cache:
+            filled = tuple(map(_force_in_place, filled))
         return Case(f"{group}/{source.path.as_posix()} {action}", given, filled, is_undone)
 
     yield build("in-place", RENAME)
@@ -222,6 +226,12 @@ def _rename_source(group: str, root: Path, source: Source) -> Iterator[Case]:
                 is_undone=not option,
             )
             yield case._replace(given=rules)
+
+
+def _force_in_place(command: str) -> str:
+    """Let a command that renames in place do so in QEfficient's cache as well."""
+    is_elsewhere = not {"-o", "-d", "--seed-cache", "pairs"}.isdisjoint(command.split())
+    return command if is_elsewhere else f"{command} --force"
 
 
 # ---- QEfficient's cache ----
@@ -374,9 +384,9 @@ def _rename_dual_exports() -> Iterator[Case]:
         given = tuple(f"copy exports/gemma3vlm_dual/{folder} cache/{folder}" for folder in folders)
         both = command.format(" ".join(f"cache/{folder}" for folder in folders))
         name = f"exports/gemma3vlm_dual/{token}"
-        yield Case(f"{name} in-place", given, (both,))
+        yield Case(f"{name} in-place", given, (f"{both} --force",))
         yield Case(f"{name} directory", given, (f"{both} -d out",))
         yield Case(f"{name} seed-cache", given, (f"{both} --seed-cache",))
         if command == RENAME:
             undo = both.replace(RENAME.partition(" ")[2], "--strip")
-            yield Case(f"{name} undone", given, (both, undo), is_undone=True)
+            yield Case(f"{name} undone", given, (f"{both} --force", undo), is_undone=True)

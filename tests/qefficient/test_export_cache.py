@@ -17,7 +17,6 @@ from onnxkvrename.qefficient.export_cache import (
     build_occupied_finding,
     build_renamed_entry,
     build_unrecognized_finding,
-    check_export_reuse,
     compute_export_hash,
     explain_token_refusal,
     identify_export,
@@ -392,47 +391,6 @@ def test_rules_must_agree_with_qefficient_on_what_is_kv() -> None:
         assert str(reason).endswith(f"they disagree on {name}")
 
 
-# Renaming in place
-
-
-def test_a_model_renamed_in_place_would_be_taken_for_the_plain_export() -> None:
-    found = check_export_reuse("Toy.onnx", Path("Toy-0123456789abcdef"), export(), QEFF, VLLM)
-    assert found is not None
-    assert (found.code, found.severity, found.name) == ("KV402", "warning", "Toy.onnx")
-    assert "without a token silently" in found.message
-    assert found.hint.startswith("`onnxkvrename Toy-0123456789abcdef --prefix VLLM --seed-cache`")
-
-
-def test_a_model_stripped_in_place_would_be_taken_for_the_one_with_the_token() -> None:
-    params = export(PREFIXED, kv_cache_prefix="VLLM")
-    found = check_export_reuse("Toy.onnx", Path("Toy-0123456789abcdef"), params, QEFF, STRIP)
-    assert found is not None
-    assert "with the token VLLM silently" in found.message
-
-
-def test_where_seeding_is_of_no_use_another_directory_is_named_instead() -> None:
-    speech = export(PLAIN, "QEFFAutoModelForSpeechSeq2Seq")
-    found = check_export_reuse("Toy.onnx", Path("Toy-0123456789abcdef"), speech, QEFF, VLLM)
-    assert found is not None
-    assert found.hint.startswith("for Toy-0123456789abcdef alone, `-d renamed`")
-
-
-@pytest.mark.parametrize(
-    ("directory", "params", "wish"),
-    [
-        ("Toy", export(), VLLM),
-        ("Toy-0123456789abcdef", export(PREFIXED, kv_cache_prefix="VLLM"), VLLM),
-        ("Toy-0123456789abcdef", export(PREFIXED, DECODER), VLLM),
-        ("Toy-0123456789abcdef", export(), STRIP),
-        ("Toy-0123456789abcdef", export("vision_embeds", ENCODER), VLLM),
-    ],
-)
-def test_a_model_that_becomes_what_its_directory_promises_is_in_order(
-    directory: str, params: ExportParams, wish: TokenChange
-) -> None:
-    assert check_export_reuse("Toy.onnx", Path(directory), params, QEFF, wish) is None
-
-
 def test_a_directory_that_is_taken_is_an_error() -> None:
     found = build_occupied_finding("Toy-0123456789abcdef")
     assert (found.code, found.severity, found.name) == ("KV403", "error", "Toy-0123456789abcdef")
@@ -499,6 +457,5 @@ def test_seeding_is_of_use_for_each_real_export_but_the_vision_encoder(
 ) -> None:
     encoder = plain.name.partition("-")[2] == twin.name.partition("-")[2]
     assert (explain_token_refusal(kept(plain).params, QEFF) is not None) == encoder
-    warned = check_export_reuse("m.onnx", plain, kept(plain).params, QEFF, VLLM)
-    assert (warned is None) == encoder
-    assert check_export_reuse("m.onnx", twin, kept(twin).params, QEFF, VLLM) is None
+    assert (rename_export_params(kept(plain).params, QEFF, VLLM) == kept(plain).params) == encoder
+    assert rename_export_params(kept(twin).params, QEFF, VLLM) == kept(twin).params

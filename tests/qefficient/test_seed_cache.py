@@ -16,8 +16,7 @@ from pathlib import Path
 import onnx
 import pytest
 import qefficient_exports
-from conftest import FIXTURES, Run, Sample
-from hints import find_commands
+from conftest import Sample
 from kill_commands import (
     CHILD_TIMEOUT,
     count_until_false,
@@ -385,130 +384,6 @@ def test_a_finding_in_the_model_leaves_everything_as_it_was(
     code, err = refused(run, plain, *SEED)
     assert (code, "KV101" in err) == (1, True)
     assert snapshot(cache) == before
-
-
-# Without --seed-cache.
-
-
-def test_a_rename_in_place_within_the_cache_gets_a_warning(plain: Path, snapshot, run) -> None:
-    """Before it, with the command to use instead; after it, with the one that undoes it."""
-    before, names = snapshot(plain), below(plain)
-    for option, code in (("-n", 0), ("--check", 1), ("--strict", 1)):
-        outcome = run(plain, "--prefix", "VLLM", option)
-        (seed,) = find_commands(outcome.err)
-        assert (outcome.code, "KV402" in outcome.err) == (code, True)
-        assert "--seed-cache" in seed
-        assert "if you rename it here" in outcome.err
-        assert snapshot(plain) == before
-    outcome = run(plain, "--prefix", "VLLM")
-    (undo,) = find_commands(outcome.err)
-    assert (outcome.code, "KV402" in outcome.err) == (0, True)
-    assert undo == f"onnxkvrename {plain} --strip"
-    assert "if you rename it here" not in outcome.err
-    assert "has names with the token VLLM" in outcome.err
-    assert run(*undo.split()[1:], "-q") == (0, "", "")
-    assert below(plain) == names
-
-
-@pytest.mark.parametrize(
-    ("typed", "seeded"),
-    [
-        ("--target vllm-qaic", "--target vllm-qaic --seed-cache"),
-        (
-            "--target vllm-qaic --prefix vllmKvCache --replace",
-            "--target vllm-qaic --replace --seed-cache",
-        ),
-        ("--target qefficient --prefix VLLM", "--prefix VLLM --target qefficient --seed-cache"),
-        ("--prefix VLLM --rules RULES", "--prefix VLLM --seed-cache --rules RULES"),
-    ],
-)
-def test_what_is_put_into_the_cache_is_checked_for_the_same_consumer(
-    typed: str, seeded: str, plain: Path, run: Run
-) -> None:
-    outcome = run(plain, *typed.replace("RULES", str(RULES)).split(), "-n", "--jobs", "2")
-    (seed,) = find_commands(outcome.err)
-    assert seed == f"onnxkvrename {plain} {seeded.replace('RULES', str(RULES))}"
-    assert run(*seed.split()[1:]).code == 0
-
-
-def test_a_model_beside_others_is_put_into_the_cache_by_its_export(plain: Path, run: Run) -> None:
-    """The others are not part of an export, and one that failed by that would stop it."""
-    shutil.copyfile(FIXTURES / "plain" / "decoder.onnx", plain.parent / "alone.onnx")
-    outcome = run(plain.parent, "--prefix", "VLLM", "-n")
-    (seed,) = find_commands(outcome.err)
-    assert seed == f"onnxkvrename {plain} --prefix VLLM --seed-cache"
-    assert run(*seed.split()[1:]).code == 0
-
-
-LOOKS_AT_A_RENAMED_MODEL = [
-    ("--prefix", "VLLM"),
-    ("--prefix", "VLLM", "--check"),
-    ("--prefix", "VLLM", "--seed-cache"),
-    ("verify",),
-]
-
-
-@pytest.mark.parametrize("args", LOOKS_AT_A_RENAMED_MODEL, ids=" ".join)
-def test_a_model_renamed_where_the_plain_one_is_looked_for_is_reported_until_it_is_restored(
-    args: tuple[str, ...], plain: Path, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    command = ("verify", plain) if args == ("verify",) else (plain, *args)
-    before = below(plain)
-    assert run_quietly(plain, "--prefix", "VLLM") == 0
-    outcome = run(*command)
-    assert outcome.code == 0
-    assert ("warning KV402: decoder.onnx has names") in outcome.err
-    assert f"`onnxkvrename {plain} --strip" in outcome.err
-    assert "error KV402" in run(*command, "--strict").err
-    assert run_quietly(plain, "--strip") == 0
-    assert below(plain) == before
-    assert "KV402" not in run("verify", plain).err
-
-
-def test_a_seeded_model_without_its_token_is_reported_until_it_is_restored(
-    plain: Path, twin: Path, run
-) -> None:
-    assert run_quietly(plain, *SEED) == 0
-    seeded = plain.parent / twin.name
-    assert "KV402" not in run("verify", plain.parent).err
-    assert run_quietly(seeded, "--strip") == 0
-    err = run("verify", plain.parent).err
-    assert "names without a token" in err
-    assert f"`onnxkvrename {seeded} --prefix VLLM --replace`" in err
-    assert run_quietly(seeded, "--prefix", "VLLM", "--replace") == 0
-    assert "KV402" not in run("verify", plain.parent).err
-
-
-def test_strictly_it_is_an_error(plain: Path, snapshot, run) -> None:
-    before = snapshot(plain)
-    code, err = refused(run, plain, "--prefix", "VLLM", "--strict")
-    assert (code, "error KV402" in err) == (1, True)
-    assert snapshot(plain) == before
-
-
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [
-        (None, ("-o", "elsewhere.onnx")),
-        (None, ("-d", "elsewhere")),
-        (None, ("--seed-cache",)),
-        ("Tiny", ()),
-    ],
-)
-def test_a_rename_that_nobody_takes_for_the_plain_export_gets_none(
-    name: str | None, args: tuple[str, ...], plain: Path, tmp_path: Path, run, monkeypatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    there = plain.rename(plain.with_name(name)) if name else plain
-    outcome = run(there, "--prefix", "VLLM", *args)
-    assert (outcome.code, "KV402" in outcome.err) == (0, False)
-
-
-def test_nor_does_one_beside_parameters_that_are_none(plain: Path, run) -> None:
-    (plain / PARAMS).write_text("mine")
-    outcome = run(plain, "--prefix", "VLLM")
-    assert (outcome.code, "KV402" in outcome.err) == (0, False)
 
 
 # To look only, and what is answered.
