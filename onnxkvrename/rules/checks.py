@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from onnxkvrename.findings import (
@@ -71,6 +71,19 @@ def check_model(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
     yield from _check_layers(plan)
     yield from _check_unknown_states(plan)
     yield from _check_collisions(plan, uses)
+
+
+def find_appended_word(pairs: Iterable[KvPair]) -> str:
+    """Return the word that some names end with as with a token, but never both sides of a buffer.
+
+    A rename adds a token to both sides. Another tool, such as a quantizer, appends a word to one.
+    Empty if there is none, or several, or if it is the token of a consumer.
+    """
+    sides = [[side.token for side in pair.sides] for pair in pairs if len(pair.sides) == 2]
+    words = {token for tokens in sides for token in tokens if token}
+    is_appended = len(words) == 1 and all("" in tokens for tokens in sides)
+    is_token = any(word.lower() in CONSUMER_TOKENS for word in words)
+    return words.pop() if is_appended and not is_token else ""
 
 
 def _check_duplicates(signature: Signature, plan: RenamePlan) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_path
 from onnxkvrename.limits import shorten_text
+from onnxkvrename.rules.checks import find_appended_word
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import Request, format_rename
@@ -61,8 +62,8 @@ def find_stale_sidecars(
         RulesError: A template of the rules makes names that could not be undone.
     """
     candidates = find_candidates([model.parent], rules) if pairs else ()
-    if not candidates:
-        return
+    if not candidates or find_appended_word(pairs):
+        return  # a word that another tool appended is no token, so no rename comes after the files
     neighbours: Neighbours | None = None
     models = (model, *others)
     paths = {os.path.abspath(path) for path in models}

@@ -32,7 +32,7 @@ from onnxkvrename.options import (
     format_command,
 )
 from onnxkvrename.rules.check_together import check_models_together
-from onnxkvrename.rules.checks import CONSUMER_TOKENS
+from onnxkvrename.rules.checks import CONSUMER_TOKENS, find_appended_word
 from onnxkvrename.rules.feeds import (
     check_feed_names,
     check_folder_tokens,
@@ -212,7 +212,7 @@ def verify_window_sets(
     items = list(verified)
     for index, finding in of_consumer:
         report = items[index].report
-        findings = _add_stronger(report.findings, finding)
+        findings = _add_stronger(report.findings, finding, selects_token=rename.token is not None)
         items[index] = items[index]._replace(report=report._replace(findings=findings))
     if any(each.code == "KV303" for findings in set_findings for each in findings):
         items = [_drop_lacking_names(item, rename.token) for item in items]
@@ -240,12 +240,19 @@ def _drop_lacking_names(item: VerifiedModel, token: str | None) -> VerifiedModel
     return item._replace(report=item.report._replace(findings=tuple(kept)))
 
 
-def _add_stronger(own: Sequence[Finding], finding: Finding) -> tuple[Finding, ...]:
+def _add_stronger(
+    own: Sequence[Finding], finding: Finding, *, selects_token: bool
+) -> tuple[Finding, ...]:
     """Return findings with one of a consumer: an error replaces what has the same code.
 
     A warning about a buffer that has one of this code already is left out, and that the consumer
-    does not select a name whose other side is missing.
+    does not select a name whose other side is missing. Of names with different tokens, a consumer
+    that selects by a token says more, and one that does not says less.
     """
+    if finding.code == "KV601" and any(each.code == "KV116" for each in own):
+        if not selects_token:
+            return tuple(own)
+        own = [each for each in own if each.code != "KV116"]
     unpaired = {each.name for each in own if each.code in ("KV101", "KV102")}
     if finding.code == "KV601" and finding.name in unpaired:
         return tuple(own)
@@ -274,15 +281,19 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     flows, proofs = prove_retention(
         opened.source, model.pairs, model.plan.updates_by_kind, rules.name
     )
-    checks_token = request.token is not None or request.target is None  # else the consumer does
     again = _format_verify(path, request, rules=RULES_FILE)
     own = explain_lone_sides(opened.source, model, model.findings, again)
-    tokens = tuple(_check_token(model, rules, request)) if checks_token else ()
+    is_asked = request.token is not None or model.plan.feeds
+    appended = "" if is_asked else find_appended_word(model.pairs)
+    tokens: tuple[Finding, ...] = ()
+    if appended:
+        tokens = (_build_appended_finding(model, rules, appended),)
+    elif request.token is not None or request.target is None:  # else the consumer's checks say it
+        tokens = tuple(_check_token(model, rules, request))
     if tokens:  # these say more about the same names, and have the command
         own = tuple(finding for finding in own if finding.code != "KV202")
-    is_appended = checks_token and request.token is None and _find_appended_word(model)
     stale: Iterable[Finding] = ()
-    if beside is not None and not is_appended:
+    if beside is not None:
         stale = find_stale_sidecars(path, model.pairs, rules, is_error=True)
     findings = (*own, *proofs, *tokens, *stale)
     report = report_model(model)._replace(findings=findings)
@@ -347,25 +358,26 @@ def count_proved_flows(
     return sum(not any(True for _ in found) for found in faults)
 
 
+def _build_appended_finding(model: KvModel, rules: Rules, word: str) -> Finding:
+    """Return KV116 for names that end with a word as with a token, on one side of each buffer."""
+    sides = (side for pair in model.pairs for side in pair.sides)
+    return build_names_finding(
+        "KV116",
+        [side.old_name for side in sides if side.token],
+        (
+            f"has {word} on one side of its buffer only, which no rename leaves",
+            f"have {word} on one side of their buffers only, which no rename leaves",
+        ),
+        f"`{format_rename(Request((Path(model.path),), strip=True), rules)}` removes it",
+    )
+
+
 def _check_token(model: KvModel, rules: Rules, request: VerifyRequest) -> Iterator[Finding]:
     """Yield KV116: a consumer selects every name that contains the token, and no other."""
     signature, plan = model.signature, model.plan
     sides = (*(s for pair in plan.pairs for s in pair.sides), *(f.side for f in plan.feeds))
     tokens = {side.old_name: side.token for side in sides}
-    rename = Request((Path(model.path),))
     expected = plan.token_change.final_token if request.token is None else request.token
-    word = _find_appended_word(model) if request.token is None else ""
-    if word:
-        yield build_names_finding(
-            "KV116",
-            [name for name, carried in tokens.items() if carried],
-            (
-                f"has {word} on one side of its buffer only, which no rename leaves",
-                f"have {word} on one side of their buffers only, which no rename leaves",
-            ),
-            f"`{format_rename(rename._replace(strip=True), rules)}` removes it",
-        )
-        return
     missing = [name for name, carried in tokens.items() if carried != expected]
     if expected and missing:
         different = sorted({tokens[name] for name in missing} - {""})
@@ -393,19 +405,6 @@ def _check_token(model: KvModel, rules: Rules, request: VerifyRequest) -> Iterat
             "choose another token",
             shown=MAX_LISTED,
         )
-
-
-def _find_appended_word(model: KvModel) -> str:
-    """Return the word that some names end with as with a token, but never both sides of a buffer.
-
-    A rename adds a token to both sides. Another tool, such as a quantizer, appends a word to one.
-    Empty if there is none, or several, or if it is the token of a consumer.
-    """
-    sides = [[side.token for side in pair.sides] for pair in model.pairs if len(pair.sides) == 2]
-    words = {token for tokens in sides for token in tokens if token}
-    is_appended = len(words) == 1 and all("" in tokens for tokens in sides)
-    is_token = any(word.lower() in CONSUMER_TOKENS for word in words)
-    return words.pop() if is_appended and not (is_token or model.plan.feeds) else ""
 
 
 def _suggest_token(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -67,10 +68,18 @@ def test_a_word_on_one_side_is_removed_and_not_spread(part: str, run: Run) -> No
             (write,) = (each for each in model.graph.node if value.name in each.output)
             value.name = write.output[0] = f"{value.name}_Q4"
     saved(model, Path("m.onnx"))
-    outcome = run("verify", "m.onnx")
-    assert (outcome.code, find_codes(outcome.err)) == (1, ["KV116"])
-    (command,) = find_commands(outcome.err)
-    assert command == "onnxkvrename m.onnx --strip --profile huggingface"
+    past, present = (
+        {f"past_{p}_names": f"past_key_values.%d.{p}" for p in ("key", "value")},
+        {f"present_{p}_names": f"present.%d.{p}" for p in ("key", "value")},
+    )
+    decoder = {"filename": "m.onnx", "inputs": past, "outputs": present}
+    Path("genai_config.json").write_text(json.dumps({"model": {"decoder": decoder}}), "utf-8")
+    for options, codes in (("", ["KV116"]), ("--target qefficient", ["KV116", "KV120"])):
+        outcome = run("verify", "m.onnx", *options.split())
+        assert (outcome.code, find_codes(outcome.err)) == (1, codes)
+        (command,) = find_commands(outcome.err)
+        assert command == "onnxkvrename m.onnx --strip --profile huggingface"
+    assert find_codes(run("inspect", "m.onnx").err) == []
     assert run_commands(outcome.err, run).code == 0
     assert run("verify", "m.onnx").code == 0
 
