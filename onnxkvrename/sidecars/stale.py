@@ -63,7 +63,7 @@ def find_stale_sidecars(
     """
     candidates = find_candidates([model.parent], rules) if pairs else ()
     if not candidates or find_appended_word(pairs):
-        return  # a word that another tool appended is no token, so no rename comes after the files
+        return  # another tool appended a word, so the files are not older than a rename
     neighbours: Neighbours | None = None
     models = (model, *others)
     paths = {os.path.abspath(path) for path in models}
