@@ -15,7 +15,7 @@ from onnxkvrename.api.arguments import (
     read_arguments,
     speak_python,
 )
-from onnxkvrename.api.unnamed_caches import explain_summaries
+from onnxkvrename.api.unnamed_caches import explain_layout, explain_summaries
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
@@ -143,6 +143,7 @@ def load_traced(
     sizes: Mapping[str, int] = MappingProxyType({}),
     *,
     strict: bool = False,
+    command: str = "",
 ) -> LoadedLayout:
     """Return the layout of models or of a layout file, with how the buffers are updated.
 
@@ -151,8 +152,11 @@ def load_traced(
         rules: The rules that recognize KV names.
         sizes: Sizes of symbolic dimensions.
         strict: Whether every warning is an error.
+        command: The command that was typed, with the file of rules that hints suggest; empty for
+            one that shows the model.
     """
-    return load_layouts(paths, rules, sizes, strict=strict, trace=trace_buffer_updates)
+    loaded = load_layouts(paths, rules, sizes, strict=strict, trace=trace_buffer_updates)
+    return explain_layout(loaded, list_models(paths), command)
 
 
 @speak_python

@@ -6,72 +6,78 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import (
-    CheckError,
-    build_finding,
-    quote_path,
-)
+from onnxkvrename.findings import CheckError, Finding, quote_path
+from onnxkvrename.layout.load import LoadedLayout
 from onnxkvrename.model.file import open_model
+from onnxkvrename.rules.check_together import build_no_buffers_finding
 from onnxkvrename.rules.kv_model import scan_model
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import Report
-from onnxkvrename.storage.read import MemoryFile, ModelSource, is_in_memory
-from onnxkvrename.verification.pairs.infer_rules import (
-    TracedModel,
-    find_last_word,
-)
-from onnxkvrename.verification.pairs.other_sides import (
-    MEMORY_HINT,
-    OWN_RULES_HINT,
-    explain_lone_sides,
-    join_commands,
-)
+from onnxkvrename.storage.read import MemoryFile, ModelSource
+from onnxkvrename.verification.pairs.infer_rules import TracedModel, find_last_word
+from onnxkvrename.verification.pairs.other_sides import explain_lone_sides, join_commands
 from onnxkvrename.verification.pairs.unnamed_caches import (
-    carries_any,
     explain_graph,
+    explain_no_buffers,
     is_known,
     search_graphs,
+    suggest_rules_file,
 )
 
 if TYPE_CHECKING:
     from onnxkvrename.layout.inspect import ModelSummary
 
 
-def explain_unknown_names(report: Report, request: Request, token: str) -> Report:
+def explain_unknown_names(report: Report, request: Request, token: str | None) -> Report:
     """Return the report on models without buffers, with what their graphs show in KV001.
-
-    A graph that another profile knows is left to that hint. Beyond `MAX_SEARCHED_NODES` nodes, in
-    all models together, no graph is searched.
 
     Args:
         report: The report, with KV001 for each model.
         request: What is asked for, as it was typed.
         token: The token that it means.
     """
-    graphs = list(search_graphs([Path(model.path) for model in report.models]))
-    if any(isinstance(graph, TracedModel) and is_known(graph.signature) for graph in graphs):
-        return report
-    commands = _choose_commands(report, graphs, request, token)
-    models = []
-    for model, graph in zip(report.models, graphs, strict=True):
-        hint = commands or f"`onnxkvrename pairs {quote_path(model.path)}` searches the graph"
-        findings = (
-            explain_graph(each, graph, token, hint) if each.code == "KV001" else each
-            for each in model.findings
-        )
-        models.append(model._replace(findings=tuple(findings)))
-    return report._replace(models=tuple(models))
+
+    def format_command(path: Path) -> str:
+        models = request.models if len(report.models) == 1 else (path,)
+        return format_rename(request._replace(models=models), RULES_FILE)
+
+    explained = explain_no_buffers(
+        [model.findings for model in report.models],
+        [Path(model.path) for model in report.models],
+        token,
+        None if request.strip else format_command,
+    )
+    models = zip(report.models, explained, strict=True)
+    return report._replace(models=tuple(model._replace(findings=own) for model, own in models))
 
 
-def explain_unknown_model(error: CheckError, model: MemoryFile, token: str) -> CheckError:
+def explain_unknown_model(error: CheckError, model: MemoryFile, token: str | None) -> CheckError:
     """Return the error about a model in memory, with what its graph shows in KV001."""
-    (graph,) = search_graphs([model])
-    (finding,) = (each for each in error.findings if each.code == "KV001")
-    explained = explain_graph(finding, graph, token, MEMORY_HINT)
-    findings = tuple(explained if each is finding else each for each in error.findings)
-    return CheckError(f"KV001: {explained.message}", findings, hint=explained.hint)
+    (findings,) = explain_no_buffers([error.findings], [model], token, str)
+    (finding,) = (each for each in findings if each.code == "KV001")
+    return CheckError(f"KV001: {finding.message}", findings, hint=finding.hint)
+
+
+def explain_layout(
+    loaded: LoadedLayout, models: Sequence[ModelSource], command: str
+) -> LoadedLayout:
+    """Return a layout without buffers with what the graphs of its models show in KV001.
+
+    Args:
+        loaded: The layout.
+        models: Its models; one layout file stays as it is.
+        command: The command for them, with the file of rules that hints suggest; empty for one
+            that shows a model.
+    """
+    if loaded.layout.buffers or str(models[0]).endswith(".json"):
+        return loaded
+    findings = [report.findings for report in loaded.reports]
+    explained = explain_no_buffers(
+        findings, models, None, lambda path: command or _format_inspect(path)
+    )
+    reports = zip(loaded.reports, explained, strict=True)
+    return loaded._replace(reports=tuple(report._replace(findings=own) for report, own in reports))
 
 
 def explain_summaries(
@@ -99,13 +105,11 @@ def explain_summaries(
     ]
     graphs = search_graphs([models[index] for index in unknown])
     for index, graph in zip(unknown, graphs, strict=True):
-        if isinstance(graph, TracedModel) and graph.buffers:
-            path = summaries[index].path
-            hint = MEMORY_HINT
-            if not is_in_memory(path):
-                hint = join_commands(path, _format_inspect(path))
-            finding = explain_graph(build_finding("KV001", "", "", ""), graph, "", hint)
-            findings = (*summaries[index].findings, finding._replace(severity="warning"))
+        if isinstance(graph, TracedModel) and graph.list_names():
+            outputs = [value.name for value in graph.signature.outputs]
+            base = build_no_buffers_finding(outputs, rules)._replace(severity="warning")
+            hint = suggest_rules_file(graph, _format_inspect)
+            findings = (*summaries[index].findings, explain_graph(base, graph, None, hint))
             explained[index] = summaries[index]._replace(findings=findings)
     return tuple(explained)
 
@@ -116,7 +120,7 @@ def _explain_lone_buffers(summary: ModelSummary, model: ModelSource, rules: Rule
         scanned = scan_model(
             opened.source, opened.signature, opened.file.path, rules, data_beside=None
         )
-        command = _format_inspect(summary.path)
+        command = _format_inspect(Path(summary.path))
         findings = explain_lone_sides(opened.source, scanned.model, summary.findings, command)
     broken = {finding.name for finding in findings if finding.code in ("KV101", "KV102")}
     buffers = tuple(
@@ -126,8 +130,21 @@ def _explain_lone_buffers(summary: ModelSummary, model: ModelSource, rules: Rule
     return summary._replace(findings=findings, buffers=buffers)
 
 
-def _format_inspect(path: str) -> str:
-    return f"onnxkvrename inspect {quote_path(path)} --rules {RULES_FILE}"
+def _format_inspect(path: Path) -> str:
+    return f"onnxkvrename inspect {quote_path(str(path))} --rules {RULES_FILE}"
+
+
+def warn_of_stops(model: TracedModel) -> tuple[Finding, ...]:
+    """Return KV001 as a warning for a model of which no pair is proved, but some may be pairs."""
+    if model.pairs or not model.lone_states:
+        return ()
+    base = build_no_buffers_finding(value.name for value in model.signature.outputs)
+    hint = suggest_rules_file(model, _format_first_rename)
+    return (explain_graph(base, model, None, hint)._replace(severity="warning"),)
+
+
+def _format_first_rename(path: Path) -> str:
+    return format_rename(Request((path,), "KV"), RULES_FILE)
 
 
 def suggest_rename(models: Iterable[TracedModel]) -> str:
@@ -136,22 +153,6 @@ def suggest_rename(models: Iterable[TracedModel]) -> str:
     Empty if there is none, or its names have a token already.
     """
     for model in models:
-        if model.buffers and not (is_known(model.signature) or find_last_word(model.buffers)):
-            request = Request((model.path,), "KV")
-            return join_commands(str(model.path), format_rename(request, RULES_FILE))
-    return ""
-
-
-def _choose_commands(
-    report: Report, graphs: Sequence[TracedModel | KvRenameError], request: Request, token: str
-) -> str:
-    """Return the commands that rename the first model that they can rename; empty without one."""
-    for model, graph in zip(report.models, graphs, strict=True):
-        if isinstance(graph, TracedModel) and graph.buffers and not carries_any(graph, token):
-            if request.strip:
-                return OWN_RULES_HINT
-            models = request.models if len(report.models) == 1 else (Path(model.path),)
-            return join_commands(
-                model.path, format_rename(request._replace(models=models), RULES_FILE)
-            )
+        if model.buffers and not (is_known(model.signature) or find_last_word(model)):
+            return join_commands(str(model.path), _format_first_rename(model.path))
     return ""

@@ -16,7 +16,7 @@ from onnxkvrename.cli.options import (
     parse_dim_sizes,
 )
 from onnxkvrename.cli.output import print_answer, print_choice
-from onnxkvrename.findings import decide_exit_code
+from onnxkvrename.findings import decide_exit_code, quote_path, quote_word
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
 from onnxkvrename.layout.load import (
@@ -52,6 +52,7 @@ from onnxkvrename.report.formats import (
     build_file_result,
 )
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import RULES_FILE
 from onnxkvrename.rules.results import ModelReport
 from onnxkvrename.storage.write_file import write_files
 
@@ -131,7 +132,8 @@ def command(arguments: CompareArguments) -> int:
 def _load_sides(arguments: CompareArguments, rules: Rules) -> tuple[LoadedLayout, LoadedLayout]:
     """Load both sides with their sizes; one for no symbol of either side is an error."""
     prefill, decode = (
-        load_traced((path,), rules, strict=arguments.strict) for path in arguments.sides
+        load_traced((path,), rules, strict=arguments.strict, command=_format_compare(arguments))
+        for path in arguments.sides
     )
     shared = parse_dim_sizes(arguments.dims.both)
     check_size_symbols(shared, sorted({*prefill.layout.symbols, *decode.layout.symbols}))
@@ -143,6 +145,19 @@ def _load_sides(arguments: CompareArguments, rules: Rules) -> tuple[LoadedLayout
         )
     )
     return prefill, decode
+
+
+def _format_compare(arguments: CompareArguments) -> str:
+    """Return the command that was typed, with the file of rules that hints suggest."""
+    words = ["onnxkvrename compare", quote_path(str(arguments.prefill))]
+    if arguments.decode is not None:
+        words.append(quote_path(str(arguments.decode)))
+    if arguments.target != DEFAULT_CONSUMER:
+        words += ["--target", quote_word(arguments.target)]
+    for prefix, texts in zip(("", "prefill:", "decode:"), arguments.dims, strict=True):
+        words += [f"--dim {quote_word(prefix + text)}" for text in texts]
+    words += ["--full-transfer"] if arguments.full_transfer else []
+    return " ".join((*words, f"--rules {RULES_FILE}"))
 
 
 def _apply_sizes(

@@ -7,23 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from onnxkvrename.api.unnamed_caches import suggest_rename
+from onnxkvrename.api.unnamed_caches import suggest_rename, warn_of_stops
 from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import decide_exit_code
+from onnxkvrename.findings import decide_exit_code, format_count
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.options import Example, Format, Models, Option
 from onnxkvrename.report.documents.pairs_json import describe_pairs
-from onnxkvrename.report.formats import Answer, FileResult, Line
+from onnxkvrename.report.formats import Answer, FileResult, Line, Note
 from onnxkvrename.report.tables import render_table
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import (
     TracedModel,
+    draft_rules,
     find_last_word,
-    infer_rules,
     trace_model,
 )
 
@@ -67,7 +67,7 @@ def command(arguments: PairsArguments) -> int:
     results = [_trace(path) for path in paths]
     answer = _build_answer(results)
     if arguments.form is not None and isinstance(results[0], TracedModel):
-        answer = answer._replace(render_text=partial(_render_rules, results[0]))
+        answer = answer._replace(render_text=partial(_render_rules, results[0]), files=())
     return print_answer(answer, arguments.output_format)
 
 
@@ -86,12 +86,7 @@ def _build_answer(results: Sequence[TracedModel | ModelError]) -> Answer:
         code,
         build_content=partial(describe_pairs, results),
         render_text=partial(_render_tables, results),
-        files=tuple(
-            FileResult(each.path or "", error=each)
-            if isinstance(each, ModelError)
-            else FileResult(str(each.path))
-            for each in results
-        ),
+        files=tuple(map(_build_file, results)),
     )
 
 
@@ -101,17 +96,26 @@ def _render_tables(
     for result in results:
         if isinstance(result, ModelError):
             continue
-        path = str(result.path)
-        if not result.pairs:
-            yield Line(f"{path}: no output is proved to be a later state of an input")
-            continue
-        count = len(result.pairs)
-        yield Line(f"{path}: {count} {'pair' if count == 1 else 'pairs'}")
+        yield Line(f"{result.path}: {_count_pairs(result)}")
         rows = [_HEADINGS, *(_build_row(pair) for pair in result.pairs)]
-        yield from render_table(rows, width, indent="  ")
+        yield from render_table(rows if result.pairs else (), width, indent="  ")
     commands = suggest_rename(each for each in results if isinstance(each, TracedModel))
     if commands:
         yield Line(f"to rename: {commands}")
+
+
+def _count_pairs(model: TracedModel) -> str:
+    if not model.pairs:
+        return "no output is proved to be a later state of an input"
+    return format_count(len(model.pairs), "pair")
+
+
+def _build_file(result: TracedModel | ModelError) -> FileResult:
+    """Return the result of one model, with a warning where nothing proves what may be pairs."""
+    if isinstance(result, ModelError):
+        return FileResult(result.path or "", error=result)
+    note = Note("pairs", _count_pairs(result), str(result.path))
+    return FileResult(str(result.path), warn_of_stops(result), notes=(note,))
 
 
 def _build_row(pair: StatePair) -> tuple[str, ...]:
@@ -127,8 +131,13 @@ def _build_row(pair: StatePair) -> tuple[str, ...]:
 
 def _render_rules(model: TracedModel, width: int | None) -> Iterator[Line]:
     """Yield rules for the names of a model, as TOML."""
-    yield from map(Line, infer_rules(model).text.rstrip("\n").split("\n"))
-    word = find_last_word(model.buffers)
+    yield from map(Line, draft_rules(model).rstrip("\n").split("\n"))
+    if not model.buffers:
+        yield Line(
+            "no pair is proved: the rules are comments until you remove the # where they are right",
+            err=True,
+        )
+    word = find_last_word(model)
     if word:
         yield Line(
             f"all names carry {word}: if that is a token, make the rules from the model "

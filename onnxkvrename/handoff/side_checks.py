@@ -40,7 +40,7 @@ from onnxkvrename.handoff.selection import (
     find_misnamed_logits,
     find_unselected_buffers,
 )
-from onnxkvrename.handoff.worker import HandoffSide, list_rename_paths
+from onnxkvrename.handoff.worker import HAS_NO_BUFFER, HandoffSide, list_rename_paths
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 
@@ -72,8 +72,13 @@ def check_buffers_exist(prefill: HandoffSide, decode: HandoffSide) -> Iterator[F
     for side in (prefill, decode):
         if not side.layout.buffers:
             where = f"{side.label} ({side.path})" if side.path else side.label
+            message = f"{where}{HAS_NO_BUFFER}"
             hint = "pass the model that has the cache; --profile or --rules sets which names it has"
-            yield build_finding("KV001", "", f"{where} has no KV buffer", hint)
+            known = side.model_finding
+            if known is not None and known.code == "KV001":
+                reason = known.message.removeprefix("no KV buffer here: ")
+                message, hint = f"{message}: {reason}", known.hint
+            yield build_finding("KV001", "", message, hint)
 
 
 def check_side_tokens(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ from onnxkvrename.handoff.simulate import (
     subtract_ranges,
 )
 from onnxkvrename.handoff.slots import format_token_count
-from onnxkvrename.handoff.worker import UNKNOWN_SIZE, UNLIMITED_LENGTH
+from onnxkvrename.handoff.worker import HAS_NO_BUFFER, UNKNOWN_SIZE, UNLIMITED_LENGTH
 
 Outcome = Literal["works", "corrupts", "fails", "loses", "unknown"]
 
@@ -114,7 +114,10 @@ class RootCause(NamedTuple):
         KV001 says which side has no cache, KV624 which names the consumer does not select, KV630
         what is not known.
         """
-        if self.finding.code in ("KV001", UNKNOWN_TRANSFER):
+        if self.finding.code == "KV001":
+            before, words, _ = self.finding.message.partition(HAS_NO_BUFFER)
+            return before + words
+        if self.finding.code == UNKNOWN_TRANSFER:
             return self.finding.message
         if self.finding.code == "KV624" and self.finding.name:
             return f"{self.finding.subject} {self.finding.message.partition(';')[0]}".lstrip()

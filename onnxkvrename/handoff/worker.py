@@ -25,6 +25,8 @@ UNLIMITED_LENGTH = 1 << 31
 """A prompt length in tokens that no graph limits, longer than any size that can be given."""
 UNKNOWN_SIZE = 1 << 50
 """A placeholder for a size that is not known, longer than any prompt."""
+HAS_NO_BUFFER = " has no KV buffer"
+"""What is said of a side, before the reason."""
 
 
 @show_briefly
@@ -55,13 +57,18 @@ class HandoffSide(NamedTuple):
 def build_loaded_side(
     label: str, path: Path | None, loaded: LoadedLayout, consumer: Consumer, rules: Rules
 ) -> HandoffSide:
-    """Return a side with its path, if it has one, and the first error of its models."""
+    """Return a side with its path, if it has one, and the first error of its models.
+
+    A model without buffers beside one that has some is not an error.
+    """
     findings = (finding for report in loaded.reports for finding in report.findings)
     model_errors = (
         finding
         for finding in findings
-        if finding.severity == "error" and "KV001" < finding.code < "KV600"
-    )  # missing buffers and what concerns the consumer are reported elsewhere
+        if finding.severity == "error"
+        and finding.code < "KV600"  # what concerns the consumer is reported elsewhere
+        and not (finding.code == "KV001" and loaded.layout.buffers)
+    )
     side = build_handoff_side(label, loaded.layout, consumer, rules)
     return side._replace(path=str(path or ""), model_finding=next(model_errors, None))
 

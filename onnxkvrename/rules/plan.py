@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -23,6 +24,7 @@ REASON_OTHER_RANK = "input and output differ in rank"
 """The reason for keeping what has the names of an encoder's cache, but is never fed back."""
 REASON_POSITION = "position"
 """The reason for keeping what counts the positions of a cache that are written."""
+_ZERO = re.compile("(?<![0-9])0+(?![0-9])")
 _NO_NAMES: Mapping[str, str] = {}
 
 
@@ -290,7 +292,7 @@ def build_minimal_plan(signature: Signature, rules: Rules) -> RenamePlan:
 
 def is_layer_named(layer: int, names: Iterable[str]) -> bool:
     """Return whether the names of a buffer say its layer: without a number, it is taken as 0."""
-    return layer > 0 or any("0" in name for name in names)
+    return layer > 0 or any(_ZERO.search(name) for name in names)
 
 
 def build_name_map(pairs: Iterable[KvPair]) -> dict[str, str]:

@@ -75,7 +75,7 @@ def write_rules(
     """
     placed = list(_place_states(states))
     lines = [
-        f"# {_clean_comment(title)}, found by dataflow with onnxkvrename {__version__}.",
+        f"# {clean_comment(title)}, found by dataflow with onnxkvrename {__version__}.",
         "#",
         "# To rename them: onnxkvrename MODEL --prefix TOKEN --rules THIS_FILE",
         "",
@@ -89,7 +89,7 @@ def write_rules(
         names = [name for name, why in kept_names.items() if why == reason]
         lines += [
             "",
-            *(f"# {_clean_comment(notes[name])}" for name in names if name in notes),
+            *(f"# {clean_comment(notes[name])}" for name in names if name in notes),
             "[[keep]]",
             f"reason = {_quote(reason)}",
             f"pattern = {_quote('|'.join(map(re.escape, names)))}",
@@ -97,7 +97,8 @@ def write_rules(
     return "\n".join(lines) + "\n"
 
 
-def _clean_comment(text: str) -> str:
+def clean_comment(text: str) -> str:
+    """Return a text that stays within one line of a comment."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -111,17 +112,23 @@ def _write_row(state: _PlacedState) -> str:
 
 
 def _place_states(states: Iterable[StateNames]) -> Iterator[_PlacedState]:
-    """Yield states with their layers and parts: the number that varies most, and what is left."""
+    """Yield states with their layers and parts: the number that varies most, and what is left.
+
+    Without a number in the inputs that may be a layer, it is one of the outputs.
+    """
     known: set[tuple[str, int]] = set()
     natures: dict[str, tuple[str, str]] = {}
     groups: dict[str, list[StateNames]] = {}
     for state in states:
         groups.setdefault(_NUMBER.sub("0", state.input), []).append(state)
     for alike in groups.values():
-        inputs = [_NUMBER.split(state.input) for state in alike]
-        numbers = range(1, len(inputs[0]), 2)
-        layer_at = max(numbers, key=lambda i: (len({p[i] for p in inputs}), -i), default=None)
-        for state, parts in zip(alike, inputs, strict=True):
+        names = inputs = [_NUMBER.split(state.input) for state in alike]
+        outputs = [_NUMBER.split(state.output) for state in alike]
+        layer_at = _find_layer_number(inputs, outputs)
+        if layer_at is None and len({_NUMBER.sub("0", state.output) for state in alike}) == 1:
+            layer_at = _find_layer_number(outputs, ())
+            names = inputs if layer_at is None else outputs
+        for state, parts in zip(alike, names, strict=True):
             layer = 0 if layer_at is None else int(parts[layer_at])
             words = [text for at, text in enumerate(parts) if at != layer_at]
             part = _make_part_name(words)
@@ -132,6 +139,32 @@ def _place_states(states: Iterable[StateNames]) -> Iterator[_PlacedState]:
                 unique = f"{part}_{count}"
             known.add((unique, layer))
             yield _PlacedState(state, unique, layer)
+
+
+def _find_layer_number(
+    names: Sequence[Sequence[str]], others: Sequence[Sequence[str]]
+) -> int | None:
+    """Return which number of names that differ in numbers alone is the layer, by its position.
+
+    The number of a value, as exporters give one to what has no name, is none: a layer has several
+    parts, or is in the other names as well, or layers are counted from 0.
+
+    Args:
+        names: The names, divided into texts and numbers.
+        others: The names of the other sides, divided likewise; none if they do not count.
+    """
+
+    def may_be_layer(at: int) -> bool:
+        numbers = [parts[at] for parts in names]
+        is_in_others = bool(others) and all(
+            number in other[1::2] for number, other in zip(numbers, others, strict=True)
+        )
+        counts = {*Counter(numbers).values()}
+        is_counted = {*map(int, numbers)} == {*range(len({*numbers}))}
+        return is_in_others or is_counted or (len(counts) == 1 and min(counts) > 1)
+
+    positions = filter(may_be_layer, range(1, len(names[0]), 2))
+    return max(positions, key=lambda at: (len({parts[at] for parts in names}), -at), default=None)
 
 
 def _make_part_name(words: Sequence[str]) -> str:

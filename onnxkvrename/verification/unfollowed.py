@@ -112,7 +112,12 @@ def find_unfollowed_inputs(
 def _is_packed(value: Value, claim: StateClaim) -> bool:
     """Return whether an input may have the values of a state in another form."""
     is_small = value.dtype in _SMALL_DTYPES and value.dtype != claim.input.dtype
-    return is_small or value.dtype in _PACKED_DTYPES or value.dtype.startswith(_CONTAINERS)
+    return is_small or has_packed_dtype(value)
+
+
+def has_packed_dtype(value: Value) -> bool:
+    """Return whether a value may have those of states in a form that is not followed."""
+    return value.dtype in _PACKED_DTYPES or value.dtype.startswith(_CONTAINERS)
 
 
 def _list_token_dims(values: Iterable[Value]) -> Iterator[Dim]:

@@ -46,13 +46,16 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import ModelReport, ReportCheck, report_model
 from onnxkvrename.sidecars.stale import find_stale_sidecars
-from onnxkvrename.storage.read import ModelSource
+from onnxkvrename.storage.read import ModelSource, is_in_memory
 from onnxkvrename.verification import trace_needs
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
 from onnxkvrename.verification.pairs.other_sides import explain_lone_sides
-from onnxkvrename.verification.pairs.unnamed_caches import find_unnamed_caches
+from onnxkvrename.verification.pairs.unnamed_caches import (
+    explain_no_buffers,
+    find_unnamed_caches,
+)
 from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
@@ -181,16 +184,20 @@ def verify_window_sets(
     is_complete = len(models) == len(verified)
     rename = _build_rename(request)
     across = check_models_together(models, rules, rename, is_complete=is_complete)
+
+    def format_again(path: Path) -> str:
+        return _format_verify(path, request, rules=RULES_FILE)
+
+    if not any(is_in_memory(model.path) for model in models):
+        paths = [Path(model.path) for model in models]
+        explained = explain_no_buffers(across, paths, request.token, format_again)
+        across = [[*found] for found in explained]
     for index, found in zip(readable, across, strict=True):
         proof = verified[index].rename_proof
         is_encoder = proof is not None and bool(proof.names) and request.target is None
         set_findings[index] += (f for f in found if not (is_encoder and f.code == "KV001"))
-    unnamed = find_unnamed_caches(
-        models,
-        list_unmatched(models, rules),
-        request.token,
-        lambda path: _format_verify(path, request, rules=RULES_FILE),
-    )
+    unmatched = list_unmatched(models, rules)
+    unnamed = find_unnamed_caches(models, unmatched, request.token, format_again)
     for index, finding in unnamed:
         set_findings[readable[index]].append(finding)
     if is_complete and any(map(_is_connected, models)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,17 +10,17 @@ from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.findings import quote_path
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
-from onnxkvrename.model.signature import Signature
+from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.rules_text import StateNames, split_suffix, write_rules
+from onnxkvrename.rules.rules_text import StateNames, clean_comment, split_suffix, write_rules
 from onnxkvrename.storage.read import ModelSource
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_states
 from onnxkvrename.verification.pairs.hidden_states import LoneState, StatePair
-from onnxkvrename.verification.pairs.lone_states import find_lone_states
+from onnxkvrename.verification.pairs.lone_states import find_lone_states, find_stopped_states
 
 _NAME = "pairs"
 """What messages call rules that were made from the dataflow."""
@@ -49,6 +49,12 @@ class TracedModel(NamedTuple):
     def buffers(self) -> tuple[StatePair, ...]:
         """The pairs that are caches."""
         return tuple(pair for pair in self.pairs if pair.input.name not in self.features)
+
+    def list_names(self) -> list[tuple[str, str]]:
+        """Return the input and the output of each cache; without one, of what may be caches."""
+        if self.buffers:
+            return [(pair.input.name, pair.output.name) for pair in self.buffers]
+        return [(state.input, state.output) for state in self.lone_states]
 
 
 class InferredRules(NamedTuple):
@@ -86,8 +92,11 @@ def trace_source(
         states = find_states(graph, signature)
     except ModelError as error:
         raise source.build_error(error.message, hint=error.hint) from None
-    unproved = {state.output: state for state in find_lone_states(graph, states.pairs, signature)}
-    unproved |= {state.output: state for state in states.unproved}
+    if states.pairs:
+        lone = find_lone_states(graph, states.pairs, signature)
+    else:
+        lone = find_stopped_states(graph, signature)
+    unproved = {state.output: state for state in (*lone, *states.unproved)}
     return TracedModel(
         path,
         signature,
@@ -132,22 +141,45 @@ def infer_rules(model: TracedModel) -> InferredRules:
     return InferredRules(rules, text)
 
 
+def draft_rules(model: TracedModel) -> str:
+    """Return rules for what may be the caches of a model without proved ones, as comments.
+
+    Raises:
+        RulesError: The model has nothing like that, or a name cannot be written in TOML.
+    """
+    if model.buffers or not model.lone_states:
+        return infer_rules(model).text
+    values = {value.name: value for value in (*model.signature.inputs, *model.signature.outputs)}
+    names = [_name_lone_state(values[s.input], values[s.output]) for s in model.lone_states]
+    notes = [
+        *map(_describe_lone_state, model.lone_states),
+        "If these are caches, remove the first two characters of each line below.",
+    ]
+    rows = (row for row in write_rules(names, "").splitlines() if not row.startswith("#"))
+    lines = [
+        *(f"## {clean_comment(note)}" for note in notes),
+        *(f"# {row}".rstrip() for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _describe_lone_state(state: LoneState) -> str:
     return (
         f"{state.output} may be a later state of {state.input}, which is not proved: {state.reason}"
     )
 
 
-def find_last_word(pairs: Sequence[StatePair]) -> str:
+def find_last_word(model: TracedModel) -> str:
     """Return the word with a capital letter that all names end with, as tokens do; or nothing."""
-    word = pairs[0].input.name.rpartition("_")[2] if pairs else ""
+    pairs = model.list_names()
+    word = pairs[0][0].rpartition("_")[2] if pairs else ""
     is_last = word != word.lower() and all(carries_token(pair, word) for pair in pairs)
     return word if is_last else ""
 
 
-def carries_token(pair: StatePair, token: str) -> bool:
-    """Return whether both names of a pair have a token where a rename puts it."""
-    name, output = pair.input.name, pair.output.name
+def carries_token(names: tuple[str, str], token: str) -> bool:
+    """Return whether an input and its output have a token where a rename puts it."""
+    name, output = names
     return name.endswith(f"_{token}") and (output.startswith(name) or output.endswith(f"_{token}"))
 
 
@@ -172,6 +204,14 @@ def _name_state(pair: StatePair) -> StateNames:
         update = "inplace" if pair.input.shape == pair.output.shape else ""
     is_quantized = "INT" in pair.input.dtype
     return StateNames(pair.input.name, output, suffix, _choose_kind(pair), update, is_quantized)
+
+
+def _name_lone_state(source: Value, output: Value) -> StateNames:
+    name, suffix = split_suffix(source.name, output.name)
+    rank = len(source.shape or output.shape or ())
+    update = "inplace" if source.shape is not None and source.shape == output.shape else ""
+    kind = "linear" if rank == 3 else "attention"
+    return StateNames(source.name, name, suffix, kind, update, "INT" in source.dtype)
 
 
 def _choose_kind(pair: StatePair) -> str:

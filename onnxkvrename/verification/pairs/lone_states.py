@@ -10,7 +10,7 @@ has them, or those of a state that is proved.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from itertools import takewhile
 
 from onnxkvrename.findings import format_list
@@ -26,10 +26,13 @@ from onnxkvrename.verification.dataflow import PROVED_VERDICTS, BufferFlow, trac
 from onnxkvrename.verification.graph_bodies import ModelGraph
 from onnxkvrename.verification.pairs.find_pairs import build_pair, may_be_state
 from onnxkvrename.verification.pairs.hidden_states import LoneState, StatePair
-from onnxkvrename.verification.tracing import trace_dependencies
+from onnxkvrename.verification.provenance import Origin
+from onnxkvrename.verification.tracing import trace_dependencies, trace_origins
+from onnxkvrename.verification.unfollowed import has_packed_dtype
 
 _Types = tuple[str, tuple[Dim, ...] | None, tuple[Dim, ...] | None]
 _LETTERS_AND_NUMBER = re.compile("(?=.*[0-9])(?=.*[A-Za-z]{2})")
+_WORD = re.compile("[a-z]+|[0-9]+")
 
 
 def find_lone_states(
@@ -68,6 +71,92 @@ def find_lone_states(
     lone = [pair for number, pair in enumerate(found.values()) if read >> number & 1]
     proved = [build_pair(pair.input) for pair in pairs]  # which a lone one may come from
     return tuple(map(_explain, trace_buffer_flows(graph, [*lone, *proved])))
+
+
+def find_stopped_states(graph: ModelGraph, signature: Signature) -> tuple[LoneState, ...]:
+    """Return the outputs into which an input may be carried in a way that is not followed.
+
+    That is for a model without pairs. Both have the same size, except for one axis. Each output
+    comes with the input whose name is most like its own; if some share words, only those count.
+    """
+    weights = graph.main.constants
+    inputs = [v for v in signature.inputs if may_be_carried(v) and v.name not in weights]
+    names = {value.name for value in inputs}
+    outputs = [v for v in signature.outputs if may_be_carried(v) and v.name not in names]
+    if len(inputs) * len(outputs) > MAX_ENTRIES:
+        return ()
+    outputs = [v for v in outputs if any(_differ_in_one_axis(source, v) for source in inputs)]
+    if not outputs:
+        return ()
+    sources, traced = [v.name for v in inputs], [v.name for v in outputs]
+    origins = trace_origins(graph, sources, traced)
+    reached = trace_dependencies(graph, sources, traced)
+    found: list[tuple[int, LoneState]] = []
+    for output, origin, bits in zip(outputs, origins, reached, strict=True):
+        stopped = [
+            (_count_shared_words(source.name, output.name), source.dtype == output.dtype, state)
+            for number, source in enumerate(inputs)
+            if bits >> number & 1 and _differ_in_one_axis(source, output)
+            for state in _list_stops(number, output, origin, inputs)
+        ]
+        if stopped:
+            shared, _, state = max(stopped, key=lambda each: each[:2])
+            found.append((shared, state))
+    is_named = any(shared for shared, _ in found)
+    return tuple(state for shared, state in found if shared or not is_named)
+
+
+def may_be_carried(value: Value) -> bool:
+    """Return whether an input or output may be a state, or hold states in another form."""
+    if has_packed_dtype(value):
+        return value.shape is None or len(value.shape) > 2  # ids and positions have two axes
+    return may_be_state(value.dtype) or value.dtype == UNDECLARED
+
+
+def _list_stops(
+    number: int, output: Value, origin: Origin, inputs: Sequence[Value]
+) -> Iterator[LoneState]:
+    """Yield an input and an output that depends on it, with the reason why nothing proves more.
+
+    Nothing if only operators that mix values lead from the one to the other.
+    """
+    source = inputs[number]
+    packed = [value.dtype for value in (source, output) if has_packed_dtype(value)]
+    uncertain = [paths[number, False] for paths in origin if (number, False) in paths]
+    moved = [paths[number, True] for paths in origin if (number, True) in paths]
+    others = {n for paths in origin for n, is_certain in paths if is_certain and n != number}
+    reason = ""
+    if packed and (uncertain or moved or has_packed_dtype(output)):
+        reason = f"{packed[0]} is not followed"
+    elif uncertain:
+        reason = uncertain[0].uncertainty
+    elif moved and all(path.cost == (0, 0) for path in moved):
+        if others:
+            maker = next((path.updated_by.op_type for path in moved if path.updated_by), "a branch")
+            names = format_list([inputs[n].name for n in sorted(others)])
+            reason = (
+                f"{maker} joins {source.name} and {names}, and {output.name} may be a later state "
+                f"of {'either' if len(others) == 1 else 'any'}"
+            )
+        elif not is_dtype_compatible(source, output):
+            reason = f"{source.dtype} is made {output.dtype} on the way"
+    if reason:
+        yield LoneState(source.name, output.name, reason)
+
+
+def _differ_in_one_axis(source: Value, output: Value) -> bool:
+    """Return whether two values have the same size as far as they say, except for one axis."""
+    if source.shape is None or output.shape is None:
+        return True
+    if len(source.shape) != len(output.shape):
+        return False
+    return sum(one != other for one, other in zip(source.shape, output.shape, strict=True)) <= 1
+
+
+def _count_shared_words(first: str, second: str) -> int:
+    """Return how many words and numbers two names share."""
+    words = (set(_WORD.findall(name.lower())) for name in (first, second))
+    return len(set.intersection(*words))
 
 
 def _are_alike(

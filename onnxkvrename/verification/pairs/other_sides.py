@@ -35,6 +35,15 @@ def join_commands(path: str, command: str) -> str:
     return f"`{rules}`, then `{command}`"
 
 
+def join_draft_commands(path: str, command: str) -> str:
+    """Return the same where rules are only drafted, as nothing proves what they would rename."""
+    rules = f"onnxkvrename pairs {quote_path(path)} --as rules > {RULES_FILE}"
+    return (
+        f"if these are caches, name them in rules: `{rules}` drafts some as comments; remove the # "
+        f"where they are right, then `{command}`"
+    )
+
+
 def explain_lone_sides(
     source: ByteSource, model: KvModel, findings: Sequence[Finding], command: str
 ) -> tuple[Finding, ...]:
