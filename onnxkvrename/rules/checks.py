@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
 from onnxkvrename.findings import (
@@ -60,15 +60,18 @@ def check_model(signature: Signature, plan: RenamePlan, uses: NameUses) -> Itera
     yield from _check_duplicates(signature, plan)
     inputs = {value.name for value in signature.inputs}
     fed_layers = {pair.layer for pair in plan.pairs if pair.input is not None}
+    flat = find_flat_values(plan)
     for pair in plan.pairs:
-        yield from _check_both_sides(pair, inputs, fed_layers, plan)
+        if not any(side.old_name in flat for side in pair.sides):
+            yield from _check_both_sides(pair, inputs, fed_layers, plan)
         yield from _check_types(pair, plan.updates_by_kind.get(pair.kind, ""))
-        yield from _check_rank(pair, plan)
         yield from _check_usage(pair, inputs, uses)
+    yield from _check_rank(flat)
     if not plan.token_change.normalize:
         yield from _check_suffixes(plan)
     yield from _check_tokens(plan)
-    yield from _check_layers(plan)
+    if not flat:  # layers look incomplete without them
+        yield from _check_layers(plan)
     yield from _check_unknown_states(plan)
     yield from _check_collisions(plan, uses)
 
@@ -187,24 +190,35 @@ def is_other_shape(into: Value, out: Value, update: str) -> bool:
     )
 
 
-def _check_rank(pair: KvPair, plan: RenamePlan) -> Iterator[Finding]:
-    """Yield KV125 for a value with the name of a cache, but with too few axes.
+def find_flat_values(plan: RenamePlan) -> dict[str, Value]:
+    """Return the values with the name of a cache, but with too few axes, one of each pair.
 
     A state may have any axes, as what the user's own rules name, and the scales of a cache.
     """
-    if not plan.is_built_in or pair.beside or is_state(pair.cache or pair.kind):
-        return
-    for side in pair.sides:
-        shape = side.value.shape
-        if shape is not None and len(shape) < _MIN_RANK:
-            yield build_finding(
-                "KV125",
-                side.old_name,
-                f"is {format_shape(shape)}: a cache has at least {_MIN_RANK} axes, so this is a "
-                "different value with the name of one",
-                "if it is a KV buffer, say so in your own rules (--rules FILE)",
-            )
-            return
+    flat: dict[str, Value] = {}
+    for pair in plan.pairs if plan.is_built_in else ():
+        if not (pair.beside or is_state(pair.cache or pair.kind)):
+            shapes = ((side.value, side.value.shape) for side in pair.sides)
+            few = [value for value, shape in shapes if shape is not None and len(shape) < _MIN_RANK]
+            flat.update((value.name, value) for value in few[:1])
+    return flat
+
+
+def _check_rank(flat: Mapping[str, Value]) -> Iterator[Finding]:
+    """Yield KV125, once for all values with the name of a cache, but with too few axes."""
+    if flat:
+        shape = format_shape(next(iter(flat.values())).shape or ())
+        yield build_names_finding(
+            "KV125",
+            list(flat),
+            (
+                f"is {shape}: a cache has at least {_MIN_RANK} axes, so this is a different value "
+                "with the name of one",
+                f"have fewer than {_MIN_RANK} axes ({shape}): these are different values with the "
+                "names of caches",
+            ),
+            "if it is a KV buffer, say so in your own rules (--rules FILE)",
+        )
 
 
 def _check_usage(pair: KvPair, inputs: set[str], uses: NameUses) -> Iterator[Finding]:

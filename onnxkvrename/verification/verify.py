@@ -32,7 +32,7 @@ from onnxkvrename.options import (
     format_command,
 )
 from onnxkvrename.rules.check_together import check_models_together
-from onnxkvrename.rules.checks import CONSUMER_TOKENS, find_appended_word
+from onnxkvrename.rules.checks import CONSUMER_TOKENS, find_appended_word, find_flat_values
 from onnxkvrename.rules.feeds import (
     check_feed_names,
     check_folder_tokens,
@@ -288,6 +288,10 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     flows, proofs = prove_retention(
         opened.source, model.pairs, model.plan.updates_by_kind, rules.name
     )
+    flat = find_flat_values(model.plan)
+    sides = (p.sides for p in model.pairs if any(side.old_name in flat for side in p.sides))
+    unlike = {side.old_name for own_sides in sides for side in own_sides}
+    proofs = tuple(finding for finding in proofs if finding.name not in unlike)
     again = _format_verify(path, request, rules=RULES_FILE)
     own = explain_lone_sides(opened.source, model, model.findings, again)
     is_asked = request.token is not None or model.plan.feeds

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import models
+import onnx
 import pytest
 from conftest import Run
 from exporter_models import HUGGING_FACE, build_model, list_caches
@@ -109,3 +110,19 @@ def test_no_token_is_replaced_where_there_is_none(run: Run) -> None:
     outcome = run("m.onnx", "--prefix", "vllmkvcache", "--strict")
     assert "rename with `--prefix vllmKvCache`" in outcome.err
     assert run("m.onnx", "--prefix", "vllmKvCache").code == 0
+
+
+def test_values_with_the_names_of_caches_have_one_finding(run: Run) -> None:
+    text = """
+        <ir_version: 8, opset_import: ["": 17]>
+        tables (float[1,1] past_keys_0, float[1,2] past_values_2, float[1,2] key_cache_0)
+        => (float[1,1] present_keys_0, float[1,2] present_values_2) {
+            present_keys_0 = Neg(past_keys_0)
+            present_values_2 = Add(past_values_2, key_cache_0)
+        }
+    """
+    saved(onnx.parser.parse_model(text), Path("m.onnx"))
+    for typed in ("verify m.onnx", "inspect m.onnx", "m.onnx --strip"):
+        outcome = run(*typed.split())
+        assert (outcome.code, find_codes(outcome.err)) == (1, ["KV125"])
+        assert "2 names (first: past_keys_0) have fewer than 3 axes ([1, 1])" in outcome.err
