@@ -66,7 +66,7 @@ from onnxkvrename.verification.provenance import (
     find_copies,
     select_cheapest_paths,
 )
-from onnxkvrename.verification.tracing import trace_dependencies, trace_origins
+from onnxkvrename.verification.tracing import OriginTransfer, trace, trace_dependencies
 from onnxkvrename.verification.unfollowed import StateClaim, find_unfollowed_inputs
 
 FlowVerdict = Literal["updated", "passed through", "not from its input", "untraced"]
@@ -130,7 +130,8 @@ def trace_buffer_flows(graph: ModelGraph, pairs: Iterable[KvPair]) -> tuple[Buff
     ]
     outputs = [output for _, _, output in complete]
 
-    origins = trace_origins(graph, sources, outputs)
+    transfer = OriginTransfer()
+    origins = trace(graph, transfer, sources, outputs)
 
     def decide_flows(dependencies: Sequence[int]) -> tuple[BufferFlow, ...]:
         flows = [
@@ -148,17 +149,19 @@ def trace_buffer_flows(graph: ModelGraph, pairs: Iterable[KvPair]) -> tuple[Buff
         # through the whole graph.
         flows = decide_flows(trace_dependencies(graph, sources, outputs))
         flows = _find_joined_positions(graph, flows)
-    return _doubt_unfollowed(graph, flows)
+    return _doubt_unfollowed(graph, flows, follows_all=transfer.follows_all)
 
 
-def _doubt_unfollowed(graph: ModelGraph, flows: Sequence[BufferFlow]) -> tuple[BufferFlow, ...]:
+def _doubt_unfollowed(
+    graph: ModelGraph, flows: Sequence[BufferFlow], *, follows_all: bool
+) -> tuple[BufferFlow, ...]:
     """Return the flows; what is proved may be new, where another input is not followed."""
     claims = [
         StateClaim(flow.pair.sides[0].value, flow.pair.sides[1].value)
         for flow in flows
         if flow.verdict in PROVED_VERDICTS
     ]
-    doubts = find_unfollowed_inputs(graph, claims)
+    doubts = find_unfollowed_inputs(graph, claims, follows_all=follows_all)
     doubtful = []
     for flow in flows:
         doubt = doubts.get(flow.pair.sides[1].old_name)

@@ -216,6 +216,8 @@ _STATEFUL_OPS: Mapping[tuple[str, str], Mapping[int, tuple[OperandFlow, ...]]] =
 }
 """Operators with a state of their own: the flows into each output that carries a state."""
 
+_UNFOLLOWED_OPS = frozenset(("SequenceMap",))
+"""ONNX's own operators that carry values in a way that is not followed."""
 _QUALCOMM_DOMAIN = "com.qualcomm.cloud"
 _CTX_SCATTERS = _split_words("CtxScatter CtxScatter3D CtxScatterCB CtxScatterCB3D CtxScatterPaged")
 _CTX_GATHERS = _split_words(
@@ -231,6 +233,13 @@ def is_shape_only(domain: str, op_type: str) -> bool:
 def is_constant_maker(domain: str, op_type: str) -> bool:
     """Return whether an operator makes a constant, or what follows from shapes alone."""
     return is_shape_only(domain, op_type) or (domain == "" and op_type in _CONSTANT_OPS)
+
+
+@lru_cache(maxsize=1024)
+def is_followed(domain: str, op_type: str) -> bool:
+    """Return whether it is known what an operator carries from its operands."""
+    is_known = find_operand_flows(domain, op_type, 0, 1) is not None
+    return is_known and (domain != "" or op_type not in _UNFOLLOWED_OPS)
 
 
 def is_ctx_scatter(domain: str, op_type: str) -> bool:

@@ -37,6 +37,7 @@ from onnxkvrename.verification.operators import (
     OperandFlow,
     SizeChange,
     find_carried_operands,
+    is_followed,
     is_shape_only,
 )
 from onnxkvrename.verification.provenance import (
@@ -76,7 +77,7 @@ def trace_origins(
         An origin for each name. What cannot be followed is uncertain, with the
         reason; nothing is raised for nodes that can be read.
     """
-    return trace(graph, _OriginTransfer(), sources, names)
+    return trace(graph, OriginTransfer(), sources, names)
 
 
 def trace_dependencies(
@@ -206,23 +207,32 @@ def list_positions(bits: int) -> Iterator[int]:
 _NOT_JOINED: Mapping[int, frozenset[Resizing]] = MappingProxyType({})
 
 
-class _OriginTransfer(Transfer[Origin]):
-    """The origin of a value; only operands that may be carried on are followed."""
+class OriginTransfer(Transfer[Origin]):
+    """The origin of a value; only operands that may be carried on are followed.
+
+    Attributes:
+        follows_all: Whether all that was met is followed; else an input may be carried on unseen.
+    """
 
     nothing = NO_ORIGIN
     build_source = staticmethod(build_source_origin)
     apply_summary = staticmethod(apply_summary)
     merge = staticmethod(merge_origins)
     choose = staticmethod(combine_alternatives)
-    doubt = staticmethod(build_uncertain_origin)
+
+    def __init__(self) -> None:
+        self.follows_all = True
 
     def select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
+        """Return the operands that may be carried on."""
         return find_carried_operands(function[0], function[1], operand_count)
 
     def apply_operator(
         self, operation: Operation, operands: Sequence[Origin], constants: SmallConstants
     ) -> Sequence[Origin]:
         """Return the origins of a node's outputs by the properties of its operator."""
+        if not is_followed(operation.domain, operation.op_type):
+            self.follows_all = False
         lost = find_lost_operands(operation, constants)
         if lost:
             operands = [NO_ORIGIN if i in lost else origin for i, origin in enumerate(operands)]
@@ -259,6 +269,13 @@ class _OriginTransfer(Transfer[Origin]):
                 carried.append(carry_origin(operand, flow, location, resizing, joined))
             outputs.append(join_origins(carried))
         return outputs
+
+    def doubt(
+        self, values: Sequence[Origin], reason: str, location: NodeLocation | None, /
+    ) -> Origin:
+        """Return the origin of what may hold something of each of these."""
+        self.follows_all = False
+        return build_uncertain_origin(values, reason, location)
 
     def collect(self, value: Origin, location: NodeLocation) -> Origin:
         """Return the origin of what is as many as the iterations are."""

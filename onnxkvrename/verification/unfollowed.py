@@ -25,6 +25,7 @@ from onnxkvrename.verification.node_effects import find_flows, find_lost_operand
 from onnxkvrename.verification.operators import (
     find_carried_operands,
     is_constant_maker,
+    is_followed,
 )
 from onnxkvrename.verification.provenance import NodeLocation
 from onnxkvrename.verification.tracing import Transfer, list_positions, trace
@@ -39,8 +40,6 @@ _CASTING_OPS = frozenset(
         *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
     )
 )
-_UNFOLLOWED_OPS = frozenset(("SequenceMap",))
-"""ONNX's own operators that carry values in a way that is not followed."""
 _CONTAINERS = ("optional(", "sequence(", "sparse_tensor(", "map(", "opaque(")
 _MIN_RANK = 3
 """The axes of the smallest cache: batch, context and size."""
@@ -66,13 +65,19 @@ class UnfollowedInput(NamedTuple):
 
 
 def find_unfollowed_inputs(
-    graph: ModelGraph, claims: Sequence[StateClaim], *, are_types_guessed: bool = False
+    graph: ModelGraph,
+    claims: Sequence[StateClaim],
+    *,
+    follows_all: bool,
+    are_types_guessed: bool = False,
 ) -> dict[str, UnfollowedInput]:
     """Return outputs of which another input may be the state, each with that input.
 
     Args:
         graph: The graph of a model.
         claims: All outputs that seem to be later states of inputs.
+        follows_all: Whether a walk from these outputs met only what it follows: then only inputs
+            of some types are in question, and without one there is no walk.
         are_types_guessed: Whether only the graph says what an output without a declared type
             belongs to: then it is in doubt if it may have another type than its input.
     """
@@ -85,6 +90,17 @@ def find_unfollowed_inputs(
     outputs = [claim.output.name for claim in claims]
     states = {claim.input.name for claim in claims}
     tokens = set(_list_token_dims(values.values()))
+    is_any_untyped = are_types_guessed and any(c.output.dtype == UNDECLARED for c in claims)
+    others = [value for name, value in values.items() if name not in states]
+    if follows_all and not (
+        is_any_untyped
+        or any(
+            _is_packed(value, claim) and _may_be_state(value, claim, tokens, is_alone=False)
+            for value in others
+            for claim in claims
+        )
+    ):
+        return {}
     found = {}
     reaches = trace(graph, _ReachTransfer(), [*values], outputs)
     for claim, reach in zip(claims, reaches, strict=True):
@@ -192,7 +208,7 @@ class _ReachTransfer(Transfer[_Reach]):
 
     def select_operands(self, function: FunctionKey, operand_count: int) -> Container[int]:
         domain, op_type, _ = function
-        if op_type in _UNFOLLOWED_OPS and not domain:
+        if not is_followed(domain, op_type):
             return range(operand_count)
         return find_carried_operands(domain, op_type, operand_count)
 
@@ -211,7 +227,7 @@ class _ReachTransfer(Transfer[_Reach]):
         flows = find_flows(operation, position)
         if flows is None:
             return self.doubt(operands, f"{op_type} of {domain} has no body in the model", None)
-        if op_type in _UNFOLLOWED_OPS and not domain:
+        if not is_followed(domain, op_type):
             return self.doubt(operands, f"{op_type} is not followed", None)
         if not flows:
             return self.nothing if is_constant_maker(domain, op_type) else _NEW

@@ -36,7 +36,7 @@ from onnxkvrename.verification.pairs.value_uses import (
     find_joined_outputs,
 )
 from onnxkvrename.verification.provenance import FlowPath, Origin, select_cheapest_paths
-from onnxkvrename.verification.tracing import trace_origins
+from onnxkvrename.verification.tracing import OriginTransfer, trace
 from onnxkvrename.verification.unfollowed import StateClaim, find_unfollowed_inputs
 
 _RANK_WITH_HEADS = 4
@@ -74,7 +74,8 @@ def find_states(graph: ModelGraph, signature: Signature) -> FoundStates:
     ]
     if not candidates or not outputs:
         return FoundStates(())
-    candidates, origins = _trace_outputs(graph, candidates, outputs)
+    transfer = OriginTransfer()
+    candidates, origins = _trace_outputs(graph, transfer, candidates, outputs)
     names = [value.name for value in candidates]
     matches = (
         _match_output(output, origin, candidates, names)
@@ -82,7 +83,9 @@ def find_states(graph: ModelGraph, signature: Signature) -> FoundStates:
     )
     matched = _select_only(_mark_gated(graph, [pair for pair in matches if pair is not None]))
     claims = [StateClaim(pair.input, pair.output) for pair in matched]
-    doubts = find_unfollowed_inputs(graph, claims, are_types_guessed=True)
+    doubts = find_unfollowed_inputs(
+        graph, claims, follows_all=transfer.follows_all, are_types_guessed=True
+    )
     matched = [pair for pair in matched if pair.output.name not in doubts]
     unproved = tuple(LoneState(doubt.name, name, doubt.reason) for name, doubt in doubts.items())
     paired = {pair.input.name for pair in matched}
@@ -121,7 +124,10 @@ def _select_unique(values: Sequence[Value]) -> list[Value]:
 
 
 def _trace_outputs(
-    graph: ModelGraph, candidates: list[Value], outputs: Sequence[Value]
+    graph: ModelGraph,
+    transfer: OriginTransfer,
+    candidates: list[Value],
+    outputs: Sequence[Value],
 ) -> tuple[list[Value], tuple[Origin, ...]]:
     """Return the origins of the outputs, and the inputs that are their sources.
 
@@ -130,7 +136,7 @@ def _trace_outputs(
     a part may hold the caches of all layers: it stays.
     """
     names = [value.name for value in outputs]
-    origins = trace_origins(graph, [value.name for value in candidates], names)
+    origins = trace(graph, transfer, [value.name for value in candidates], names)
     tied = Counter[int]()
     whole: set[int] = set()
     for origin in origins:
@@ -140,7 +146,7 @@ def _trace_outputs(
     new = {number for number, count in tied.items() if count > 1} & whole
     if new:
         candidates = [value for number, value in enumerate(candidates) if number not in new]
-        origins = trace_origins(graph, [value.name for value in candidates], names)
+        origins = trace(graph, transfer, [value.name for value in candidates], names)
     return candidates, origins
 
 
