@@ -73,7 +73,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "KV405": ("warning", "a sidecar names only one side of a pair"),
     "KV406": (
         "warning",
-        "a sidecar has names from before a rename (an error in verify, or if it cannot be updated)",
+        "a sidecar or a compile has old names (an error for a sidecar that must be updated)",
     ),
     "KV407": ("error", "an export that QEfficient would not look for under its new names"),
     "KV501": ("error", "external data outside the model's directory"),

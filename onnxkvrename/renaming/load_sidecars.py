@@ -154,7 +154,7 @@ def check_sidecars_there(
     sidecars: Sequence[PreparedSidecar],
     rules: Rules,
 ) -> tuple[PreparedModel, ...]:
-    """Return the models with KV406 for sidecars beside the results that have the old names.
+    """Return the models with KV406 for sidecars and compiles beside the results with old names.
 
     It is an error, as in verify, for one beside models that all stay as they are: the run would
     leave it so, and nothing else shows it. Otherwise it is a warning.
@@ -167,6 +167,7 @@ def check_sidecars_there(
     pairs: dict[Path, list[KvPair]] = {}
     first: dict[Path, int] = {}
     changed: set[Path] = set()
+    replaced: set[Path] = set()
     for index, model in enumerate(models):
         job = model.job
         is_second = job.same_directory and not job.in_place
@@ -175,12 +176,14 @@ def check_sidecars_there(
         directory = job.output.parent
         if model.report.name_map or not job.in_place:
             changed.add(directory)
+        if model.replaces_model:
+            replaced.add(directory)
         plan = build_minimal_plan(model.splice_plan.expected_signature, rules)
         pairs.setdefault(directory, []).extend(plan.pairs)
         first.setdefault(directory, index)
     written = (each.sidecar.job.output for each in sidecars if each.plan is not None)
-    replaced = set(map(os.path.abspath, written))
-    replaced.update(
+    settled = set(map(os.path.abspath, written))
+    settled.update(
         os.path.abspath(finding.name)
         for each in sidecars
         for finding in each.findings
@@ -197,9 +200,10 @@ def check_sidecars_there(
                 pairs[directory],
                 rules,
                 is_error=directory not in changed and not is_left,
-                replaced_paths=replaced,
+                replaced_paths=settled,
                 others=others,
                 is_left=is_left,
+                is_replaced=directory in replaced,
             )
         )
         stale = {finding.name for finding in findings}

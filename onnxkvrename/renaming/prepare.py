@@ -37,7 +37,7 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
 from onnxkvrename.rules.sidecar_files import find_files_beside
-from onnxkvrename.storage.read import FileIdentity
+from onnxkvrename.storage.read import FileIdentity, is_occupied
 
 
 class SplicePlan(NamedTuple):
@@ -90,6 +90,12 @@ class PreparedModel(NamedTuple):
     data_copies: tuple[tuple[DataFile, Path], ...] = ()
     data_paths: tuple[Path, ...] = ()
     needs_write: bool = True
+
+    @property
+    def replaces_model(self) -> bool:
+        """Whether the result has new names, and replaces a file."""
+        is_written = self.report.status == "would-rename" and bool(self.report.name_map)
+        return is_written and (self.job.in_place or is_occupied(self.job.target))
 
 
 def prepare_model(job: RenameJob, request: Request, rules: Rules) -> PreparedModel:

@@ -41,7 +41,7 @@ from onnxkvrename.rules.results import (
     SidecarReport,
     Status,
 )
-from onnxkvrename.rules.sidecar_files import find_candidates
+from onnxkvrename.rules.sidecar_files import find_candidates, find_compiles
 from onnxkvrename.storage.read import MEMORY, is_directory
 from onnxkvrename.storage.recover import settle_stopped_runs
 
@@ -159,12 +159,14 @@ def _check_places(
     directories = [job.output.parent for job in jobs if not job.same_directory]
     if any("asked" not in each.sidecar.facts and each.plan is None for each in sidecars):
         directories += [job.output.parent for job in jobs if job.in_place]
-    if directories:
-        with suppress(ModelError):  # a directory that takes files, but cannot be listed
-            if find_candidates(directories, rules):
-                from onnxkvrename.renaming.load_sidecars import check_sidecars_there
+    with suppress(ModelError):  # a directory that takes files, but cannot be listed
+        replaced = dict.fromkeys(m.job.output.parent for m in models if m.replaces_model)
+        compiled = [each for each in replaced if any(True for _ in find_compiles(each))]
+        directories += compiled
+        if directories and (compiled or find_candidates(directories, rules)):
+            from onnxkvrename.renaming.load_sidecars import check_sidecars_there
 
-                models = check_sidecars_there(models, sidecars, rules)
+            models = check_sidecars_there(models, sidecars, rules)
     if sidecars or len(models) > 1 or not all(job.in_place for job in jobs):
         from onnxkvrename.renaming.file_clashes import check_files_together
 

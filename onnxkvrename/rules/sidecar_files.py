@@ -12,7 +12,7 @@ from pathlib import Path
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import is_occupied
+from onnxkvrename.storage.read import is_directory, is_occupied, read_status
 
 _COMPILE_DIRECTORY = "qpc-[0-9A-Za-z]+"
 """The names of directories below an export in which QEfficient keeps a compile of it."""
@@ -46,6 +46,26 @@ def find_files_beside(
     for directory in dict.fromkeys(directories):
         for name in sorted(_list_names(directory, is_wanted)):
             yield directory / name, directory
+
+
+def find_compiles(directory: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the directories of compiles beside the models in a directory that hold a binary.
+
+    Yields:
+        Each, sorted, with the time at which its newest binary was written, in nanoseconds.
+
+    Raises:
+        ModelError: The directory cannot be listed, or it cannot be determined what is there.
+    """
+    for entry in sorted(filter(_is_compile, _scan(directory)), key=lambda entry: entry.name):
+        path = directory / entry.name
+        inner = [path, *filter(is_directory, (path / each.name for each in _scan(path)))]
+        names = (
+            each / name for each in inner for name in _list_names(each, _is_binary, in_compile=True)
+        )
+        times = [status.st_mtime_ns for status in map(read_status, names) if status is not None]
+        if times:
+            yield path, max(times)
 
 
 def find_candidates(directories: Iterable[Path], rules: Rules) -> tuple[tuple[Path, Path], ...]:
@@ -86,19 +106,28 @@ def _list_names(
 ) -> list[str]:
     """Return the names that are wanted in a directory and in those of its compiles."""
     names: list[str] = []
+    for entry in _scan(directory):
+        if is_wanted(entry.name):
+            names.append(entry.name)
+        elif not in_compile and _is_compile(entry):
+            below = _list_names(Path(entry.path), is_wanted, in_compile=True)
+            names += (os.path.join(entry.name, name) for name in below)
+    return names
+
+
+def _scan(directory: Path) -> list[os.DirEntry[str]]:
+    """Return what is in a directory; nothing if it is missing."""
     try:
         with os.scandir(directory) as entries:
-            for entry in entries:
-                if is_wanted(entry.name):
-                    names.append(entry.name)
-                elif not in_compile and _is_compile(entry):
-                    below = _list_names(Path(entry.path), is_wanted, in_compile=True)
-                    names += (os.path.join(entry.name, name) for name in below)
+            return [*entries]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise ModelError(f"cannot be listed: {error.strerror}", path=str(directory)) from None
-    return names
+
+
+def _is_binary(name: str) -> bool:
+    return name.endswith(".bin")
 
 
 def _is_compile(entry: os.DirEntry[str]) -> bool:

@@ -14,7 +14,7 @@ from onnxkvrename.rules.checks import find_appended_word
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import Request, format_rename
-from onnxkvrename.rules.sidecar_files import find_candidates
+from onnxkvrename.rules.sidecar_files import find_candidates, find_compiles
 from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.formats import load_sidecar_formats
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel, SameBufferError
@@ -30,6 +30,7 @@ from onnxkvrename.sidecars.search import (
     read_neighbours,
     read_sidecar_head,
 )
+from onnxkvrename.storage.read import read_status
 
 
 def find_stale_sidecars(
@@ -41,11 +42,13 @@ def find_stale_sidecars(
     replaced_paths: Collection[str] = (),
     others: Iterable[Path] = (),
     is_left: bool = False,
+    is_replaced: bool = False,
 ) -> Iterator[Finding]:
     """Yield KV406 for each sidecar that names a buffer of a model as it is not called now.
 
     Only files of built-in formats beside the model, and in directories of its compiles, are
-    looked at. Names that other models in the directory have are right.
+    looked at. Names that other models in the directory have are right. A compile without a
+    readable name counts if it is from before the rename, or older than a model with a token.
 
     Args:
         model: The model.
@@ -56,14 +59,16 @@ def find_stale_sidecars(
         replaced_paths: Sidecars that do not matter, by their absolute paths.
         others: Other models in the directory, whose buffers are among those given.
         is_left: Whether the run leaves sidecars as they are, unless they are named.
+        is_replaced: Whether the run replaces the model, so that each compile is from before.
 
     Raises:
         ModelError: The directory cannot be listed.
         RulesError: A template of the rules makes names that could not be undone.
     """
     candidates = find_candidates([model.parent], rules) if pairs else ()
-    if not candidates or find_appended_word(pairs):
+    if find_appended_word(pairs):
         return  # another tool appended a word, so the files are not older than a rename
+    named = set[Path]()
     neighbours: Neighbours | None = None
     models = (model, *others)
     paths = {os.path.abspath(path) for path in models}
@@ -72,8 +77,11 @@ def find_stale_sidecars(
         try:
             data = read_sidecar_head(found.path)
             result, change = _bring_up_to_date(data, found, pairs, paths, rules)
+            if result.matched_names:
+                named.add(found.path.parent)
         except ModelError as error:
             if found.has_known_name and not isinstance(error.__cause__, SameBufferError):
+                named.add(found.path.parent)
                 yield _build_unreadable_finding(path, error)
             continue
         stale, old_names = result.renamed, result.shared_names
@@ -96,6 +104,23 @@ def find_stale_sidecars(
             finding = _build_stale_finding(path, stale, found.format.effect, hint)
             severity = "error" if is_error and is_beside else finding.severity
             yield finding._replace(severity=severity)
+    if is_replaced or any(side.token for pair in pairs for side in pair.sides):
+        yield from _find_old_compiles(model, named, is_replaced=is_replaced)
+
+
+def _find_old_compiles(
+    model: Path, named: Collection[Path], *, is_replaced: bool
+) -> Iterator[Finding]:
+    """Yield KV406 for the compiles of a model from before a rename, except those of known names."""
+    status = read_status(model)
+    for path, time in find_compiles(model.parent):
+        is_older = status is not None and time < status.st_mtime_ns
+        if path in named or not (is_replaced or is_older):
+            continue
+        again = f"compile the model again, and delete {quote_path(str(path))}"
+        since = "was compiled before this rename" if is_replaced else f"is older than {model.name}"
+        hint = again if is_replaced else f"if its names have changed since, {again}"
+        yield build_finding(STALE_CODE, str(path), f"{since}, and has the names of that time", hint)
 
 
 def _bring_up_to_date(
