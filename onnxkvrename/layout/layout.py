@@ -155,7 +155,7 @@ class Layout(NamedTuple):
     Attributes:
         models: The paths of the models, in the order of their layers.
         inputs: The inputs of all graphs, each name once.
-        outputs: The outputs of all graphs, each name once.
+        outputs: The outputs of all graphs, each name once, as the last graph has it.
         buffers: The buffers, sorted by layer and part.
         kept: The names that a rename leaves unchanged, with the reasons.
         sizes: The known sizes of symbols.
@@ -274,7 +274,9 @@ def build_layout(
     return Layout(
         models=tuple(source.path for source in sources),
         inputs=_deduplicate_by_name(v for source in sources for v in source.signature.inputs),
-        outputs=_deduplicate_by_name(v for source in sources for v in source.signature.outputs),
+        outputs=_deduplicate_by_name(
+            [v for source in sources for v in source.signature.outputs], keeps_last=True
+        ),
         buffers=tuple(ordered),
         kept=_deduplicate_by_name(k for source in sources for k in source.plan.unchanged_names),
     )
@@ -300,11 +302,14 @@ def apply_sizes(layout: Layout, sizes: Sizes) -> Layout:
     return layout._replace(sizes=MappingProxyType({**layout.sizes, **sizes}))
 
 
-def _deduplicate_by_name(values: Iterable[NamedValue]) -> tuple[NamedValue, ...]:
-    """Return the first value of each name."""
+def _deduplicate_by_name(
+    values: Iterable[NamedValue], *, keeps_last: bool = False
+) -> tuple[NamedValue, ...]:
+    """Return the first value of each name, or the last one, in the order of the first ones."""
     by_name: dict[str, NamedValue] = {}
     for value in values:
-        by_name.setdefault(value.name, value)
+        if keeps_last or value.name not in by_name:
+            by_name[value.name] = value
     return tuple(by_name.values())
 
 

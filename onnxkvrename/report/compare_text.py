@@ -29,6 +29,7 @@ from onnxkvrename.handoff.worker import UNLIMITED_LENGTH
 from onnxkvrename.layout.layout import fold_alike
 from onnxkvrename.report.formats import FileResult, Line, Span
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED, build_verdict_line
+from onnxkvrename.report.layout_text import format_missing_windows
 from onnxkvrename.report.tables import Cell, render_table, wrap_line
 
 _SOME_PROMPTS = "prompts from some length on, which depends on unknown sizes"
@@ -184,7 +185,8 @@ def _format_transferred(handoff: Handoff) -> str:
     if longest is not None:
         lengths = f", prompts of up to {format_token_count(longest)}"
     conditions = _join_conditions([*_list_size_conditions(handoff), *handoff.conditions])
-    return f"{buffers}{lengths}{conditions}; based on {handoff.consumer.name}'s rules"
+    missing = format_missing_windows(layout)
+    return f"{buffers}{lengths}{conditions}; based on {handoff.consumer.name}'s rules{missing}"
 
 
 def _format_free_sizes(handoff: Handoff) -> str:

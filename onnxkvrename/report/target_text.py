@@ -9,6 +9,7 @@ from onnxkvrename.findings import UNKNOWN_TRANSFER, format_count
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
 from onnxkvrename.handoff.target import CheckedSet, TargetCheck
+from onnxkvrename.report.layout_text import format_missing_windows
 from onnxkvrename.rules.results import ModelReport
 
 
@@ -89,7 +90,7 @@ def _describe_success(consumer: Consumer, verdict: TargetVerdict) -> str:
     hybrid = ", of different shapes or dtypes" if verdict.is_hybrid else ""
     return (
         f"ready for {consumer.name}: it will select, pair and move {every}{buffers}{hybrid} "
-        "(static check; not run on a device)"
+        f"(static check; not run on a device){format_missing_windows(verdict.checked.layout)}"
     )
 
 
