@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -191,11 +191,14 @@ def _is_earlier_seed(
     return seed.directory.with_name(plain.directory_name) in directories
 
 
-def settle_stopped_seeds(paths: Iterable[Path]) -> None:
+def settle_stopped_seeds(
+    paths: Iterable[Path], report_undone: Callable[[Sequence[Path]], None]
+) -> None:
     """Undo runs that were stopped before all files of all exports were there.
 
     Args:
         paths: The models or directories of the run.
+        report_undone: Called for each run that was undone, with the files that are as before it.
 
     Raises:
         KvRenameError: A run cannot be undone, or another one is at work.
@@ -207,7 +210,7 @@ def settle_stopped_seeds(paths: Iterable[Path]) -> None:
             directories.append(directory)
             if is_directory(directory):
                 directories += (directory / name for name in os.listdir(directory))
-    settle_stopped_runs(directories, knows_inputs=False)
+    settle_stopped_runs(directories, report_undone=report_undone, knows_inputs=False)
 
 
 def _require_export_directory(model: Path) -> Path:

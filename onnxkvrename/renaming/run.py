@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,15 +87,22 @@ def rename_batch(
     """
     check_token_change(request.change)
     restored = list[Path]()
-    try:
+    with say_what_was_undone(restored):
         report = _rename_batch(
             request, jobs, rules, sidecars, check_reports, progress, executor, restored
         )
+    return report._replace(restored=tuple(restored))
+
+
+@contextmanager
+def say_what_was_undone(restored: Sequence[Path]) -> Iterator[None]:
+    """Let an interrupt say that a stopped run was undone, if files were restored meanwhile."""
+    try:
+        yield
     except KeyboardInterrupt as stop:
         if restored and not stop.args:
             raise KeyboardInterrupt("a rename that had stopped halfway was undone") from None
         raise
-    return report._replace(restored=tuple(restored))
 
 
 def _rename_batch(

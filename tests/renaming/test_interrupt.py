@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
+import qefficient_exports
+from kill_commands import needs_fork, read_directory, run_and_kill
 from window_sets import write_windows
 
 
@@ -94,6 +97,31 @@ def test_an_interrupt_after_a_stopped_run_was_undone_says_that(
     outcome = run("a", "--prefix", "VLLM")
     line = "interrupted: a rename that had stopped halfway was undone; run the same command again"
     assert (outcome.code, outcome.err.lstrip()) == (130, f"error: {line}\n")
+
+
+@needs_fork
+def test_an_interrupt_after_a_stopped_seeding_was_undone_says_that(
+    here: Path, run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for source in ("external", "mla.onnx"):
+        qefficient_exports.write_export(Path("cache"), source)
+    seed = ("cache", "--prefix", "VLLM", "--seed-cache")
+    plain = read_directory(Path("cache"))
+    for nth in count(1):
+        assert run_and_kill("link", nth, *seed, after=True)
+        seeded = [name for name in read_directory(Path("cache")) if ".onnxkvrename-" not in name]
+        if len(seeded) > len(plain):
+            break
+    monkeypatch.setattr("onnxkvrename.qefficient.seed_cache.plan_seeds", interrupt)
+    outcome = run(*seed)
+    line = "interrupted: a rename that had stopped halfway was undone; run the same command again"
+    assert (outcome.code, outcome.err.lstrip()) == (130, f"error: {line}\n")
+    assert read_directory(Path("cache")) == plain
+    outcome = run(*seed)
+    assert (
+        outcome.err.lstrip()
+        == "error: interrupted: no model was changed; run the same command again\n"
+    )
 
 
 def restore(
