@@ -23,6 +23,7 @@ import onnx.parser
 from cache_models import build_cache_model
 from exporter_models import (
     STATIC_RULES,
+    Cache,
     build_decoder,
     build_model,
     build_static_decoder,
@@ -554,10 +555,18 @@ def change_kv608(model: ModelProto) -> None:
     model.graph.output.add(name=name).type.CopyFrom(model.graph.output[0].type)
 
 
-@show_decoder("KV609", "model.onnx --target vllm-qaic")
-def change_kv609(model: ModelProto) -> None:
-    """The output `past_key.0_RetainedState` is removed."""
-    del model.graph.output[1]  # past_key.0_RetainedState
+@show("KV609", "verify model.onnx --target vllm-qaic --rules rules.toml")
+def make_kv609() -> None:
+    """Keys sort before values among the inputs, and after them among the outputs."""
+    caches = [
+        Cache(f"{into}.0_vllmKvCache", f"{out}.0_vllmKvCache_RetainedState", (1, 2, 8, 4))
+        for into, out in (("a", "y"), ("b", "x"))
+    ]
+    caches = [cache._replace(update="inplace") for cache in caches]
+    onnx.save(build_model(caches), "model.onnx")
+    with contextlib.redirect_stdout(io.StringIO()) as rules:
+        main(["pairs", "model.onnx", "--as", "rules"])
+    Path("rules.toml").write_text(rules.getvalue())
 
 
 @show("KV610", "verify model.onnx --target vllm-qaic")

@@ -22,8 +22,11 @@ from onnxkvrename.layout.layout import Layout
 from onnxkvrename.rules.request import Request, format_rename
 
 _BOTH_SIDES_HINT = "export the model again: a buffer needs both sides"
-RULES_HINT = "set input_name and output_name in a rules file, and pass it with --rules FILE"
-"""The hint for a name that a consumer does not select, if a token does not help."""
+NAMES_HINT = (
+    "export the model with names as QEfficient gives them, such as past_key.3 and "
+    "past_key.3_RetainedState: a rename only adds the token"
+)
+"""The hint for names that a consumer cannot use, if a token does not help."""
 
 
 _DO, _HAVE = ("does", "do"), ("has", "have")
@@ -143,16 +146,16 @@ def _explain_unselected(
     if not token:
         is_output = is_half and unselected.side == "output"
         if is_output and consumer.selected_outputs:
-            return _Reason(_DO, f"not match {consumer.selected_outputs}"), RULES_HINT
+            return _Reason(_DO, f"not match {consumer.selected_outputs}"), NAMES_HINT
         reason = _Reason(_DO, f"not match {consumer.selected_inputs}")
-        return reason, consumer.unselected_hint or RULES_HINT
+        return reason, consumer.unselected_hint or NAMES_HINT
     if token in name:
         required = consumer.output_suffix or consumer.selected_outputs
         text = f"the token but not the suffix that {consumer.name} requires"
         reason = _Reason(_HAVE, f"{text} ({required})" if required else text)
         if name.endswith("_InternalRetainedState"):
             return reason, _suggest_normalizing(consumer)
-        return reason, RULES_HINT
+        return reason, NAMES_HINT
     if token.lower() in name.lower():
         text = f"from the token {token} in upper and lower case"
         reason = _Reason(("differs", "differ"), text, "different")
@@ -188,7 +191,7 @@ def _check_half_names(view: ConsumerView) -> Iterator[Finding]:
         "not carry the same token as the input, so the compiler does not retain the buffer",
         format_rename_command(view.layout, view.consumer, replace=True)
         if view.consumer.token
-        else view.consumer.unselected_hint or RULES_HINT,
+        else view.consumer.unselected_hint or NAMES_HINT,
         "outputs",
     )
 
@@ -218,7 +221,7 @@ def check_unreadable_layers(view: ConsumerView) -> Iterator[Finding]:
         [each.name for each in view.buffer_names if each.is_selected and each.name in unreadable],
         _HAVE,
         f"no number where {consumer} reads the layer; {consumer} cannot start",
-        RULES_HINT,
+        NAMES_HINT,
     )
 
 
@@ -246,7 +249,7 @@ def check_layer_numbers(view: ConsumerView) -> Iterator[Finding]:
             [each.name for each, _ in wrong],
             ("belongs", "belong"),
             f"{layers}; {consumer.name} then sorts the buffers in a wrong order",
-            RULES_HINT,
+            NAMES_HINT,
         )
 
 
@@ -275,8 +278,7 @@ def check_order(view: ConsumerView) -> Iterator[Finding]:
                 output.value.name,
                 f"would be paired with {selected_input.value.name}: {consumer.name} pairs by "
                 f"position, and each is number {position} in its order",
-                "fix the templates in your --rules FILE so that both names of a buffer sort to the "
-                "same position",
+                NAMES_HINT,
             )
             return
 

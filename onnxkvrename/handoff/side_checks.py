@@ -27,7 +27,7 @@ from onnxkvrename.handoff.consumer_checks import (
     find_problems,
 )
 from onnxkvrename.handoff.name_checks import (
-    RULES_HINT,
+    NAMES_HINT,
     describe_non_kv,
     format_rename_command,
     format_renaming_hint,
@@ -187,7 +187,7 @@ def _report_startup(
     consumer, label = checked.view.consumer.name, checked.side.label
     if cause == "layer":
         code, text = "KV603", f"no number where {consumer} reads the layer; {label} cannot start"
-        hint = "the layer must follow the first dot, as in past_key.3_TOKEN"
+        hint = NAMES_HINT
     elif cause == "dtype":
         dtypes = format_list(sorted({each.value.dtype for each in values}))
         code, text = (
@@ -238,7 +238,7 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
         "KV624",
         unselected[0],
         f"{begin_message(unselected, 'does', 'do', 'outputs')} not {required}; {counts}",
-        _choose_hint(view.layout, RULES_HINT),
+        _choose_hint(view.layout, NAMES_HINT),
     )
 
 

@@ -261,6 +261,7 @@ def build_update_finding(
     *,
     needed_by: str | None,
     more: int = 0,
+    hint: str = "",
 ) -> Finding:
     """Return KV120 for a buffer whose output has another size than its input.
 
@@ -272,6 +273,7 @@ def build_update_finding(
         needed_by: Who needs the output to go back into its input; ``None`` if nothing says,
             which makes the finding a warning.
         more: The number of further buffers that the finding is also about.
+        hint: How to get rules that say how the output is made, where nobody needs another.
     """
     size = "is longer than" if update.kind == "append" else "has only the new positions of"
     need = f"{needed_by} retains buffers in place" if needed_by else "no rule says how to join them"
@@ -282,7 +284,8 @@ def build_update_finding(
         f", so it does not fit: {need}",
         "export it with a static cache, which is written in place"
         if needed_by
-        else f'say in the rules that it is meant: update = "{update.kind}" (`--rules FILE`, as '
+        else hint
+        or f'say in the rules that it is meant: update = "{update.kind}" (`--rules FILE`, as '
         "pairs writes it)",
     )
     return finding._replace(severity="error") if needed_by else finding

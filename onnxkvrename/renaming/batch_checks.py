@@ -232,12 +232,15 @@ def _check_consumer(
 
 
 def _drop_reported(findings: Sequence[Finding], model: KvModel) -> Iterator[Finding]:
-    """Yield findings of a consumer, except KV601 on names that KV202 reports already."""
+    """Yield findings of a consumer, except what KV101, KV102 and KV202 report already."""
     can_replace = model.plan.token_change.can_replace
     sides = [side for pair in model.pairs for side in pair.sides]
-    conflicting = {side.old_name for side in sides if not can_replace(side.token)}
+    reported = {side.old_name for side in sides if not can_replace(side.token)}
+    unpaired = {each.name for each in model.findings if each.code in ("KV101", "KV102")}
+    reported |= {model.plan.name_map.get(name, name) for name in unpaired}
     for finding in findings:
-        if finding.code != "KV601" or finding.name not in conflicting:
+        is_reported = finding.code == "KV601" and finding.name in reported
+        if not (is_reported or (unpaired and finding.code == "KV609")):
             yield finding
 
 

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
-from onnxkvrename.findings import Finding, build_finding, promote_to_errors, quote_path
+from onnxkvrename.findings import (
+    Finding,
+    build_finding,
+    format_count,
+    promote_to_errors,
+    quote_path,
+)
 from onnxkvrename.limits import MAX_TEXT_BYTES, shorten_text
 from onnxkvrename.renaming.output_path import check_output, has_result
 from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan
@@ -337,7 +343,7 @@ def _describe_names(renamed: Sequence[tuple[str, str]]) -> str:
         return "its names"
     old, new = renamed[0]
     return (
-        f"{len(renamed)} old names (first: {shorten_text(old)}, "
+        f"{format_count(len(renamed), 'old name')} (first: {shorten_text(old)}, "
         f"now {shorten_text(new)} in the result)"
     )
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, build_finding, quote_path
+from onnxkvrename.findings import Finding, build_finding, format_count, quote_path
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.checks import find_appended_word
 from onnxkvrename.rules.plan import KvPair, TokenChange
@@ -178,8 +178,8 @@ def _build_stale_finding(
     return build_finding(
         STALE_CODE,
         path,
-        f"has {len(stale)} old names from before a rename (first: {shorten_text(old)}, now "
-        f"{shorten_text(new)}); {effect}",
+        f"has {format_count(len(stale), 'name')} that the model no longer has (first: "
+        f"{shorten_text(old)}, now {shorten_text(new)}); {effect}",
         hint,
     )
 

@@ -195,12 +195,14 @@ def check_buffer_flows(
     flows: Iterable[BufferFlow],
     updates_by_kind: Mapping[str, str] = MappingProxyType({}),
     profile: str = "",
+    hint: str = "",
 ) -> Iterator[Finding]:
     """Yield KV104, KV110, KV113, KV114 and KV120 for flows that are wrong or not proved.
 
     An output that has only the new positions is an error until rules say so, and has KV120 alone.
 
-    The updates are those that a profile, which messages call `profile`, says of each kind.
+    The updates are those that a profile, which messages call `profile`, says of each kind; the hint
+    is how to get rules with others.
     """
     for flow in flows:
         if flow.pair.input is None or flow.pair.output is None:
@@ -226,6 +228,7 @@ def check_buffer_flows(
                 flow.update,
                 (flow.pair.input.value.shape, flow.pair.output.value.shape),
                 needed_by=f"profile {profile}" if meant in ("inplace", "once") else None,
+                hint=hint,
             )
             yield finding._replace(severity="error") if has_new_only else finding
 

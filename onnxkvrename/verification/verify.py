@@ -51,7 +51,7 @@ from onnxkvrename.verification import trace_needs
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.onnx_checker import check_onnx_validity
-from onnxkvrename.verification.pairs.other_sides import explain_lone_sides
+from onnxkvrename.verification.pairs.other_sides import explain_lone_sides, join_commands
 from onnxkvrename.verification.pairs.unnamed_caches import (
     explain_no_buffers,
     find_unnamed_caches,
@@ -253,15 +253,17 @@ def _add_stronger(
     """Return findings with one of a consumer: an error replaces what has the same code.
 
     A warning about a buffer that has one of this code already is left out, and that the consumer
-    does not select a name whose other side is missing. Of names with different tokens, a consumer
-    that selects by a token says more, and one that does not says less.
+    does not select or pair a name whose other side is missing. Of names with different tokens, a
+    consumer that selects by a token says more, and one that does not says less.
     """
     if finding.code == "KV601" and any(each.code == "KV116" for each in own):
         if not selects_token:
             return tuple(own)
         own = [each for each in own if each.code != "KV116"]
     unpaired = {each.name for each in own if each.code in ("KV101", "KV102")}
-    if finding.code == "KV601" and finding.name in unpaired:
+    if (finding.code == "KV601" and finding.name in unpaired) or (
+        finding.code == "KV609" and unpaired
+    ):
         return tuple(own)
     if finding.severity == "error":
         return (*(each for each in own if each.code != finding.code), finding)
@@ -285,14 +287,15 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     path, beside = opened.file.path, opened.data_beside
     model = scan_model(opened.source, opened.signature, path, rules, data_beside=beside).model
     model = trace_needs(opened.source, model)
+    again = _format_verify(path, request, rules=RULES_FILE)
+    hint = "" if is_in_memory(model.path) else join_commands(model.path, again)
     flows, proofs = prove_retention(
-        opened.source, model.pairs, model.plan.updates_by_kind, rules.name
+        opened.source, model.pairs, model.plan.updates_by_kind, rules.name, hint
     )
     flat = find_flat_values(model.plan)
     sides = (p.sides for p in model.pairs if any(side.old_name in flat for side in p.sides))
     unlike = {side.old_name for own_sides in sides for side in own_sides}
     proofs = tuple(finding for finding in proofs if finding.name not in unlike)
-    again = _format_verify(path, request, rules=RULES_FILE)
     own = explain_lone_sides(opened.source, model, model.findings, again)
     is_asked = request.token is not None or model.plan.feeds
     appended = "" if is_asked else find_appended_word(model.pairs)
@@ -337,6 +340,7 @@ def prove_retention(
     pairs: Sequence[KvPair],
     updates_by_kind: Mapping[str, str] = MappingProxyType({}),
     profile: str = "",
+    hint: str = "",
 ) -> tuple[tuple[BufferFlow, ...], tuple[Finding, ...]]:
     """Prove that buffers are retained and that the model is valid, without its weights.
 
@@ -345,6 +349,7 @@ def prove_retention(
         pairs: The KV buffers.
         updates_by_kind: How buffers of each kind are meant to be updated.
         profile: What messages call the profile that says it.
+        hint: How to get rules with other updates.
 
     Returns:
         How each output is computed from its input, and the findings KV110, KV113 to KV115,
@@ -356,7 +361,7 @@ def prove_retention(
     model = read_model_without_weights(source)
     flows = trace_buffer_flows(read_graph(source), pairs)
     return flows, (
-        *check_buffer_flows(flows, updates_by_kind, profile),
+        *check_buffer_flows(flows, updates_by_kind, profile, hint),
         *check_onnx_validity(model, source),
     )
 

@@ -53,9 +53,8 @@ def test_an_output_of_new_positions_has_no_second_finding(run: Run) -> None:
     outcome = run("verify", save_delta())
     assert (outcome.code, find_codes(outcome.err)) == (1, ["KV120"])
     assert "present.0.key has only the new positions of past_key_values.0.key" in outcome.err
-    Path("rules.toml").write_text(run("pairs", "m.onnx", "--as", "rules").out, "utf-8")
+    assert run_commands(outcome.err, run).code == 0
     assert 'update = "delta"' in Path("rules.toml").read_text("utf-8")
-    assert run("verify", "m.onnx", "--rules", "rules.toml").code == 0
     on_target = run("verify", "m.onnx", "--target", "vllm-qaic")
     assert find_codes(on_target.err) == ["KV120"]
     assert on_target.out.startswith("m.onnx: does not verify\n")
@@ -126,3 +125,18 @@ def test_values_with_the_names_of_caches_have_one_finding(run: Run) -> None:
         outcome = run(*typed.split())
         assert (outcome.code, find_codes(outcome.err)) == (1, ["KV125"])
         assert "2 names (first: past_keys_0) have fewer than 3 axes ([1, 1])" in outcome.err
+
+
+def test_a_lost_side_has_one_finding_for_a_consumer_too(run: Run) -> None:
+    model = build_model(list_caches(HUGGING_FACE))
+    for value in model.graph.output[1:]:
+        (write,) = (each for each in model.graph.node if value.name in each.output)
+        value.name = write.output[0] = value.name.replace("present", "later")
+    saved(model, Path("m.onnx"))
+    for typed in ("m.onnx --target vllm-qaic -n", "verify m.onnx --target vllm-qaic"):
+        outcome = run(*typed.split())
+        assert (outcome.code, set(find_codes(outcome.err))) == (1, {"KV102"})
+        pairs, again = find_commands(outcome.err)
+        assert pairs == "onnxkvrename pairs m.onnx --as rules > rules.toml"
+        assert again == f"onnxkvrename {typed.removesuffix(' -n')} --rules rules.toml"
+        assert "KV102" not in run_commands(outcome.err, run).err

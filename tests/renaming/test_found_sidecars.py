@@ -119,7 +119,10 @@ def test_a_compile_below_the_export_keeps_its_names_with_a_warning(
     (here / SIDECAR).rename(here / COMPILE / SIDECAR)
     outcome = run(*RENAME, "--sidecars", policy)
     assert outcome.code == 0
-    assert f"warning KV406: {COMPILE}/{SIDECAR} has 8 old names" in outcome.err
+    assert (
+        f"warning KV406: {COMPILE}/{SIDECAR} has 8 names that the model no longer has"
+        in outcome.err
+    )
     assert "-> compile the model again" in outcome.err
     assert read(here / COMPILE / SIDECAR) == PLAIN
     assert run(MODEL, "--strip", "-q") == (0, "", "")  # the names of the compile again
