@@ -19,7 +19,7 @@ from onnxkvrename.report.formats.text import format_files
 from onnxkvrename.report.rename_text import build_rename_answer
 from onnxkvrename.rules.request import Request, format_rename
 from onnxkvrename.rules.results import Report, report_placed
-from onnxkvrename.storage.read import is_directory, resolve_path
+from onnxkvrename.storage.read import is_directory, is_occupied, resolve_path
 from onnxkvrename.storage.recover import find_half_done_runs
 
 
@@ -46,13 +46,26 @@ def command(request: Request) -> int:
     report = run_rename(request, open_bars=partial(show_progress, is_wanted=is_watched))
     with report_placed([report]):
         print_choice(report.profile, request.output_format, request.quiet)
-        command_line = format_rename(request) if request.check else ""
+        command_line = _format_fix(request, report) if request.check else ""
         answer = build_rename_answer(report, use_token_of_target(request), command_line)
         if not request.writes:
             answer = _mention_unfinished_runs(answer)
         elif report.restored:
             answer = _mention_restored_files(answer, report)
         return print_answer(answer, request.output_format)
+
+
+def _format_fix(request: Request, report: Report) -> str:
+    """Return the command that writes what ``--check`` finds, over a different result that is there.
+
+    A text file that changes has a different one in its place where there is one.
+    """
+    places = (item.output for item in report.sidecars if item.status == "would-rename")
+    is_different = any(model.result_state == "different" for model in report.models)
+    is_elsewhere = any((request.output, request.directory, request.seed_cache))
+    if is_different or (is_elsewhere and any(is_occupied(Path(place)) for place in places)):
+        request = request._replace(force=True)
+    return format_rename(request)
 
 
 def _mention_unfinished_runs(answer: Answer) -> Answer:

@@ -35,7 +35,7 @@ from onnxkvrename.rules.lone_sides import has_lone_sides
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
-from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
+from onnxkvrename.rules.results import ModelReport, RenameJob, ResultState, report_model
 from onnxkvrename.rules.sidecar_files import find_files_beside
 from onnxkvrename.storage.read import FileIdentity, is_occupied
 
@@ -224,9 +224,10 @@ def _check_output(
     try:
         check_result_size(plan.size, str(job.model))
         if request.check:
-            is_done = _has_result(prepared, opened, request)
+            state = _judge_result(prepared, opened)
+            is_done = not (state or job.in_place)
             report = report._replace(status="unchanged") if is_done else report
-            return prepared._replace(report=report)
+            return prepared._replace(report=report._replace(result_state=state))
         is_there, blocking = check_output(
             job,
             opened.file.status,
@@ -266,23 +267,26 @@ def _describe_export(finding: Finding, path: Path, rules: Rules) -> Finding:
     return finding._replace(message=message, hint=hint)
 
 
-def _has_result(prepared: PreparedModel, opened: OpenModel, request: Request) -> bool:
-    """Return whether the output path already has the result and its data, as after a run.
+def _judge_result(prepared: PreparedModel, opened: OpenModel) -> ResultState:
+    """Return whether the result and its data are there, as after a run that is not in place.
 
-    What cannot be read there does not count and is not an error: nothing is to be written.
+    What cannot be read there is different, and not an error: nothing is to be written.
     """
     job, plan = prepared.job, prepared.splice_plan
     assert plan is not None
     if job.in_place:
-        return False
+        return ""
     try:
-        parts = read_pieces(opened.file, plan.pieces)
-        if not has_result(job, plan.size, parts, force=request.force):
-            return False
-        copies = plan_data_copies(prepared.data_files, job.output.parent, force=True)
-        return job.same_directory or not any(True for _ in copies)
+        if not has_result(job, plan.size, read_pieces(opened.file, plan.pieces), force=False):
+            return "different" if is_occupied(job.output) else "missing"
+        if job.same_directory:
+            return ""
+        copies = [*plan_data_copies(prepared.data_files, job.output.parent, force=False)]
     except KvRenameError:
-        return False
+        return "different"
+    if any(is_occupied(target) for _, target, _ in copies):
+        return "different"
+    return "missing" if copies else ""
 
 
 def _build_feed_back_call(

@@ -126,8 +126,8 @@ def find_pending_names(model: ModelReport, change: TokenChange) -> PendingNames 
         more.append(f"{len(model.name_map) - len(names):,} have another suffix")
     if model.function_name_map:
         more.append(f"{len(model.function_name_map):,} in local functions as well")
-    if model.output != model.path:
-        more.append("the result is missing or different")
+    if model.result_state:
+        more.append(f"the result is {model.result_state}")
     return PendingNames(len(names), len(own), fault, names[0], "".join(f"; {m}" for m in more))
 
 
@@ -438,7 +438,7 @@ def list_state_rows(
             continue
         names = None if checked is None or model.failed else find_pending_names(model, checked)
         if names is not None:
-            alike = (names.fault, bool(names.more)) if is_short else index
+            alike = (names.fault, bool(names.more), model.result_state) if is_short else index
             pending.setdefault(alike, []).append((model, names))
             continue
         state = format_model_state(model)

@@ -17,6 +17,7 @@ from onnxkvrename.rules.profile import ProfileChoice
 _NO_NAMES: Mapping[str, str] = {}
 
 Status = Literal["renamed", "unchanged", "would-rename", "failed"]
+ResultState = Literal["", "missing", "different"]
 
 
 class RenameJob(NamedTuple):
@@ -60,6 +61,8 @@ class ModelReport(NamedTuple):
         proved: How many buffers the graph of the result was shown to retain; ``None`` if nothing
             was proved.
         function_name_map: Old to new, of the names that change in local functions.
+        result_state: Of a check only: whether the result elsewhere, or its external data, is
+            missing or different; empty for one that is there, and in place.
     """
 
     path: str
@@ -76,6 +79,7 @@ class ModelReport(NamedTuple):
     consumer: str = ""
     proved: int | None = None
     function_name_map: Mapping[str, str] = _NO_NAMES
+    result_state: ResultState = ""
 
     @property
     def has_changes(self) -> bool:

@@ -6,11 +6,14 @@ import json
 import shlex
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 
 import onnx
 import pytest
+import qefficient_exports
 from conftest import FIXTURES, Run
+from hints import find_commands
 from terminals import run_on_terminal
 
 TARGET = ("--target", "vllm-qaic")
@@ -69,7 +72,7 @@ def test_a_terminal_shows_the_same_in_two_lines() -> None:
         ("half.onnx --strip", "6 of 8 names have a token (first: past_key.0_vllmKvCache)"),
         ("plain.onnx --prefix VLLM", "8 of 8 names lack VLLM (first: past_key.0)"),
         ("half.onnx --prefix VLLM --replace", "8 of 8 names lack VLLM"),
-        ("plain.onnx --prefix VLLM -d 'new files'", "the result is missing or different -> new"),
+        ("plain.onnx --prefix VLLM -d 'new files'", "the result is missing -> new"),
     ],
 )
 def test_the_command_does_what_was_checked(typed: str, sentence: str, run: Run) -> None:
@@ -128,3 +131,37 @@ def test_no_command_stands_beside_an_error_that_must_be_fixed_first(run: Run) ->
         assert outcome.code == 2
         assert SENTENCE in outcome.out + outcome.err
         assert "run `" not in outcome.out + outcome.err
+
+
+@pytest.mark.parametrize(
+    ("where", "changed"),
+    [
+        *product(("-o new/m.onnx", "-d new", "--seed-cache"), ("model", "data", "missing")),
+        ("--seed-cache", "parameters"),
+    ],
+)
+def test_of_a_result_that_is_there_and_different_the_command_is_forced(
+    where: str, changed: str, run: Run
+) -> None:
+    export = qefficient_exports.write_export(Path("cache"))
+    typed = f"{export}/decoder.onnx --prefix VLLM {where}"
+    assert run(*typed.split(), "-q").code == 0
+    before = {path for path in Path("cache").rglob("*") if export not in path.parents}
+    places = [path for path in (*before, *Path("new").glob("*")) if path.is_file()]
+    ends = {"model": ".onnx", "data": ".data", "parameters": ".json", "missing": ".onnx"}
+    (place,) = [path for path in places if path.name.endswith(ends[changed])]
+    content = place.read_bytes()
+    if changed == "missing":
+        place.unlink()
+    else:
+        place.write_bytes(content + b"\n" if changed == "parameters" else content[:-1] + b"\1")
+    outcome = run(*typed.split(), "--check")
+    (command,) = set(find_commands(outcome.err))
+    assert outcome.code == 1
+    forced = {"--force"} if changed != "missing" else set()
+    assert {*command.split()} == {"onnxkvrename", *typed.split(), *forced}
+    said = {"model": "different", "data": "different", "missing": "missing"}.get(changed)
+    assert said is None or f"; the result is {said} -> " in outcome.err
+    assert paste(command, run) == 0
+    assert place.read_bytes() == content
+    assert run(*typed.split(), "--check").code == 0
