@@ -156,7 +156,7 @@ def load_traced(
             one that shows the model.
     """
     loaded = load_layouts(paths, rules, sizes, strict=strict, trace=trace_buffer_updates)
-    return explain_layout(loaded, list_models(paths), command)
+    return explain_layout(loaded, list_models(paths), rules, command, strict=strict)
 
 
 @speak_python

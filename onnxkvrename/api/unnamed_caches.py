@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onnxkvrename.errors import ModelError
 from onnxkvrename.findings import CheckError, Finding, quote_path
-from onnxkvrename.layout.load import LoadedLayout
+from onnxkvrename.layout.load import LoadedLayout, replace_findings
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.check_together import build_no_buffers_finding
 from onnxkvrename.rules.kv_model import scan_model
+from onnxkvrename.rules.lone_sides import list_unmatched
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import Report
@@ -20,6 +22,7 @@ from onnxkvrename.verification.pairs.other_sides import explain_lone_sides, join
 from onnxkvrename.verification.pairs.unnamed_caches import (
     explain_graph,
     explain_no_buffers,
+    find_unnamed_caches,
     is_known,
     search_graphs,
     suggest_rules_file,
@@ -60,24 +63,51 @@ def explain_unknown_model(error: CheckError, model: MemoryFile, token: str | Non
 
 
 def explain_layout(
-    loaded: LoadedLayout, models: Sequence[ModelSource], command: str
+    loaded: LoadedLayout, models: Sequence[ModelSource], rules: Rules, command: str, *, strict: bool
 ) -> LoadedLayout:
-    """Return a layout without buffers with what the graphs of its models show in KV001.
+    """Return a layout with what the graphs of its models show of names that no rule matches.
 
     Args:
         loaded: The layout.
         models: Its models; one layout file stays as it is.
+        rules: The rules that recognize KV names.
         command: The command for them, with the file of rules that hints suggest; empty for one
             that shows a model.
+        strict: Whether every warning is an error.
+
+    Raises:
+        ModelError: Only the graph of a model beside those of the layout has its caches.
     """
-    if loaded.layout.buffers or str(models[0]).endswith(".json"):
+    if str(models[0]).endswith(".json"):
         return loaded
+
+    def format_command(path: Path) -> str:
+        return command or _format_inspect(path)
+
     findings = [report.findings for report in loaded.reports]
-    explained = explain_no_buffers(
-        findings, models, None, lambda path: command or _format_inspect(path)
-    )
+    if not loaded.layout.buffers:
+        explained = explain_no_buffers(findings, models, None, format_command)
+    elif len(models) > 1 or any(len(buffer.names) < 2 for buffer in loaded.layout.buffers):
+        explained = []
+        scanned = []
+        for source, own in zip(models, findings, strict=True):
+            with open_model(source) as opened:
+                path, signature = opened.file.path, opened.signature
+                model = scan_model(opened.source, signature, path, rules, data_beside=None).model
+                again = format_command(path)
+                explained.append(explain_lone_sides(opened.source, model, own, again))
+            scanned.append(model)
+        unmatched = list_unmatched(scanned, rules)
+        for index, finding in find_unnamed_caches(scanned, unmatched, None, format_command):
+            message = f"is not the same model as {loaded.layout.models[0]}: {finding.message}"
+            hint = f"pass one of them, such as {quote_path(loaded.layout.models[0])}"
+            raise ModelError(message, path=scanned[index].path, hint=hint)
+    else:
+        return loaded
     reports = zip(loaded.reports, explained, strict=True)
-    return loaded._replace(reports=tuple(report._replace(findings=own) for report, own in reports))
+    return loaded._replace(
+        reports=tuple(replace_findings(report, own, strict=strict) for report, own in reports)
+    )
 
 
 def explain_summaries(

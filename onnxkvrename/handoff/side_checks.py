@@ -41,7 +41,6 @@ from onnxkvrename.handoff.selection import (
     find_unselected_buffers,
 )
 from onnxkvrename.handoff.worker import HAS_NO_BUFFER, HandoffSide, list_rename_paths
-from onnxkvrename.layout.layout import Layout
 from onnxkvrename.model.signature import format_shape
 
 _SIDE_CODES = ("KV120", "KV602", "KV606", "KV609", "KV610", UNKNOWN_TRANSFER)
@@ -50,6 +49,7 @@ _SIDE_CODES = ("KV120", "KV602", "KV606", "KV609", "KV610", UNKNOWN_TRANSFER)
 The others are either checked in more detail (KV601, KV603 to KV605, KV608), or do not affect a
 hand-off (KV607).
 """
+_LONE_SIDE_CODES = ("KV101", "KV102")
 _VALUE_CAUSES: tuple[StartupCause, ...] = ("layer", "dtype", "shape")
 
 
@@ -125,15 +125,18 @@ def _choose_token_hint(sides: Sequence[CheckedSide], *, replace: bool) -> str:
                 p.startup_cause == "output_count" for each in sides for p in each.problems
             ),
         )
-    return _choose_hint(side.layout, hint)
+    return _choose_hint(side, hint)
 
 
-def _choose_hint(layout: Layout, hint: str) -> str:
-    """Return a hint about names, or the one to fix KV120 first.
+def _choose_hint(side: HandoffSide, hint: str) -> str:
+    """Return a hint about names, or the one to fix first what makes a rename fail.
 
-    No name helps for a cache that grows: a rename for the consumer is refused (KV120).
+    No name helps for a cache that grows (KV120), nor for a buffer of which the rules match one
+    side alone.
     """
-    if any(buffer.update.is_resized for buffer in layout.buffers):
+    if side.model_finding is not None and side.model_finding.code in _LONE_SIDE_CODES:
+        return f"fix {side.model_finding.code} first"
+    if any(buffer.update.is_resized for buffer in side.layout.buffers):
         return "fix KV120 first"
     return hint
 
@@ -231,14 +234,15 @@ def _build_output_count_finding(checked: CheckedSide) -> Finding:
     selected = f"{format_count(inputs, 'input')} but {format_count(outputs, 'output')}"
     counts = f"{label} selects {selected} and fails {when}"
     if not unselected:
-        return build_finding("KV624", "", counts, "verify says which pairs are broken")
+        hint = _choose_hint(checked.side, "verify says which pairs are broken")
+        return build_finding("KV624", "", counts, hint)
     names = consumer.selected_outputs or consumer.selected_inputs
     required = f"match {names}" if names else f"have a name that {consumer.name} selects"
     return build_finding(
         "KV624",
         unselected[0],
         f"{begin_message(unselected, 'does', 'do', 'outputs')} not {required}; {counts}",
-        _choose_hint(view.layout, NAMES_HINT),
+        _choose_hint(checked.side, NAMES_HINT),
     )
 
 
@@ -254,7 +258,11 @@ def check_each_side(
             if finding.code == "KV609" and checked is prefill and has_own_arrays:
                 continue  # decode's inputs are what prefill's outputs are paired with
             if finding.code in _SIDE_CODES and finding.code not in reported_codes:
-                yield finding._replace(message=f"{finding.message} ({checked.side.label})")
+                hint = finding.hint
+                if finding.code == "KV609":
+                    hint = _choose_hint(checked.side, hint)
+                message = f"{finding.message} ({checked.side.label})"
+                yield finding._replace(message=message, hint=hint)
 
 
 def check_unmatched_non_kv(prefill: CheckedSide, decode: CheckedSide) -> Iterator[Finding]:

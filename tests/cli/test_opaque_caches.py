@@ -7,11 +7,12 @@ next state: nothing proves the pair, and rules can name it.
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import onnx.parser
 import pytest
-from conftest import Outcome, Run
+from conftest import FIXTURES, Outcome, Run
 from hints import find_commands, run_commands
 from models import saved
 from onnx import ModelProto
@@ -304,3 +305,52 @@ def test_numbers_that_are_not_layers_are_not_called_layers(case: str, here: Path
     assert f", {layers}" in run("verify", "m.onnx", *RULES).out
     assert run("m.onnx", "--strip", *RULES).code == 0
     assert path.read_bytes() == before
+
+
+HALF_KNOWN = {
+    "KV101": ("past_key_values_0_0", "past_key_values_0_1", "present.0.key", "present.0.value"),
+    "KV102": ("past_key_0", "past_value_0", "new_key_0", "new_value_0"),
+}
+
+
+@pytest.mark.parametrize("code", HALF_KNOWN)
+def test_compare_names_the_other_side_of_a_buffer_as_a_rename_does(
+    code: str, here: Path, run: Run
+) -> None:
+    names = HALF_KNOWN[code]
+    model = build_model(
+        "float[b,s,8] x, float[b,2,p,8] k, float[b,2,p,8] v, float[b,2,1,8] h",
+        "float[b,2,t,8] ko, float[b,2,t,8] vo",
+        "n = MatMul(h, w) m = Neg(n) ko = Concat<axis = 2>(k, n) vo = Concat<axis = 2>(v, m) "
+        "i = Constant<value_ints = [1, 2, 3]>() kr = ReduceSum<keepdims = 0>(ko, i) "
+        "vr = ReduceSum<keepdims = 0>(vo, i) z = MatMul(x, w) y = Sum(z, kr, vr)",
+    )
+    renamed = dict(zip(("k", "v", "ko", "vo"), names, strict=True))
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = renamed.get(value.name, value.name)
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    saved(model, here / "m.onnx")
+    said = find_lines(run("m.onnx", "--prefix", "VLLM").err, code)
+    outcome = run("compare", "m.onnx")
+    assert (outcome.code, find_lines(outcome.err, code)) == (1, said)
+    assert find_commands(outcome.err)[1] == "onnxkvrename compare m.onnx --rules rules.toml"
+    others = outcome.err.split("error KV616:")[1]
+    assert find_commands(others) == []
+    assert {line for line in others.splitlines() if "->" in line[:5]} == {f"  -> fix {code} first"}
+
+
+def find_lines(text: str, code: str) -> list[str]:
+    return [line for line in text.splitlines() if f"error {code}:" in line]
+
+
+def test_compare_leaves_out_no_model_of_a_directory(here: Path, run: Run) -> None:
+    Path("models").mkdir()
+    shutil.copyfile(FIXTURES / "plain" / "decoder.onnx", "models/a.onnx")
+    saved(build_model(*KNOWN), Path("models/b.onnx"))
+    outcome = run("compare", "models")
+    assert outcome.code == 2
+    assert "models/b.onnx: is not the same model as models/a.onnx" in outcome.err
+    assert "the graph has 2 caches" in outcome.err
+    assert run("compare", "models/a.onnx").code == 1
