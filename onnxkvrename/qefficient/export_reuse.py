@@ -119,8 +119,9 @@ def _check_export(
     export: Export, reports: Sequence[ModelReport], rules: Rules, request: Request | None
 ) -> list[ModelReport]:
     """Return the reports on the models of one export, with one finding about its tokens each."""
-    renamed = [report for report in reports if request is not None and _changes_in_place(report)]
-    kept = [report for report in reports if report not in renamed]
+    changed = [report for report in reports if request is not None and _changes_in_place(report)]
+    kept = [report for report in reports if report not in changed]
+    renamed = [] if request is not None and request.seed_cache else changed
     refusal = _build_refusal(export, rules, request) if renamed and request is not None else None
     states: dict[str, Finding] = {}
     for report in kept:

@@ -132,13 +132,21 @@ def plan_seeds(models: Sequence[Path], rules: Rules, request: Request) -> SeedPl
             token.
     """
     models_by_directory: dict[Path, list[Path]] = {}
+    errors: list[ModelError] = []
     for model in models:
-        models_by_directory.setdefault(_require_export_directory(model), []).append(model)
+        try:
+            models_by_directory.setdefault(_require_export_directory(model), []).append(model)
+        except ModelError as error:
+            errors.append(error)
     seeds: list[Seed] = []
     refused: list[ModelReport] = []
     kept: list[ModelReport] = []
     for directory, own_models in models_by_directory.items():
-        seed = _plan_seed(directory, rules, request.change)
+        try:
+            seed = _plan_seed(directory, rules, request.change)
+        except ModelError as error:
+            errors.append(error)
+            continue
         if _is_earlier_seed(seed, models_by_directory, rules, request.change):
             kept += (report_model(read_kv_model(model, rules)) for model in own_models)
             continue
@@ -167,10 +175,20 @@ def plan_seeds(models: Sequence[Path], rules: Rules, request: Request) -> SeedPl
     ]
     if others:
         hint = f"`{format_rename(request._replace(models=tuple(others)))}` seeds the others"
+        for failure in errors:
+            failure.hint = hint
         refused = [
             report._replace(findings=tuple(each._replace(hint=hint) for each in report.findings))
             for report in refused
         ]
+        seeds = [
+            seed._replace(finding=seed.finding._replace(hint=hint))
+            if seed.finding is not None and seed.entry is None  # nobody looks for it
+            else seed
+            for seed in seeds
+        ]
+    if errors:
+        raise errors[0]
     return SeedPlan(tuple(seeds), tuple(refused), tuple(kept))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx.helper
 import pytest
 import qefficient_exports
+from hints import find_commands, split_words
 from kill_commands import read_directory
 from models import info, node, saved
 from qefficient_exports import CAUSAL, DECODER, ENCODER, PARAMS
@@ -49,6 +50,35 @@ def test_one_that_takes_no_token_stops_all_and_the_hint_seeds_the_others(
     assert command == [str(plain), *SEED]
     assert run(*command).code == 0
     assert read_directory(cache / twin.name) == read_directory(twin)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        ("renamed", 1, "error KV401: "),
+        ("parameters", 2, "is not JSON"),
+        ("outside", 2, "is not part of a QEfficient export"),
+    ],
+)
+def test_an_export_that_is_not_recognized_stops_all_and_the_hint_seeds_the_others(
+    fault: str, code: int, said: str, cache: Path, snapshot, run
+) -> None:
+    bad = qefficient_exports.write_export(cache, "mla.onnx")
+    plain = qefficient_exports.write_export(cache)
+    if fault == "renamed":
+        bad.rename(bad.with_name("Tiny-0123456789abcdef"))
+    elif fault == "parameters":
+        (bad / qefficient_exports.PARAMS).write_text("{")
+    else:
+        (bad / qefficient_exports.PARAMS).unlink()
+    before = snapshot(cache)
+    outcome = run(cache, *SEED)
+    assert (outcome.code, said in outcome.err, "KV402" in outcome.err) == (code, True, False)
+    assert snapshot(cache) == before
+    (command,) = find_commands(outcome.err)
+    assert command == f"onnxkvrename {plain} {' '.join(SEED)}"
+    assert f"`{command}` seeds the others" in outcome.err
+    assert run(*split_words(command)[1:]).code == 0
 
 
 def test_the_command_for_the_others_has_the_options_of_the_run(cache: Path, run) -> None:
