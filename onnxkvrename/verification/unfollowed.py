@@ -89,7 +89,7 @@ def find_unfollowed_inputs(
         return {}
     outputs = [claim.output.name for claim in claims]
     states = {claim.input.name for claim in claims}
-    tokens = set(_list_token_dims(values.values()))
+    tokens = set(list_token_dims(values.values()))
     is_any_untyped = are_types_guessed and any(c.output.dtype == UNDECLARED for c in claims)
     others = [value for name, value in values.items() if name not in states]
     if follows_all and not (
@@ -136,7 +136,7 @@ def has_packed_dtype(value: Value) -> bool:
     return value.dtype in _PACKED_DTYPES or value.dtype.startswith(_CONTAINERS)
 
 
-def _list_token_dims(values: Iterable[Value]) -> Iterator[Dim]:
+def list_token_dims(values: Iterable[Value]) -> Iterator[Dim]:
     """Yield the sizes of the axis of tokens, as far as inputs of token ids and positions say."""
     for value in values:
         if value.dtype in ("INT32", "INT64") and value.shape and len(value.shape) <= _MIN_RANK:

@@ -28,7 +28,7 @@ from onnxkvrename.verification.pairs.find_pairs import build_pair, may_be_state
 from onnxkvrename.verification.pairs.hidden_states import LoneState, StatePair
 from onnxkvrename.verification.provenance import Origin
 from onnxkvrename.verification.tracing import trace_dependencies, trace_origins
-from onnxkvrename.verification.unfollowed import has_packed_dtype
+from onnxkvrename.verification.unfollowed import has_packed_dtype, list_token_dims
 
 _Types = tuple[str, tuple[Dim, ...] | None, tuple[Dim, ...] | None]
 _LETTERS_AND_NUMBER = re.compile("(?=.*[0-9])(?=.*[A-Za-z]{2})")
@@ -77,10 +77,13 @@ def find_stopped_states(graph: ModelGraph, signature: Signature) -> tuple[LoneSt
     """Return the outputs into which an input may be carried in a way that is not followed.
 
     That is for a model without pairs. Both have the same size, except for one axis. Each output
-    comes with the input whose name is most like its own; if some share words, only those count.
+    comes with the input whose name is most like its own, and which no other output comes with; if
+    some names share words, only those count.
     """
     weights = graph.main.constants
     inputs = [v for v in signature.inputs if may_be_carried(v) and v.name not in weights]
+    tokens = set(list_token_dims(v for v in signature.inputs if v.name not in weights))
+    inputs = [v for v in inputs if not _has_row_for_each_token(v, tokens)]
     names = {value.name for value in inputs}
     outputs = [v for v in signature.outputs if may_be_carried(v) and v.name not in names]
     if len(inputs) * len(outputs) > MAX_ENTRIES:
@@ -91,19 +94,21 @@ def find_stopped_states(graph: ModelGraph, signature: Signature) -> tuple[LoneSt
     sources, traced = [v.name for v in inputs], [v.name for v in outputs]
     origins = trace_origins(graph, sources, traced)
     reached = trace_dependencies(graph, sources, traced)
-    found: list[tuple[int, LoneState]] = []
-    for output, origin, bits in zip(outputs, origins, reached, strict=True):
-        stopped = [
-            (_count_shared_words(source.name, output.name), source.dtype == output.dtype, state)
-            for number, source in enumerate(inputs)
-            if bits >> number & 1 and _differ_in_one_axis(source, output)
-            for state in _list_stops(number, output, origin, inputs)
-        ]
-        if stopped:
-            shared, _, state = max(stopped, key=lambda each: each[:2])
-            found.append((shared, state))
-    is_named = any(shared for shared, _ in found)
-    return tuple(state for shared, state in found if shared or not is_named)
+    stopped = [
+        (_count_shared_words(source.name, output.name), source.dtype == output.dtype, state)
+        for output, origin, bits in zip(outputs, origins, reached, strict=True)
+        for number, source in enumerate(inputs)
+        if bits >> number & 1 and _differ_in_one_axis(source, output)
+        for state in _list_stops(number, output, origin, inputs)
+    ]
+    is_named = any(shared for shared, _, _ in stopped)
+    used: set[str] = set()
+    found: dict[str, LoneState] = {}
+    for shared, _, state in sorted(stopped, key=lambda each: each[:2], reverse=True):
+        if state.input not in used and state.output not in found and (shared or not is_named):
+            used.add(state.input)
+            found[state.output] = state
+    return tuple(found[name] for name in traced if name in found)
 
 
 def may_be_carried(value: Value) -> bool:
@@ -142,6 +147,12 @@ def _list_stops(
             reason = f"{source.dtype} is made {output.dtype} on the way"
     if reason:
         yield LoneState(source.name, output.name, reason)
+
+
+def _has_row_for_each_token(value: Value, tokens: Container[Dim]) -> bool:
+    """Return whether an input is laid out as embeddings and hidden states are."""
+    shape = value.shape or ()
+    return len(shape) == 3 and isinstance(shape[1], str) and shape[1] in tokens
 
 
 def _differ_in_one_axis(source: Value, output: Value) -> bool:

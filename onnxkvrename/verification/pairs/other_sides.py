@@ -40,7 +40,7 @@ def join_draft_commands(path: str, command: str) -> str:
     rules = f"onnxkvrename pairs {quote_path(path)} --as rules > {RULES_FILE}"
     return (
         f"if these are caches, name them in rules: `{rules}` drafts some as comments; remove the # "
-        f"where they are right, then `{command}`"
+        f"where they are right, then `{command}`; if this is an encoder, pass its decoder"
     )
 
 
