@@ -49,7 +49,8 @@ def format_rename_command(
     if not paths and len(layout.models) == 1 and not layout.other_stages:
         paths = layout.models
     token, target = (consumer.token, None) if is_refused else (None, consumer.name)
-    command = format_rename(Request(tuple(map(Path, paths)), token, target, replace=replace))
+    rename = Request(tuple(map(Path, paths)), token, target, replace=replace)
+    command = format_rename(rename, seeds=True)
     if paths:
         return f"`{command}`"
     return f"rename all files of the set with `{command.removeprefix('onnxkvrename ')}`"

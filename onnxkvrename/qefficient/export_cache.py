@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +25,13 @@ from onnxkvrename.findings import Finding, build_finding, format_list, quote_pat
 from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import PARAMS_FILE, split_directory_name
 from onnxkvrename.rules.rewrite import rewrite_name
-from onnxkvrename.storage.read import read_status, read_text_file
+from onnxkvrename.storage.read import read_text_file
 
 ExportParams = Mapping[str, Any]
 """The parameters of an export as :func:`parse_export_params` returns them, in the file's order."""
 
-_DIRECTORY_PATTERN = r"(?s)(.+)-([0-9a-f]{16})"
 _CLASS_KEY, _TOKEN_KEY = "qeff_auto_class", "kv_cache_prefix"
 _IDS_AXIS, _EMBEDDINGS_AXIS = "input_ids", "inputs_embeds"
 # Only QEFFAutoModelForCausalLM.export writes the token into the hashed parameters.
@@ -49,12 +48,8 @@ _QEFFICIENT_KV_PATTERN = (
     r"(?:past_key|past_value|compressed_kv|k_pe|conv_state|recurrent_state)\.[0-9]+"
     r"(?:_[A-Za-z0-9]+)?_(?:Internal)?RetainedState"
 )
-PARAMS_FILE = "hashed_export_params.json"
-"""The file in which QEfficient saves the parameters of an export."""
 WEIGHTS_FILE = "weight_spec.json"
 """The file in which a weight-free export says which weights its inputs are."""
-_LEVELS = 3
-"""The number of directories above a model that may be the directory of its export."""
 
 
 class CacheEntry(NamedTuple):
@@ -143,12 +138,6 @@ def compute_export_hash(params: ExportParams) -> str:
 
     text = json.dumps(params, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
-
-
-def split_directory_name(directory: str) -> tuple[str, str] | None:
-    """Return name and hash, ``None`` for a directory that is not named like one of the cache."""
-    match = re.fullmatch(_DIRECTORY_PATTERN, directory)
-    return (match[1], match[2]) if match else None
 
 
 def identify_export(directory: str, params: ExportParams) -> CacheEntry | None:
@@ -281,23 +270,3 @@ def _check_types(params: ObjectReader) -> None:
     for key in (_CLASS_KEY, _TOKEN_KEY):
         if not params.is_null(key):
             params.read_string(key)
-
-
-def find_exports(model: Path) -> Iterator[Path]:
-    """Yield the directories above a model that hold the parameters of an export.
-
-    Raises:
-        ModelError: It cannot be determined if one does.
-    """
-    for directory in list(Path(os.path.abspath(model)).parents)[:_LEVELS]:
-        status = read_status(directory / PARAMS_FILE)
-        if status is not None and stat.S_ISREG(status.st_mode):
-            yield directory
-
-
-def shorten_path(directory: Path, model: Path) -> Path:
-    """Return a directory above a model as the start of the model's path, if it is one."""
-    for parent in model.parents:
-        if Path(os.path.abspath(parent)) == directory:
-            return parent
-    return directory

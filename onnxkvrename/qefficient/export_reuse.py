@@ -11,17 +11,15 @@ from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.qefficient.export_cache import (
     ExportParams,
     collect_tokens,
-    find_exports,
     read_export_params,
     rename_export_params,
-    shorten_path,
-    split_directory_name,
 )
 from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import find_cached_export
 from onnxkvrename.rules.request import Request, format_rename
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.storage.read import is_in_memory, resolve_path
+from onnxkvrename.storage.read import resolve_path
 
 REUSE_CODE = "KV402"
 _SPLIT_CODE = "KV303"
@@ -61,21 +59,17 @@ def check_exports(
         request: The rename that is asked for; ``None`` if none is.
     """
     by_directory: dict[Path, list[int]] = {}
-    exports: dict[Path, Export | None] = {}
     for index, report in enumerate(reports):
         directory = _find_directory(report)
         if directory is not None:
             by_directory.setdefault(directory, []).append(index)
-            if directory not in exports:
-                exports[directory] = _read_export(directory, Path(report.path), rules)
     checked = list(reports)
     for directory, indexes in by_directory.items():
-        export = exports[directory]
+        export = _read_export(directory, rules)
         if export is not None:
             own = [reports[index] for index in indexes]
-            for index, report in zip(
-                indexes, _check_export(export, own, rules, request), strict=True
-            ):
+            found = _check_export(export, own, rules, request)
+            for index, report in zip(indexes, found, strict=True):
                 checked[index] = report
     return tuple(checked)
 
@@ -85,7 +79,7 @@ def restate_reuse(report: ModelReport, rules: Rules) -> ModelReport:
     path = Path(report.path)
     directory = _find_directory(report)
     is_warned = any(finding.code == REUSE_CODE for finding in report.findings)
-    export = _read_export(directory, path, rules) if is_warned and directory else None
+    export = _read_export(directory, rules) if is_warned and directory else None
     if export is None:
         return report
     outputs = [pair.output.new_name for pair in report.pairs if pair.output is not None]
@@ -96,23 +90,17 @@ def restate_reuse(report: ModelReport, rules: Rules) -> ModelReport:
 
 def _find_directory(report: ModelReport) -> Path | None:
     """Return the directory of the export that a model with buffers belongs to, if it is one."""
-    if not (report.pairs or report.name_map) or is_in_memory(report.path):
-        return None
-    try:
-        directories = [*find_exports(Path(report.path))]
-    except KvRenameError:
-        return None  # the model itself is read, whatever is above it
-    return next((each for each in directories if split_directory_name(each.name)), None)
+    return find_cached_export(Path(report.path)) if report.pairs or report.name_map else None
 
 
-def _read_export(directory: Path, model: Path, rules: Rules) -> Export | None:
+def _read_export(directory: Path, rules: Rules) -> Export | None:
     """Return an export; ``None`` if QEfficient cannot read its parameters: it reuses nothing."""
     try:
         params = read_export_params(directory)
     except KvRenameError:
         return None
     tokens = collect_tokens(params["export_params"]["output_names"], rules)
-    return Export(shorten_path(directory, model), params, frozenset(tokens))
+    return Export(directory, params, frozenset(tokens))
 
 
 def _check_export(

@@ -13,7 +13,6 @@ from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.findings import Finding, build_finding, quote_path
 from onnxkvrename.model.file import open_model
 from onnxkvrename.qefficient.export_cache import (
-    PARAMS_FILE,
     WEIGHTS_FILE,
     CacheEntry,
     build_elsewhere_hint,
@@ -22,18 +21,16 @@ from onnxkvrename.qefficient.export_cache import (
     build_unrecognized_finding,
     explain_token_refusal,
     find_checkpoint,
-    find_exports,
     identify_export,
     read_export_params,
     render_export_params,
-    shorten_path,
 )
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
 from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.qefficient import MERGED
+from onnxkvrename.rules.qefficient import MERGED, PARAMS_FILE, find_exports, shorten_path
 from onnxkvrename.rules.request import Request, format_rename
 from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar

@@ -1,4 +1,4 @@
-"""The files of a model that QEfficient exports in windows, and the calls that take one back.
+"""The directory of an export by QEfficient, its files in windows, and the calls that take one back.
 
 Large models are exported window by window, and merged afterwards. Files whose names fit are parts
 of one set; every other model stands alone. No rules but the profile ``qeff`` have sets and calls.
@@ -6,12 +6,24 @@ of one set; every other model stands alone. No rules but the profile ``qeff`` ha
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
+
+from onnxkvrename.errors import KvRenameError
+from onnxkvrename.storage.read import is_in_memory, read_status
 
 WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
 """The stages of a set's parts: as exported, prepared for the merge, merged."""
+_DIRECTORY_PATTERN = r"(?s)(.+)-([0-9a-f]{16})"
+_LEVELS = 3
+"""The number of directories above a model that may be the directory of its export."""
+PARAMS_FILE = "hashed_export_params.json"
+"""The file in which QEfficient saves the parameters of an export."""
 _LAYER = "0|[1-9][0-9]{0,5}"
 PROFILE = "qeff"
 """The profile of exports by QEfficient."""
@@ -141,3 +153,43 @@ def format_compile_call(inputs: Iterable[str], path: str | None, token: str) -> 
     argument = "lang_onnx_path" if is_language_model else "onnx_path"
     quoted = path.replace("\\", "\\\\").replace('"', '\\"')
     return f'model.compile({argument}="{quoted}", kv_cache_prefix="{token}")'
+
+
+def split_directory_name(directory: str) -> tuple[str, str] | None:
+    """Return name and hash, ``None`` for a directory that is not named like one of the cache."""
+    match = re.fullmatch(_DIRECTORY_PATTERN, directory)
+    return (match[1], match[2]) if match else None
+
+
+def find_exports(model: Path) -> Iterator[Path]:
+    """Yield the directories above a model that hold the parameters of an export.
+
+    Raises:
+        ModelError: It cannot be determined if one does.
+    """
+    for directory in list(Path(os.path.abspath(model)).parents)[:_LEVELS]:
+        status = read_status(directory / PARAMS_FILE)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            yield directory
+
+
+def find_cached_export(path: Path) -> Path | None:
+    """Return the directory of the export of QEfficient's cache that a path is in, or is.
+
+    It is written as the start of the path, if it can be. What cannot be determined is none.
+    """
+    places = () if is_in_memory(path) else (path, path / PARAMS_FILE)
+    with suppress(KvRenameError):
+        for inner in places:
+            for directory in find_exports(inner):
+                if split_directory_name(directory.name):
+                    return shorten_path(directory, inner)
+    return None
+
+
+def shorten_path(directory: Path, model: Path) -> Path:
+    """Return a directory above a model as the start of the model's path, if it is one."""
+    for parent in model.parents:
+        if Path(os.path.abspath(parent)) == directory:
+            return parent
+    return directory

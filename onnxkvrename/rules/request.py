@@ -21,6 +21,7 @@ from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.load import name_rules
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import find_cached_export
 
 RULES_FILE = Path("rules.toml")
 """The file of rules in commands that are suggested."""
@@ -194,14 +195,19 @@ class Request(NamedTuple):
         return (self.rules,) if isinstance(self.rules, Path) else ()
 
 
-def format_rename(request: Request, rules: Rules | Path | None = None) -> str:
+def format_rename(
+    request: Request, rules: Rules | Path | None = None, *, seeds: bool = False
+) -> str:
     """Return the command that renames as a request asks, each word quoted for a shell.
 
     Args:
         request: What is asked for.
         rules: The rules that were chosen, which count if it asks for none; or a file of rules to
             use instead.
+        seeds: Seed exports of QEfficient's cache, where a rename in place is refused.
     """
+    if seeds:
+        request = _seed_exports(request)
     if isinstance(rules, Path):
         request = request._replace(profile=None, rules=rules)
     elif (request.profile or request.rules) is None:
@@ -213,3 +219,12 @@ def format_rename(request: Request, rules: Rules | Path | None = None) -> str:
     if request.target and CONSUMER_TOKENS.get(token.lower()) == (token, request.target):
         request = request._replace(token=None)  # the target sets it by itself
     return format_command("", request)
+
+
+def _seed_exports(request: Request) -> Request:
+    """Return a request that seeds the exports that all its models are in, or else the request."""
+    found = [find_cached_export(path) for path in request.models]
+    exports = tuple(dict.fromkeys(path for path in found if path is not None))
+    if not exports or None in found:
+        return request
+    return request._replace(models=exports, seed_cache=True)

@@ -434,7 +434,7 @@ def _suggest_token(
     path = Path(model.path)
     known, consumer = CONSUMER_TOKENS.get(expected.lower(), (expected, ""))
     rename = Request((path,), known, replace=tokens != {""})
-    command = f"`{format_rename(rename, rules)}`"
+    command = f"`{format_rename(rename, rules, seeds=True)}`"
     if tokens == {known}:
         command = f"`{_format_verify(path, request, token=known)}`"
     return command if known == expected else f"{consumer} selects names with {known}: {command}"

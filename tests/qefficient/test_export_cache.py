@@ -11,7 +11,6 @@ import pytest
 
 from onnxkvrename import ModelError, load_rules
 from onnxkvrename.qefficient.export_cache import (
-    PARAMS_FILE,
     CacheEntry,
     ExportParams,
     build_occupied_finding,
@@ -23,10 +22,10 @@ from onnxkvrename.qefficient.export_cache import (
     parse_export_params,
     rename_export_params,
     render_export_params,
-    split_directory_name,
 )
 from onnxkvrename.rules.parse import parse_rules as rules_of
 from onnxkvrename.rules.plan import TokenChange
+from onnxkvrename.rules.qefficient import PARAMS_FILE, split_directory_name
 
 QEFF = load_rules()
 VLLM, STRIP, ANEW = (

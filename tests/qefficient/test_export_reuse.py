@@ -255,3 +255,29 @@ def test_the_library_has_calls_that_rename(plain: Path) -> None:
     assert (refused.status, len(calls)) == ("failed", 3)
     for call in calls:
         assert not eval(call, {"onnxkvrename": onnxkvrename}).failed
+
+
+# What other commands advise.
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("verify", "MODEL", "--target", "vllm-qaic"),
+        ("verify", "MODEL", "--prefix", "VLLM"),
+        ("verify", "EXPORT", "--target", "vllm-qaic"),
+        ("compare", "EXPORT", "EXPORT"),
+    ],
+    ids=" ".join,
+)
+def test_the_command_that_others_advise_seeds_an_export(
+    args: tuple[str, ...], plain: Path, run: Run
+) -> None:
+    places = {"MODEL": str(plain / "decoder.onnx"), "EXPORT": str(plain)}
+    (command,) = find_commands(run(*(places.get(word, word) for word in args)).err)
+    assert command.startswith(f"onnxkvrename {plain} ")
+    assert command.endswith(" --seed-cache")
+    assert run(*split_words(command)[1:]).code == 0
+    (seeded,) = (path for path in plain.parent.iterdir() if path != plain)
+    places = {"MODEL": str(seeded / "decoder.onnx"), "EXPORT": str(seeded)}
+    assert run(*(places.get(word, word) for word in args)).code == 0
