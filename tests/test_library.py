@@ -160,7 +160,6 @@ def test_each_command_is_a_function_or_none_is() -> None:
             lambda: onnxkvrename.rename(PLAIN, "X", output=PLAIN.parent),
             "`rename_all(..., directory=",
         ),
-        (lambda: onnxkvrename.verify(WITHOUT_CACHE), "`onnxkvrename.suggest_rules(model)`"),
         (lambda: onnxkvrename.rename_bytes(RENAMED.read_bytes(), "X"), "`replace=True` replaces"),
         (lambda: onnxkvrename.rename(PLAIN, "X", output=RENAMED), "`force=True` replaces it"),
         (lambda: onnxkvrename.rename(PLAIN), "`target='vllm-qaic'`"),

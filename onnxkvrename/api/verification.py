@@ -19,9 +19,11 @@ from onnxkvrename.qefficient.export_reuse import check_exports
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.storage.read import MemoryFile
 from onnxkvrename.verification import list_buffer_updates
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model
+from onnxkvrename.verification.pairs.unnamed_caches import explain_no_buffers
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
@@ -72,8 +74,12 @@ def verify(
         check_token_change(TokenChange(token))
     found = find_rules(arguments["profile"], arguments["rules"], [source])
     ((verified,), _) = verify_together([verify_model(source, found, request)], found, request)
-    if verified.report.error is not None:
-        raise verified.report.error
+    report = verified.report
+    if report.error is not None:
+        raise report.error
+    if isinstance(source, MemoryFile):
+        (findings,) = explain_no_buffers([report.findings], [source], token, str)
+        return verified._replace(report=report._replace(findings=findings))
     return verified
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
-from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
+from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import find_profiles
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import Request
+
+NO_CACHE_HINT = (
+    "export the model with its cache as inputs and outputs; if it is an encoder, pass its decoder"
+)
 
 
 def check_models_together(
@@ -34,9 +37,9 @@ def check_models_together(
     ]
     if without:
         for index in without:
-            outputs, path = models[index].output_names, Path(models[index].path)
+            outputs = models[index].output_names
             if len(without) == len(models) and is_complete:
-                findings[index].append(build_no_buffers_finding(outputs, rules, path))
+                findings[index].append(build_no_buffers_finding(outputs, rules))
             else:
                 findings[index] += _check_other_profiles(outputs, rules)
     if connected and is_complete:
@@ -54,13 +57,8 @@ def check_models_together(
     return findings
 
 
-def build_no_buffers_finding(
-    outputs: Iterable[str], rules: Rules | None = None, path: Path | None = None
-) -> Finding:
-    """Return finding KV001 for a model without buffers: the rules match none of the outputs.
-
-    The `path` is ``None`` for a model in memory.
-    """
+def build_no_buffers_finding(outputs: Iterable[str], rules: Rules | None = None) -> Finding:
+    """Return finding KV001 for a model without buffers: the rules match none of the outputs."""
     names = list(outputs)
     own_profile = "" if rules is None else rules.name
     others = [name for name in find_profiles(names) if name != own_profile]
@@ -70,13 +68,7 @@ def build_no_buffers_finding(
     message = f"no KV buffer here: the outputs are {format_list(names)}"
     if not names:
         message = "no KV buffer: the model has no outputs"
-    pairs = "pairs" if path is None else f"`onnxkvrename pairs {quote_path(str(path))} --as rules`"
-    hint = (
-        "export the model with its cache as inputs and outputs; if it is an encoder, pass its "
-        "decoder; if no profile knows its names, add `--rules FILE` with your own rules, which "
-        f"{pairs} writes for the caches in a graph"
-    )
-    return build_finding("KV001", "", message, hint)
+    return build_finding("KV001", "", message, NO_CACHE_HINT)
 
 
 def _check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Finding]:

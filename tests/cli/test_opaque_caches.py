@@ -17,6 +17,8 @@ from hints import find_commands, run_commands
 from models import saved
 from onnx import ModelProto
 
+import onnxkvrename
+
 RULES = ("--rules", "rules.toml")
 COMMANDS = (
     ("m.onnx", "--prefix", "VLLM"),
@@ -376,3 +378,28 @@ def test_compare_leaves_out_no_model_of_a_directory(here: Path, run: Run) -> Non
     assert "models/b.onnx: is not the same model as models/a.onnx" in outcome.err
     assert "the graph has 2 caches" in outcome.err
     assert run("compare", "models/a.onnx").code == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "said", "hint"),
+    [
+        (KNOWN, "the graph has 2 caches", "pass rules=onnxkvrename.suggest_rules(PATH)"),
+        (PLUGIN, "Attention of trt has no body", "pass them as rules=PATH"),
+    ],
+)
+def test_the_library_says_it_of_models_in_memory(
+    parts: tuple[str, str, str], said: str, hint: str
+) -> None:
+    model = build_model(*parts)
+    with pytest.raises(onnxkvrename.CheckError) as error:
+        onnxkvrename.rename_model(model, "VLLM")
+    found = [
+        *error.value.findings,
+        *onnxkvrename.verify(model).report.findings,
+        *onnxkvrename.inspect(model).findings,
+        *onnxkvrename.load_layout(model).reports[0].findings,
+        *onnxkvrename.compare(model, model).findings,
+    ]
+    codes = [finding.code for finding in found]
+    assert codes == ["KV001"] * len(codes)
+    assert all(said in each.message and each.hint.endswith(hint) for each in found)

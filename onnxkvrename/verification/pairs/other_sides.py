@@ -20,6 +20,8 @@ OWN_RULES_HINT = "add `--rules FILE` with the rules of the rename"
 """How to name the buffers of a model that carries a token under names that no profile matches."""
 MEMORY_HINT = "save the model to a file, and pass rules=onnxkvrename.suggest_rules(PATH)"
 """How to rename a model in memory whose names no profile matches."""
+MEMORY_DRAFT_HINT = "if these are caches, write rules for their names, and pass them as rules=PATH"
+"""The same where nothing proves what rules would rename."""
 _REPLACED = ("KV101", "KV102", "KV111")
 """Findings that say less about a name than its other side does."""
 

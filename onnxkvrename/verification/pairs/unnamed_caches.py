@@ -11,6 +11,7 @@ from onnxkvrename.limits import MAX_SEARCHED_NODES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
+from onnxkvrename.rules.check_together import NO_CACHE_HINT
 from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import find_profiles
@@ -24,15 +25,13 @@ from onnxkvrename.verification.pairs.infer_rules import (
 )
 from onnxkvrename.verification.pairs.lone_states import may_be_carried
 from onnxkvrename.verification.pairs.other_sides import (
+    MEMORY_DRAFT_HINT,
     MEMORY_HINT,
     OWN_RULES_HINT,
     join_commands,
     join_draft_commands,
 )
 
-_NO_CACHE_HINT = (
-    "export the model with its cache as inputs and outputs; if it is an encoder, pass its decoder"
-)
 _SHOWN_REASONS = 3
 FormatCommand = Callable[[Path], str]
 """Returns the command for one model, with the file of rules that is suggested."""
@@ -137,7 +136,7 @@ def explain_graph(
         return finding
     if not graph.list_names():
         message = f"{finding.message}; no cache found in the graph either"
-        return finding._replace(message=message, hint=_NO_CACHE_HINT)
+        return finding._replace(message=message, hint=NO_CACHE_HINT)
     message = _describe_caches(graph) if graph.buffers else _describe_stops(finding, graph)
     carried = find_token(graph, token)
     if carried:
@@ -182,7 +181,7 @@ def suggest_rules_file(graph: TracedModel, format_command: FormatCommand | None)
     if format_command is None:
         return OWN_RULES_HINT
     if is_in_memory(str(graph.path)):
-        return MEMORY_HINT
+        return MEMORY_HINT if graph.buffers else MEMORY_DRAFT_HINT
     command = format_command(graph.path)
     if graph.buffers:
         return join_commands(str(graph.path), command)
