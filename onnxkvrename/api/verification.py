@@ -27,6 +27,7 @@ from onnxkvrename.verification.pairs.unnamed_caches import explain_no_buffers
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,
+    build_rename,
     verify_model,
     verify_window_sets,
 )
@@ -109,8 +110,8 @@ def verify_together(
     check = check_target(
         readable,
         {model.report.path: list_buffer_updates(model.flows) for model in models},
-        request.target,
-        full_transfer=request.full_transfer,
+        rules,
+        build_rename(request),
         strict=request.strict,
     )
     found = [own for each in check.sets for own in each.list_own_findings()]

@@ -18,6 +18,7 @@ from onnxkvrename.handoff.selection import ConsumerView, SelectedValue, build_vi
 from onnxkvrename.layout.layout import KvBuffer, Layout, Shape
 from onnxkvrename.layout.updates import BufferUpdate, build_update_finding
 from onnxkvrename.rules.plan import REASON_POSITION
+from onnxkvrename.rules.request import Request
 
 StartupCause = Literal["layer", "dtype", "shape", "output_count"]
 """The reason why a consumer stops before it moves anything.
@@ -65,12 +66,14 @@ def check_consumer(
     consumer: Consumer,
     *,
     full_transfer: bool = False,
+    rename: Request | None = None,
 ) -> Iterator[Finding]:
     """Yield the findings about a layout for a consumer.
 
-    With `full_transfer` the consumer moves all of each buffer, whatever the prompt.
+    With `full_transfer` the consumer moves all of each buffer, whatever the prompt. The `rename`
+    makes the names those that it selects; by default it is one of the layout's models.
     """
-    for problem in find_problems(build_view(layout, consumer, full_transfer)):
+    for problem in find_problems(build_view(layout, consumer, full_transfer, rename)):
         yield from problem.findings
 
 

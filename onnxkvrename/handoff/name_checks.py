@@ -6,7 +6,6 @@ The checks apply to every consumer, by the fields of `Consumer`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.findings import (
@@ -18,8 +17,7 @@ from onnxkvrename.findings import (
 )
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferName, ConsumerView
-from onnxkvrename.layout.layout import Layout
-from onnxkvrename.rules.request import Request, format_rename
+from onnxkvrename.rules.request import format_rename
 
 _BOTH_SIDES_HINT = "export the model again: a buffer needs both sides"
 NAMES_HINT = (
@@ -32,28 +30,18 @@ NAMES_HINT = (
 _DO, _HAVE = ("does", "do"), ("has", "have")
 
 
-def format_rename_command(
-    layout: Layout,
-    consumer: Consumer,
-    *,
-    paths: Sequence[str] = (),
-    replace: bool = False,
-    is_refused: bool = False,
-) -> str:
-    """Return the command that renames models for a consumer, in backticks.
+def format_rename_command(view: ConsumerView, *, replace: bool = False) -> str:
+    """Return the command that makes the names those that the consumer selects, in backticks.
 
-    By default it renames the layout's only model. All files of a set must be renamed together, a
-    merged model with its windows: for them it is a sentence that says so. If a rename for the
-    consumer `is_refused`, the command only adds its token.
+    All files of a set must be renamed together, a merged model with its windows.
     """
-    if not paths and len(layout.models) == 1 and not layout.other_stages:
-        paths = layout.models
-    token, target = (consumer.token, None) if is_refused else (None, consumer.name)
-    rename = Request(tuple(map(Path, paths)), token, target, replace=replace)
-    command = format_rename(rename, seeds=True)
-    if paths:
-        return f"`{command}`"
-    return f"rename all files of the set with `{command.removeprefix('onnxkvrename ')}`"
+    rename = view.rename._replace(replace=replace or view.rename.replace)
+    return f"`{format_rename(rename, seeds=True)}`"
+
+
+def _format_normalizing(view: ConsumerView) -> str:
+    rename = view.rename._replace(normalize=True)
+    return f"`{format_rename(rename, seeds=True)}`"
 
 
 def format_renaming_hint(consumer: Consumer) -> str:
@@ -78,15 +66,15 @@ def check_selected_names(view: ConsumerView) -> Iterator[Finding]:
 
 def _check_unselected_names(view: ConsumerView) -> Iterator[Finding]:
     """Yield KV601, once for all names that are not selected for the same reason."""
-    layout, consumer, names = view.layout, view.consumer, view.buffer_names
+    consumer, names = view.consumer, view.buffer_names
     selected = {each.name for each in names if each.is_selected}
     groups: _Groups = {}
     for each in names:
         if each.name not in selected:
             is_half = any(name in selected for name in each.buffer.names)
-            reason, hint = _explain_unselected(each, is_half, layout, consumer)
+            reason, hint = _explain_unselected(each, is_half, view)
             groups.setdefault((reason, each.side if is_half else "", hint), []).append(each.name)
-    for (reason, side, hint), unselected in _join_token_groups(groups, layout, consumer).items():
+    for (reason, side, hint), unselected in _join_token_groups(groups, view).items():
         yield from report_names(
             "KV601",
             unselected,
@@ -107,7 +95,7 @@ class _Reason(NamedTuple):
 _Groups = dict[tuple[_Reason, str, str], list[str]]
 
 
-def _join_token_groups(groups: _Groups, layout: Layout, consumer: Consumer) -> _Groups:
+def _join_token_groups(groups: _Groups, view: ConsumerView) -> _Groups:
     """Return the groups with one for all names that lack the token, if some have another one.
 
     One command adds the token to some and replaces it in the others.
@@ -119,9 +107,9 @@ def _join_token_groups(groups: _Groups, layout: Layout, consumer: Consumer) -> _
             joined[reason, side, hint] = names
             continue
         other = sum(len(groups[key]) for key in lacking if key[0].token_fault == "different")
-        text = f"not carry the token {consumer.token} ({other:,} carry a different one)"
+        text = f"not carry the token {view.consumer.token} ({other:,} carry a different one)"
         whole = _Reason(_DO, text, "different")
-        command = format_rename_command(layout, consumer, replace=True)
+        command = format_rename_command(view, replace=True)
         joined.setdefault((whole, side, command), []).extend(names)
     return joined
 
@@ -140,10 +128,11 @@ def _describe_loss(side: str, count: int) -> str:
 
 
 def _explain_unselected(
-    unselected: BufferName, is_half: bool, layout: Layout, consumer: Consumer
+    unselected: BufferName, is_half: bool, view: ConsumerView
 ) -> tuple[_Reason, str]:
     """Return why a name is not selected, and the hint."""
-    name, token = unselected.name, consumer.token
+    consumer, name = view.consumer, unselected.name
+    token = consumer.token
     if not token:
         is_output = is_half and unselected.side == "output"
         if is_output and consumer.selected_outputs:
@@ -155,7 +144,7 @@ def _explain_unselected(
         text = f"the token but not the suffix that {consumer.name} requires"
         reason = _Reason(_HAVE, f"{text} ({required})" if required else text)
         if name.endswith("_InternalRetainedState"):
-            return reason, _suggest_normalizing(consumer)
+            return reason, _format_normalizing(view)
         return reason, NAMES_HINT
     if token.lower() in name.lower():
         text = f"from the token {token} in upper and lower case"
@@ -171,7 +160,7 @@ def _explain_unselected(
         replace = True
     else:
         reason, replace = _Reason(_DO, f"not carry the token {token}", "none"), False
-    return reason, format_rename_command(layout, consumer, replace=replace)
+    return reason, format_rename_command(view, replace=replace)
 
 
 def _check_half_names(view: ConsumerView) -> Iterator[Finding]:
@@ -190,7 +179,7 @@ def _check_half_names(view: ConsumerView) -> Iterator[Finding]:
         halves,
         _DO,
         "not carry the same token as the input, so the compiler does not retain the buffer",
-        format_rename_command(view.layout, view.consumer, replace=True)
+        format_rename_command(view, replace=True)
         if view.consumer.token
         else view.consumer.unselected_hint or NAMES_HINT,
         "outputs",
@@ -204,13 +193,9 @@ def report_suffixes(view: ConsumerView, suffix: str, effect: str) -> Iterator[Fi
         view.underived_outputs,
         _DO,
         f"not end in {suffix}; {effect}",
-        _suggest_normalizing(view.consumer),
+        _format_normalizing(view),
         "outputs",
     )
-
-
-def _suggest_normalizing(consumer: Consumer) -> str:
-    return f"rename with `--target {consumer.name} --normalize`"
 
 
 def check_unreadable_layers(view: ConsumerView) -> Iterator[Finding]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.layout.layout import KvBuffer, Layout, Shape
 from onnxkvrename.model.signature import Value
+from onnxkvrename.rules.request import Request
 
 BufferId = tuple[int, str]
 """A buffer's layer and part; for a value that is not a KV buffer, -1 and its input name."""
@@ -91,13 +93,15 @@ class BufferName(NamedTuple):
 class ConsumerView(NamedTuple):
     """A layout as a consumer sees it, with the inputs and outputs that it selects.
 
-    With `full_transfer` it moves all of each buffer, whatever the prompt.
+    With `full_transfer` it moves all of each buffer, whatever the prompt. The `rename` makes the
+    names those that it selects.
     """
 
     layout: Layout
     consumer: Consumer
     selection: Selection
-    full_transfer: bool = False
+    full_transfer: bool
+    rename: Request
 
     @property
     def buffers(self) -> tuple[KvBuffer, ...]:
@@ -136,9 +140,17 @@ class ConsumerView(NamedTuple):
         return len(find_distinct_types(self.layout, self.selection.inputs)) > 1
 
 
-def build_view(layout: Layout, consumer: Consumer, full_transfer: bool = False) -> ConsumerView:
-    """Return a layout as a consumer sees it."""
-    return ConsumerView(layout, consumer, select_values(layout, consumer), full_transfer)
+def build_view(
+    layout: Layout,
+    consumer: Consumer,
+    full_transfer: bool = False,
+    rename: Request | None = None,
+) -> ConsumerView:
+    """Return a layout as a consumer sees it; by default a rename would be one of its models."""
+    models = tuple(map(Path, (*layout.models, *layout.other_stages)))
+    rename = rename or Request(models, target=consumer.name)
+    selection = select_values(layout, consumer)
+    return ConsumerView(layout, consumer, selection, full_transfer, rename)
 
 
 def select_values(layout: Layout, consumer: Consumer) -> Selection:

@@ -29,7 +29,6 @@ from onnxkvrename.handoff.consumer_checks import (
 from onnxkvrename.handoff.name_checks import (
     NAMES_HINT,
     describe_non_kv,
-    format_rename_command,
     format_renaming_hint,
 )
 from onnxkvrename.handoff.selection import (
@@ -40,8 +39,9 @@ from onnxkvrename.handoff.selection import (
     find_misnamed_logits,
     find_unselected_buffers,
 )
-from onnxkvrename.handoff.worker import HAS_NO_BUFFER, HandoffSide, list_rename_paths
+from onnxkvrename.handoff.worker import HAS_NO_BUFFER, HandoffSide
 from onnxkvrename.model.signature import format_shape
+from onnxkvrename.rules.request import format_rename
 
 _SIDE_CODES = ("KV120", "KV602", "KV606", "KV609", "KV610", UNKNOWN_TRANSFER)
 """Findings of one side that are also findings of a hand-off, if they are errors.
@@ -49,7 +49,6 @@ _SIDE_CODES = ("KV120", "KV602", "KV606", "KV609", "KV610", UNKNOWN_TRANSFER)
 The others are either checked in more detail (KV601, KV603 to KV605, KV608), or do not affect a
 hand-off (KV607).
 """
-_LONE_SIDE_CODES = ("KV101", "KV102")
 _VALUE_CAUSES: tuple[StartupCause, ...] = ("layer", "dtype", "shape")
 
 
@@ -63,8 +62,21 @@ class CheckedSide(NamedTuple):
 
 def check_side(side: HandoffSide, consumer: Consumer, full_transfer: bool) -> CheckedSide:
     """Return a side with the values that the consumer selects and the problems that it has."""
-    view = build_view(side.layout, consumer, full_transfer)
-    return CheckedSide(side, view, tuple(find_problems(view)))
+    rename = side.rename._replace(target=consumer.name, full_transfer=full_transfer)
+    view = build_view(side.layout, consumer, full_transfer, rename)
+    problems = tuple(find_problems(view))
+    if consumer.token and any(map(_is_refusing, problems)):
+        plain = side.rename._replace(token=consumer.token)
+        view = build_view(side.layout, consumer, full_transfer, plain)
+        problems = tuple(find_problems(view))
+    return CheckedSide(side, view, problems)
+
+
+def _is_refusing(problem: ConsumerProblem) -> bool:
+    """Return whether a rename for the consumer, which checks the result, is refused."""
+    names = ("KV601", "KV602")  # which a rename changes
+    errors = (each for each in problem.findings if each.severity == "error")
+    return problem.startup_cause == "output_count" or any(e.code not in names for e in errors)
 
 
 def check_buffers_exist(prefill: HandoffSide, decode: HandoffSide) -> Iterator[Finding]:
@@ -116,25 +128,20 @@ def _choose_token_hint(sides: Sequence[CheckedSide], *, replace: bool) -> str:
     side, consumer = sides[0].side, sides[0].view.consumer
     hint = consumer.unselected_hint
     if consumer.token:
-        hint = format_rename_command(
-            side.original_layout,
-            consumer,
-            replace=replace,
-            paths=[*dict.fromkeys(path for each in sides for path in list_rename_paths(each.side))],
-            is_refused=any(
-                p.startup_cause == "output_count" for each in sides for p in each.problems
-            ),
-        )
+        renames = [each.view.rename for each in sides]
+        rename = next((each for each in renames if each.target is None), renames[0])
+        models = tuple(dict.fromkeys(path for each in renames for path in each.models))
+        rename = rename._replace(models=models, replace=replace)
+        hint = f"`{format_rename(rename, seeds=True)}`"
     return _choose_hint(side, hint)
 
 
 def _choose_hint(side: HandoffSide, hint: str) -> str:
-    """Return a hint about names, or the one to fix first what makes a rename fail.
+    """Return a hint about names, or which finding to fix first.
 
-    No name helps for a cache that grows (KV120), nor for a buffer of which the rules match one
-    side alone.
+    A model with an error is not renamed, nor is a cache that grows (KV120) renamed for a consumer.
     """
-    if side.model_finding is not None and side.model_finding.code in _LONE_SIDE_CODES:
+    if side.model_finding is not None:
         return f"fix {side.model_finding.code} first"
     if any(buffer.update.is_resized for buffer in side.layout.buffers):
         return "fix KV120 first"

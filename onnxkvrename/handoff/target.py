@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
@@ -10,10 +12,14 @@ from onnxkvrename.findings import Finding, promote_to_errors
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import check_consumer, find_owning_model
 from onnxkvrename.handoff.find_consumers import load_consumer
+from onnxkvrename.handoff.name_checks import NAMES_HINT
+from onnxkvrename.handoff.worker import rename_for_consumer
 from onnxkvrename.layout.layout import Layout, build_layout
 from onnxkvrename.layout.updates import Updates
 from onnxkvrename.rules.kv_model import KvModel
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED
+from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.windows import group_parts
 
 
@@ -57,9 +63,9 @@ class TargetCheck(NamedTuple):
 def check_target(
     models: Sequence[KvModel],
     updates: Mapping[str, Updates],
-    target: str,
+    rules: Rules,
+    rename: Request,
     *,
-    full_transfer: bool,
     strict: bool,
 ) -> TargetCheck:
     """Check whether a consumer can use models as they are, and what would fail.
@@ -67,14 +73,14 @@ def check_target(
     Args:
         models: The models.
         updates: How their buffers are updated, by path and by output.
-        target: The name of the consumer.
-        full_transfer: Whether it moves all of each buffer, whatever the prompt.
+        rules: The rules that recognize KV names.
+        rename: The rename for the consumer.
         strict: Whether a warning is as bad as an error.
 
     Raises:
         KvRenameError: There is no such consumer.
     """
-    consumer = load_consumer(target)
+    consumer, full_transfer = load_consumer(rename.target or ""), rename.full_transfer
     refused = find_refused(models)
     sets = [
         kept
@@ -82,7 +88,7 @@ def check_target(
         if (kept := tuple(index for index in group if index not in refused))
         if any(models[index].pairs for index in kept)
     ]
-    checked = check_sets(models, sets, consumer, updates, full_transfer)
+    checked = check_sets(models, sets, updates, rules, rename)
     alternatives: list[Consumer | None] = []
     for each in checked:
         other = load_consumer(consumer.alternative) if consumer.alternative else None
@@ -108,20 +114,21 @@ def find_refused(models: Iterable[KvModel]) -> dict[int, ModelError]:
 def check_sets(
     models: Sequence[KvModel],
     sets: Iterable[Sequence[int]],
-    consumer: Consumer,
     updates: Mapping[str, Updates],
-    full_transfer: bool,
+    rules: Rules,
+    rename: Request,
 ) -> list[CheckedSet]:
     """Check each set of models for a consumer.
 
     The models have the names that the consumer will see; a set is the indexes of those that it
     receives together. Updates are by the path of a model and the name of an output. Models of a
     set that have the same buffer are checked one by one: a finding about the set reports that
-    already.
+    already. The `rename` has the consumer as its target.
 
     Raises:
         ModelError: Two pairs of one model are the same buffer.
     """
+    consumer = load_consumer(rename.target or "")
     checked = []
     pending = [tuple(indexes) for indexes in reversed(list(sets))]
     while pending:
@@ -135,9 +142,38 @@ def check_sets(
             continue
         others = () if models[indexes[0]].part is None else _list_other_parts(models, indexes)
         layout = layout._replace(other_stages=others)
-        findings = check_consumer(layout, consumer, full_transfer=full_transfer)
-        checked.append(CheckedSet(indexes, layout, tuple(findings)))
+        own = rename
+        model = models[indexes[0]]
+        if len(indexes) == 1 and not (others or model.plan.feeds or model.needs):
+            own = rename._replace(models=(Path(model.path),))
+        findings = _check_layout(layout, consumer, rules, own)
+        checked.append(CheckedSet(indexes, layout, findings))
     return checked
+
+
+def _check_layout(
+    layout: Layout, consumer: Consumer, rules: Rules, rename: Request
+) -> tuple[Finding, ...]:
+    """Return the findings about a layout, with a command for its names that is not refused.
+
+    A rename for the consumer is refused if it cannot use the result; one that only adds its token
+    is not. Suffixes change in the same rename.
+    """
+    check = partial(check_consumer, consumer=consumer, full_transfer=rename.full_transfer)
+    findings = tuple(check(layout, rename=rename))
+    if consumer.token and any(finding.code in ("KV601", "KV602") for finding in findings):
+        renamed = rename_for_consumer(layout, consumer, rules)
+        errors = {each.code for each in check(renamed) if each.severity == "error"}
+        if errors - {"KV601", "KV602"}:
+            rename = rename._replace(target=None, token=consumer.token, full_transfer=False)
+        rename = rename._replace(normalize=rename.normalize or "KV602" in errors)
+        findings = tuple(check(layout, rename=rename))
+        if "KV601" in errors:  # with the token, too
+            findings = tuple(
+                each._replace(hint=NAMES_HINT) if each.code == "KV601" else each
+                for each in findings
+            )
+    return findings
 
 
 def _list_other_parts(models: Sequence[KvModel], indexes: Sequence[int]) -> tuple[str, ...]:

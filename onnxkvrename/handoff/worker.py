@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from onnxkvrename.layout.load import LoadedLayout
 from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.request import Request
 
 BufferOrder = Literal["numeric", "lexical", "graph"]
 """The order of buffers in a graph: by layer, by name as text, or neither."""
@@ -40,6 +41,7 @@ class HandoffSide(NamedTuple):
             `layout` then has the names after a rename.
         tokens: The infix tokens of the original names, in alphabetical order.
         order: The order in which the graph lists its buffers.
+        rename: The rename of its models: of its path, or of the models of a layout file.
         path: The model, directory or layout file that was read; empty for what is in memory.
         model_finding: The first error of its models, without those about the consumer.
     """
@@ -50,6 +52,7 @@ class HandoffSide(NamedTuple):
     lacks_token: bool
     tokens: tuple[str, ...]
     order: BufferOrder
+    rename: Request = Request()
     path: str = ""
     model_finding: Finding | None = None
 
@@ -70,6 +73,8 @@ def build_loaded_side(
         and not (finding.code == "KV001" and loaded.layout.buffers)
     )
     side = build_handoff_side(label, loaded.layout, consumer, rules)
+    if path is not None and path.suffix != ".json":
+        side = side._replace(rename=side.rename._replace(models=(path,)))
     return side._replace(path=str(path or ""), model_finding=next(model_errors, None))
 
 
@@ -77,20 +82,26 @@ def build_handoff_side(label: str, layout: Layout, consumer: Consumer, rules: Ru
     """Return a side, with the names after a rename if the consumer selects none of them now."""
     names = [buffer.input for buffer in layout.buffers if buffer.input is not None]
     lacks_token = not any(map(consumer.selects_input, names))
-    signature = Signature(layout.inputs, layout.outputs)
-    change = TokenChange(consumer.token, replace=True) if consumer.token else TokenChange(None)
-    plan = build_rename_plan(signature, rules, change)
+    plan = build_rename_plan(Signature(layout.inputs, layout.outputs), rules, TokenChange(None))
     return HandoffSide(
         label,
         layout,
-        _rename_layout(layout, plan.name_map) if lacks_token and consumer.token else layout,
+        rename_for_consumer(layout, consumer, rules) if lacks_token else layout,
         lacks_token,
         tuple(sorted(plan.token_counts)),
         _detect_order(layout),
+        Request(tuple(map(Path, layout.models)), rules=rules),
     )
 
 
-def _rename_layout(layout: Layout, name_map: Mapping[str, str]) -> Layout:
+def rename_for_consumer(layout: Layout, consumer: Consumer, rules: Rules) -> Layout:
+    """Return a layout with the names after a rename for a consumer; as it is without a token."""
+    if not consumer.token:
+        return layout
+    change = TokenChange(consumer.token, replace=True)
+    signature = Signature(layout.inputs, layout.outputs)
+    name_map = build_rename_plan(signature, rules, change).name_map
+
     def rename_value(value: Value) -> Value:
         return value._replace(name=name_map.get(value.name, value.name))
 
@@ -114,12 +125,6 @@ def _detect_order(layout: Layout) -> BufferOrder:
     if layers == sorted(layers):
         return "numeric"
     return "lexical" if names == sorted(names) else "graph"
-
-
-def list_rename_paths(side: HandoffSide) -> tuple[str, ...]:
-    """Return the paths to rename for a side: its own path, or the models of a layout file."""
-    is_model = side.path and not side.path.endswith(".json")
-    return (side.path,) if is_model else tuple(side.original_layout.models)
 
 
 def find_longest_prompt(layout: Layout) -> int:

@@ -163,7 +163,7 @@ def _build_refusal(export: Export, rules: Rules, request: Request) -> Finding | 
     """Return KV402 about a rename in place; ``None`` if it gives the export its own names."""
     if rename_export_params(export.params, rules, request.change) == export.params:
         return None
-    unforced = request._replace(output=None, force=False)
+    unforced = request._replace(output=None, force=False, seed_cache=False)
     seeding = unforced._replace(models=(export.directory,), seed_cache=True)
     elsewhere = unforced._replace(directory=Path("renamed"))
     ways = [f"`{format_rename(elsewhere, rules)}` writes elsewhere"]

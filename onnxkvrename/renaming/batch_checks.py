@@ -59,7 +59,7 @@ def check_batch(
         _say_unchecked(items, models, request)
     elif request.target is not None:
         refused = _find_refused(items, models, rules)
-        taken, checked_for = _check_consumer(items, models, request.target, request, rules, refused)
+        taken, checked_for = _check_consumer(items, models, request, rules, refused)
         for of_model, of_consumer in zip(set_findings, taken, strict=True):
             of_model += of_consumer
     if request.verify and any(model.plan.feeds for model in models):
@@ -195,7 +195,6 @@ def _describe_result(item: PreparedModel, rules: Rules) -> KvModel:
 def _check_consumer(
     items: Sequence[PreparedModel],
     models: Sequence[KvModel],
-    target: str,
     request: Request,
     rules: Rules,
     refused: Container[int],
@@ -205,7 +204,6 @@ def _check_consumer(
     Returns:
         The findings of each model, and the models that were checked, by their indexes.
     """
-    from onnxkvrename.handoff.find_consumers import load_consumer
     from onnxkvrename.handoff.target import check_sets, group_for_consumer
     from onnxkvrename.layout.updates import find_faults
 
@@ -216,12 +214,11 @@ def _check_consumer(
         new_names = model.plan.name_map
         updates[item.report.path] = {new_names.get(name, name): traced[name] for name in traced}
         faults.append(list(find_faults(model.plan, traced)))
-    consumer = load_consumer(target)
     groups = group_for_consumer(models)
     kept = (tuple(index for index in group if index not in refused) for group in groups)
     sets = [group for group in kept if group]
     checked: list[list[Finding]] = [[] for _ in models]
-    for each in check_sets(renamed, sets, consumer, updates, request.full_transfer):
+    for each in check_sets(renamed, sets, updates, rules, request):
         for index, finding in each.list_own_findings():
             checked[index].append(finding)
     findings = [

@@ -223,6 +223,8 @@ def format_rename(
 
 def _seed_exports(request: Request) -> Request:
     """Return a request that seeds the exports that all its models are in, or else the request."""
+    if request.output or request.directory or request.force:
+        return request  # it does not rename in place, or may
     found = [find_cached_export(path) for path in request.models]
     exports = tuple(dict.fromkeys(path for path in found if path is not None))
     if not exports or None in found:

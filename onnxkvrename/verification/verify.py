@@ -59,6 +59,13 @@ from onnxkvrename.verification.pairs.unnamed_caches import (
 from onnxkvrename.verification.renamed_from import RenameProof, prove_renamed
 from onnxkvrename.verification.strip_weights import read_model_without_weights
 
+_TOKEN_CODES = ("KV116", "KV303", "KV601")
+"""Findings that a rename fixes."""
+_ALLOWED_CODES = ("KV115", "KV121", "KV402", "KV404", "KV405", "KV406")
+"""Errors by which no rename is refused."""
+_TRACED_CODES = ("KV110", "KV113", "KV114", "KV120")
+"""Errors by which only a rename for a consumer is refused."""
+
 
 class VerifyRequest(NamedTuple):
     """What a user asks for with ``verify``: the command line and the library make one each."""
@@ -182,7 +189,7 @@ def verify_window_sets(
     readable = [index for index, item in enumerate(verified) if item.model is not None]
     models = [item.model._replace(is_apart=True) for item in verified if item.model is not None]
     is_complete = len(models) == len(verified)
-    rename = _build_rename(request)
+    rename = build_rename(request)
     across = check_models_together(models, rules, rename, is_complete=is_complete)
 
     def format_again(path: Path) -> str:
@@ -227,10 +234,36 @@ def verify_window_sets(
         item.report._replace(findings=(*item.report.findings, *findings))
         for item, findings in zip(items, set_findings, strict=True)
     ]
+    reports = [
+        _defer_to_errors(report, reports if item.model and item.model.part else [report])
+        for item, report in zip(items, reports, strict=True)
+    ]
     return tuple(
         item._replace(report=_settle(report, request), model=None)
         for item, report in zip(items, check_reports(reports), strict=True)
     )
+
+
+def _defer_to_errors(report: ModelReport, together: Iterable[ModelReport]) -> ModelReport:
+    """Return a report whose hints about tokens name the error by which a rename would be refused.
+
+    Args:
+        report: The report on a model.
+        together: The reports on all models that are renamed with it.
+    """
+    errors = {
+        finding.code
+        for each in together
+        for finding in each.findings
+        if finding.severity == "error" and finding.code < "KV600"
+    }.difference(_TOKEN_CODES, _ALLOWED_CODES)
+    findings = []
+    for finding in report.findings:
+        refusing = errors if "--target" in finding.hint else errors.difference(_TRACED_CODES)
+        if refusing and finding.code in _TOKEN_CODES:
+            finding = finding._replace(hint=f"fix {min(refusing)} first")
+        findings.append(finding)
+    return report._replace(findings=tuple(findings))
 
 
 def _drop_lacking_names(item: VerifiedModel, token: str | None) -> VerifiedModel:
@@ -314,12 +347,12 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     return VerifiedModel(report, flows, model=model)
 
 
-def _build_rename(request: VerifyRequest) -> Request:
+def build_rename(request: VerifyRequest) -> Request:
     """Return the rename that gives the models the token that they are verified for."""
     of_target = (t for t, consumer in CONSUMER_TOKENS.values() if consumer == request.target)
     return Request(
         request.models,
-        request.token or next(of_target, None),
+        next(of_target, request.token),
         request.target,
         full_transfer=request.full_transfer,
         profile=request.profile,
@@ -433,7 +466,9 @@ def _suggest_token(
     """
     path = Path(model.path)
     known, consumer = CONSUMER_TOKENS.get(expected.lower(), (expected, ""))
-    rename = Request((path,), known, replace=tokens != {""})
+    is_joined = model.part is not None or model.plan.feeds or model.needs
+    models = request.models if is_joined else (path,)
+    rename = Request(models, known, replace=tokens != {""})
     command = f"`{format_rename(rename, rules, seeds=True)}`"
     if tokens == {known}:
         command = f"`{_format_verify(path, request, token=known)}`"

@@ -318,7 +318,7 @@ def test_a_merged_model_is_renamed_together_with_its_windows(tmp_path: Path, run
     found = document(run("verify", export, *TARGET, "--format", "json"))
     findings = [each for model in found["models"] for each in model["findings"]]
     assert [finding["code"] for finding in findings] == ["KV601", "KV601"]
-    hint = "rename all files of the set with `--target vllm-qaic`"
+    hint = f"`onnxkvrename {export} --target vllm-qaic`"
     assert [finding["hint"] for finding in findings] == [hint, hint]
     assert run(export, "--target", "vllm-qaic").code == 0
     assert run("verify", export, *TARGET).code == 0

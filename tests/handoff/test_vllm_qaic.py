@@ -281,7 +281,7 @@ def test_an_internal_suffix_gets_no_slices_in_a_hybrid_model() -> None:
     one = only(model(shapes, out="_InternalRetainedState"), "KV602")
     assert one.name == f"past_key.0{END}_InternalRetainedState"
     assert one.message.startswith("4 outputs")
-    assert one.hint == "rename with `--target vllm-qaic --normalize`"
+    assert one.hint == "`onnxkvrename m.onnx --target vllm-qaic --normalize`"
     assert "KV602" not in codes(model(shapes))
 
 
