@@ -114,7 +114,7 @@ def test_a_text_file_in_it_says_which_names_it_has(run: Run) -> None:
     names = Path(COMPILE, "custom_io.yaml")
     names.write_text(" - IOName: past_key.0\n   Precision: float16\n")
     (old,) = find_old(run(MODEL, *VLLM, "-n").err)
-    assert old.startswith(f"warning KV406: {names} has 1 old names")
+    assert old.startswith(f"warning KV406: {names} has 1 name that the model")
     names.write_text(" - IOName: past_key.0_VLLM\n   Precision: float16\n")
     assert find_old(run(MODEL, *VLLM, "-n").err) == []
 
