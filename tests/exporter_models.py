@@ -130,25 +130,6 @@ def build_decoder(names: tuple[str, str] = HUGGING_FACE) -> ModelProto:
     return build_model(list_caches(names))
 
 
-STATIC_RULES = r"""
-update = "inplace"
-
-[[kv]]
-input = '(?:input\.past_key_values\.)?layers\.(?P<layer>[0-9]+)\.(?P<buffer>keys|values)(?:_(?P<token>(?!RetainedState)[A-Za-z0-9]+))?'
-output = '(?:output\.past_key_values\.)?layers\.(?P<layer>[0-9]+)\.(?P<buffer>keys|values)(?:_(?P<token>(?!RetainedState)[A-Za-z0-9]+))?(?:_RetainedState)?'
-input_name = "layers.{layer}.{buffer}[_{token}]"
-output_name = "layers.{layer}.{buffer}[_{token}]_RetainedState"
-
-[kv.kinds.attention]
-roles = { key = "keys", value = "values" }
-
-[[keep]]
-reason = "position"
-pattern = '.*\.cumulative_length'
-"""  # noqa: E501
-"""Rules that write transformers' names of a static cache so that vllm-qaic can read the layer."""
-
-
 def build_static_decoder() -> ModelProto:
     """A decoder as transformers' own exporter names one with a static cache, without counters."""
     names = (

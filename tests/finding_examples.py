@@ -22,7 +22,6 @@ import onnx
 import onnx.parser
 from cache_models import build_cache_model
 from exporter_models import (
-    STATIC_RULES,
     Cache,
     build_decoder,
     build_model,
@@ -517,12 +516,10 @@ def make_kv602() -> None:
     "KV603",
     "model.onnx --prefix vllmKvCache",
     "verify model.onnx --target vllm-qaic",
-    fix=("model.onnx --target vllm-qaic --rules rules.toml",),
 )
 def make_kv603() -> None:
     """The names of transformers have no number after the first dot, where vllm-qaic reads it."""
     onnx.save(build_static_decoder(), "model.onnx")
-    Path("rules.toml").write_text(STATIC_RULES)
 
 
 @show_decoder("KV604", "model.onnx --target vllm-qaic")
@@ -652,16 +649,15 @@ def make_kv617() -> None:
     text = text.replace("past_key", "z_key").replace("past_value", "a_value")
     onnx.save(onnx.parser.parse_model(text), "decode.onnx")
     Path("rules.toml").write_text(r"""
+    input = '{part}\.{layer}{token}'
+    output = '{input}_RetainedState'
     [[kv]]
-    input = '(?P<buffer>[a-z_]+)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?'
-    output = '(?P<buffer>[a-z_]+)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z0-9]+))?_RetainedState'
-    input_name = "{buffer}.{layer}[_{token}]"
-    output_name = "{buffer}.{layer}[_{token}]_RetainedState"
-    [kv.kinds.attention]
-    roles = { key = "past_key", value = "past_value" }
-    [kv.kinds.other]
-    roles = { key = "z_key", value = "a_value" }
     kind = "attention"
+    roles = { key = "past_key", value = "past_value" }
+    [[kv]]
+    kind = "attention"
+    name = "other"
+    roles = { key = "z_key", value = "a_value" }
     """)
 
 

@@ -10,17 +10,18 @@ from typing import Any
 from models import info, node, saved
 from onnx import ModelProto, helper
 
-_NAME = "(?P<layer>0|[1-9][0-9]*)[.](?P<buffer>key|value|conv_state|conv)(?:_(?P<token>[A-Z0-9]+))?"
-RULES = f"""
+RULES = """
 retained = 'present.*'
+input = 'past(?:_key_values)?[.]{layer}[.]{part}{token}'
+output = 'present[.]{layer}[.]{part}{token}'
 [[kv]]
-input = '(?P<stem>past(?:_key_values)?)[.]{_NAME}'
-output = 'present[.]{_NAME}'
-input_name = "{{stem}}.{{layer}}.{{buffer}}[_{{token}}]"
-output_name = "present.{{layer}}.{{buffer}}[_{{token}}]"
-kinds.attention.parts = ["key", "value"]
-kinds.conv.parts = ["conv"]
-kinds.state.parts = ["conv_state"]
+kind = "attention"
+[[kv]]
+name = "conv"
+parts = ["conv"]
+[[kv]]
+name = "state"
+parts = ["conv_state"]
 """
 """Rules for onnxruntime-genai's names."""
 DECODER = {

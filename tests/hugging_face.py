@@ -11,11 +11,9 @@ RULES = r"""
 retained = 'present\..*'
 
 [[kv]]
-input = 'past_key_values\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)(?:_(?P<token>[A-Za-z]+))?'
-output = '(?:present|updated)\.(?P<layer>[0-9]+)\.(?P<buffer>key|value)(?:_(?P<token>[A-Za-z]+))?'
-input_name = "past_key_values.{layer}.{buffer}[_{token}]"
-output_name = "present.{layer}.{buffer}[_{token}]"
-kinds.attention.parts = ["key", "value"]
+kind = "attention"
+input = 'past_key_values\.{layer}\.{part}{token}'
+output = '(?:present|updated)\.{layer}\.{part}{token}'
 """
 PAST = ("batch_size", 2, "past_length", 4)
 GROWN = ("batch_size", 2, "past_length + length", 4)

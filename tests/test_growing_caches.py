@@ -26,11 +26,9 @@ RULES = """
 retained = 'present[.].*'
 {update}
 [[kv]]
-input = '(?:past_key_values)[.](?P<layer>[0-9]+)[.](?P<buffer>key|value)(?:_(?P<token>[A-Z]+))?'
-output = 'present[.](?P<layer>[0-9]+)[.](?P<buffer>key|value)(?:_(?P<token>[A-Z]+))?'
-input_name = "past_key_values.{{layer}}.{{buffer}}[_{{token}}]"
-output_name = "present.{{layer}}.{{buffer}}[_{{token}}]"
-kinds.attention.parts = ["key", "value"]
+kind = "attention"
+input = 'past_key_values[.]{{layer}}[.]{{part}}{{token}}'
+output = 'present[.]{{layer}}[.]{{part}}{{token}}'
 {more}
 """
 
@@ -166,8 +164,8 @@ def test_inspect_shows_it_folded(growing: Path, run) -> None:
         ("", "", {("warning", "KV120")}),
         ('update = "append"', "", set()),
         ('update = "inplace"', "", {("error", "KV120")}),
-        ('update = "inplace"', 'kinds.attention.update = "append"', set()),
-        ("", 'kinds.attention.update = "inplace"', {("error", "KV120")}),
+        ('update = "inplace"', 'update = "append"', set()),
+        ("", 'update = "inplace"', {("error", "KV120")}),
     ],
 )
 def test_rules_say_what_is_meant(

@@ -26,7 +26,6 @@ from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import PARAMS_FILE, split_directory_name
-from onnxkvrename.rules.rewrite import rewrite_name
 from onnxkvrename.storage.read import read_text_file
 
 ExportParams = Mapping[str, Any]
@@ -250,7 +249,7 @@ def _rename_output(name: str, rules: Rules, change: TokenChange) -> str:
     match = rules.match("output", name)
     if match is None or not change.can_replace(match.token):
         return name
-    return rewrite_name(rules, match, change.final_token)
+    return rules.rename(match, change.final_token)
 
 
 def collect_tokens(names: Sequence[str], rules: Rules) -> set[str]:

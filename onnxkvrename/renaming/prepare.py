@@ -34,6 +34,7 @@ from onnxkvrename.rules.kv_model import (
 from onnxkvrename.rules.lone_sides import has_lone_sides
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.rules.qefficient import format_compile_call
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import ModelReport, RenameJob, ResultState, report_model
 from onnxkvrename.rules.sidecar_files import find_files_beside
@@ -104,7 +105,7 @@ def prepare_model(job: RenameJob, request: Request, rules: Rules) -> PreparedMod
     An error of this model is in its report.
 
     Raises:
-        RulesError: A template of the rules makes a name that cannot be turned back.
+        RulesError: A rule makes a name that cannot be turned back.
     """
     try:
         with open_model(job.model) as opened:
@@ -294,10 +295,10 @@ def _build_feed_back_call(
 ) -> str | None:
     """Return the call that hands the result back to its exporter, if the profile knows one."""
     token = model.plan.token_change.final_token
-    if not model.pairs or not token:
+    if not (rules.is_qefficient and model.pairs and token):
         return None
     if model.is_window:  # what is compiled is the file merged from all windows
         return None
     names = [value.name for value in model.signature.inputs]
     path = None if request.seed_cache else str(job.output)
-    return rules.format_feed_back_call(names, path, token)
+    return format_compile_call(names, path, token)

@@ -360,7 +360,10 @@ def _check_collisions(plan: RenamePlan, uses: NameUses) -> Iterator[Finding]:
         if len(names) > 1:
             old_names = format_list(names)
             yield build_finding(
-                "KV201", new_name, f"would be the new name of {old_names}", "correct the templates"
+                "KV201",
+                new_name,
+                f"would be the new name of {old_names}",
+                "give both sides patterns in the rules that no name has in common",
             )
     for new_name, use in uses.taken_names.items():
         yield build_finding(

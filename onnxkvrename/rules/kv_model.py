@@ -129,7 +129,7 @@ def scan_model(
 
     Raises:
         ModelError: The bytes are not a readable model.
-        RulesError: A template of the rules makes names that could not be undone.
+        RulesError: A rule makes names that could not be undone.
     """
     try:
         if change is None:
@@ -215,7 +215,7 @@ def read_kv_model(path: Path, rules: Rules, *, check_data: bool = True) -> KvMod
 
     Raises:
         ModelError: The file is not a readable model.
-        RulesError: A template of the rules makes names that could not be undone.
+        RulesError: A rule makes names that could not be undone.
     """
     with open_model(path) as opened:
         data_beside = opened.file if check_data else None

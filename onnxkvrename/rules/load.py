@@ -31,7 +31,7 @@ def load_rules(profile: str | None = None, path: Path | None = None) -> Rules:
     if path is not None:
         return parse_rules(_read_rules_file(path), str(path))
     profile = profile or DEFAULT_PROFILE
-    return parse_rules(read_profile(profile), profile)._replace(is_built_in=True)
+    return parse_rules(read_profile(profile), profile, is_built_in=True)
 
 
 def read_profile(name: str) -> str:

@@ -3,187 +3,203 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from onnxkvrename.documents import ObjectReader, parse_toml
 from onnxkvrename.errors import RulesError
 from onnxkvrename.findings import find_similar
 from onnxkvrename.rules.kinds import list_kind_words
-from onnxkvrename.rules.patterns import ListedName, NameTable, Pattern, compile_pattern
+from onnxkvrename.rules.pattern import (
+    SHORTHAND,
+    compile_pattern,
+    read_literal,
+    write_alternatives,
+    write_expression,
+)
 from onnxkvrename.rules.profile import (
     AXES,
     DIM_WORDS,
-    OPTIONAL_PART,
-    PLACEHOLDER,
     ROLES,
     SIDES,
     UPDATES,
-    KeepRule,
-    KindRule,
     KvRule,
     Rules,
-    SidecarRule,
     split_sum,
 )
 
+_SHARED_KEYS = ("input", "output", "update", "runner")
+"""The keys that a file may have at its top, for each [[kv]] without its own."""
 _TOP_KEYS = (
-    *("description", "retained", "update", "kv", "keep", "suffixes", "sidecar", "dims"),
-    "functions",
+    *("description", *_SHARED_KEYS, "retained", "functions"),
+    *("kv", "keep", "suffixes", "dims", "sidecar"),
 )
-_PATTERN_KEYS = ("input", "output", "input_name", "output_name", "kinds", "runner")
-_KIND_KEYS = ("roles", "parts", "kind", "update", "by_shape", "axes", "beside", "alone")
-_NAME_KEYS = ("layer", "buffer", "input", "output", "suffix")
+_KV_KEYS = (
+    *(*_SHARED_KEYS, "kind", "name", "roles", "parts", "part", "layer"),
+    *("axes", "beside", "alone", "by_shape"),
+)
 _PAGE = "docs/rules.md explains each key"
-_KV_EXAMPLES = {
-    "input": r"input = 'past\.(?P<layer>[0-9]+)\.(?P<buffer>k|v)"
-    r"(?:_(?P<token>[A-Za-z0-9]+))?'",
-    "output": r"output = 'present\.(?P<layer>[0-9]+)\.(?P<buffer>k|v)"
-    r"(?:_(?P<token>[A-Za-z0-9]+))?'",
-    "input_name": 'input_name = "past.{layer}.{buffer}[_{token}]"',
-    "output_name": 'output_name = "present.{layer}.{buffer}[_{token}]"',
-    "kinds": '[kv.kinds.attention] with roles = { key = "k", value = "v" }',
-    "update": 'update = "append" at the top, or in the table of a kind',
-    "by_shape": "by_shape = true in the table of a kind",
-}
-"""What is expected for each key of [[kv]] that has a form of its own, or is in another table."""
 
 
-def parse_rules(text: str, name: str) -> Rules:
+def parse_rules(text: str, name: str, *, is_built_in: bool = False) -> Rules:
     """Parse a profile.
 
     Args:
         text: The profile, in TOML.
         name: Its name in messages: that of the profile, or the path of the file.
+        is_built_in: Whether it is a profile of this program, whose patterns are compiled only
+            where a name may fit.
 
     Raises:
         RulesError: The text is not a profile; the message names the table and the key, or the
             line where it is not TOML.
     """
     try:
-        return _parse_rules(ObjectReader(parse_toml(text), separator=": "), name)
+        document = ObjectReader(parse_toml(text), separator=": ")
+        return _parse_rules(document, name, is_built_in=is_built_in)
     except ValueError as error:
-        raise RulesError(str(error), path=name, hint=_choose_hint(str(error))) from None
+        is_toml = not str(error).startswith("not TOML")
+        hint = _PAGE if is_toml else f"write patterns in single quotes; {_PAGE}"
+        raise RulesError(str(error), path=name, hint=hint) from None
 
 
-def _parse_rules(document: ObjectReader, name: str) -> Rules:
+def _parse_rules(document: ObjectReader, name: str, *, is_built_in: bool) -> Rules:
     _check_keys(document, _TOP_KEYS)
     document.read_string("description", default="")
-    update = _read_choice(document, "update", UPDATES)
-    kv_rules = tuple(_parse_kv_rule(table, update) for table in _read_tables(document, "kv"))
-    if not kv_rules:
+    suffixes = _read_texts(document, "suffixes")
+    shorthand = dict(SHORTHAND)
+    if suffixes:
+        shorthand["suffix"] = write_alternatives("suffix", {*suffixes, *suffixes.values()})
+    shared = {key: document.values[key] for key in _SHARED_KEYS if key in document.values}
+    rules: list[KvRule] = []
+    kinds: dict[str, KvRule] = {}
+    for number, table in enumerate(_read_tables(document, "kv", _KV_KEYS)):
+        table.values = {**shared, **table.values}
+        rule = _parse_kv_rule(table, name, number, shorthand)
+        rules.append(rule)
+        if kinds.setdefault(rule.kind, rule).traits != rule.traits:
+            problem = f"differs from the {rule.kind} of another [[kv]]: give one of the two a name"
+            raise table.build_error("kind", problem)
+        for side in () if is_built_in else SIDES:
+            _check_groups(table, side, rule)
+    if not rules:
         raise document.build_error("kv", "is missing: a file of rules needs at least one [[kv]]")
-    has_retained = "retained" in document.values
-    in_functions = document.read_boolean("functions", default=False)
-    if in_functions and not all(
-        "{buffer}" in rule.templates[s] for rule in kv_rules for s in SIDES
-    ):
-        raise document.build_error("functions", "needs {buffer} in all templates of names")
+    parts = {part: rule for rule in rules for part in rule.roles}
+    _check_words(document, "kv", (part for rule in rules for part in rule.beside.values()), parts)
     return Rules(
         name,
-        kv_rules,
-        _add_up_kinds(document, kv_rules),
-        keep_rules=tuple(map(_parse_keep_rule, _read_tables(document, "keep"))),
-        retained_pattern=_read_pattern(document, "retained") if has_retained else None,
-        normal_suffixes=_read_texts(document, "suffixes"),
-        dims=_parse_dims(_read_table(document, "dims")),
-        sidecar_rules=tuple(map(_parse_sidecar_rule, _read_tables(document, "sidecar"))),
-        renames_in_functions=in_functions,
+        tuple(rules),
+        {side: tuple(_list_words(rules, side)) for side in SIDES},
+        _read_reasons(document, "keep", "pattern", "reason"),
+        _read_pattern(document, "retained") if "retained" in document.values else None,
+        suffixes,
+        _read_dims(document),
+        _read_reasons(document, "sidecar", "file", "reader", default="its reader"),
+        document.read_boolean("functions", default=False),
+        is_built_in,
     )
 
 
-def _add_up_kinds(document: ObjectReader, rules: Iterable[KvRule]) -> dict[str, KindRule]:
-    """Return all kinds by their names, each with its parts of all rules."""
-    kinds: dict[str, KindRule] = {}
-    for index, rule in enumerate(rules):
-        for kind in rule.kinds:
-            first = kinds.get(kind.name, kind)
-            if first._replace(roles=kind.roles, axes=kind.axes, beside=kind.beside) != kind:
-                problem = "differs from the same kind in another [[kv]]; rename one of the two"
-                raise document.build_error(f"kv[{index}].kinds.{kind.name}", problem)
-            kinds[kind.name] = first._replace(
-                roles={**first.roles, **kind.roles},
-                axes={**first.axes, **kind.axes},
-                beside={**first.beside, **kind.beside},
-            )
-    return kinds
+def _list_words(rules: Iterable[KvRule], side: str) -> Iterator[tuple[str, KvRule]]:
+    """Yield texts of which one is in each name of a rule: its parts, or all that is fixed."""
+    for rule in rules:
+        pattern = rule.patterns[side]
+        if _has_group(pattern, "part"):
+            yield from ((part.removeprefix(rule.prefix), rule) for part in rule.roles)
+        else:
+            before, _, after = map(read_literal, pattern.partition("{token}"))
+            yield "" if before is None or after is None else before, rule
 
 
-def _parse_keep_rule(table: ObjectReader) -> KeepRule:
-    _check_keys(table, ("reason", "pattern"))
-    return KeepRule(table.read_string("reason"), _read_pattern(table, "pattern"))
+def _has_group(pattern: str, group: str) -> bool:
+    return f"{{{group}}}" in pattern or f"(?P<{group}>" in pattern
 
 
-def _parse_sidecar_rule(table: ObjectReader) -> SidecarRule:
-    _check_keys(table, ("file", "reader"))
-    return SidecarRule(_read_pattern(table, "file"), table.read_string("reader", "its reader"))
+def _parse_kv_rule(
+    table: ObjectReader, file: str, number: int, shorthand: Mapping[str, str]
+) -> KvRule:
+    """Parse a table ``[[kv]]``: names, and the kind that they are of.
 
-
-def _parse_kv_rule(table: ObjectReader, update: str) -> KvRule:
-    """Parse a table ``[[kv]]``; `update` is for kinds that do not say how they are updated."""
-    has_names = "names" in table.values
-    _check_keys(table, ("names", "kinds", "runner") if has_names else _PATTERN_KEYS)
-    patterns, templates = _parse_names(table) if has_names else _parse_patterns(table)
-    groups = {group for pattern in patterns.values() for group in pattern.groups}
-    description = "a table of roles or parts: write [kv.kinds.NAME] above them"
-    tables = table.read_object("kinds", description)
-    kinds = []
-    for name in tables.values:
-        prefix = f"{name}." if "kind" in groups else ""
-        kinds.append(_parse_kind(tables.read_object(name, description), name, update, prefix))
-    if not kinds:
-        raise table.build_error("kinds", f"must be {description}")
-    for side in SIDES:
-        if "buffer" not in patterns[side].groups and sum(len(kind.roles) for kind in kinds) > 1:
-            raise table.build_error(side, "has no group (?P<buffer>…)")
-    runner = table.read_string("runner", default="")
-    return KvRule(patterns, templates, tuple(kinds), runner)
-
-
-def _parse_patterns(table: ObjectReader) -> tuple[dict[str, Pattern], dict[str, str]]:
-    """Return the pattern and the template of each side."""
-    patterns: dict[str, Pattern] = {}
-    templates: dict[str, str] = {}
-    for side in SIDES:
-        patterns[side] = pattern = _read_pattern(table, side)
-        for group in ("layer", "token"):
-            if group not in pattern.groups:
-                raise table.build_error(side, f"has no group (?P<{group}>…)")
-        key = f"{side}_name"
-        templates[side] = template = _read_template(table, key, pattern.groups)
-        optional_parts = "".join(OPTIONAL_PART.findall(template))
-        if template.count("{token}") != 1 or "{token}" not in optional_parts:
-            raise table.build_error(key, "must contain {token} once, inside [...]")
-    return patterns, templates
-
-
-def _parse_kind(table: ObjectReader, name: str, update: str, prefix: str) -> KindRule:
-    """Parse a table ``[kv.kinds.NAME]``; the `prefix` is for the names of its parts.
-
-    Its other keys name parts as its ``roles`` do, or as its ``parts`` if it has no roles.
+    Its keys name parts by their roles; those without one as names do.
     """
-    _check_keys(table, _KIND_KEYS)
-    if bool(table.values.get("roles")) == bool(table.values.get("parts")):
-        problem = 'needs either roles, such as { key = "past_key" }, or parts, such as ["a"]'
-        raise table.build_error("roles", problem)
-    has_roles = "roles" in table.values
-    own_parts = _read_texts(table, "roles") or {part: part for part in table.read_strings("parts")}
-    if has_roles:
-        _check_words(table, "roles", own_parts, ROLES)
-    parts = {own: f"{prefix}{part}" for own, part in own_parts.items()}
+    patterns = {side: table.read_string(side) for side in SIDES}
+    patterns["output"] = patterns["output"].replace("{input}", patterns["input"])
+    roles = _read_roles(table, patterns["input"])
+    shorthand = {**shorthand, "part": write_alternatives("part", roles)}
+    word = _read_choice(table, "kind", list_kind_words())
+    kind = table.read_string("name", default=word)
+    if not kind:
+        raise table.build_error("kind", "is missing: write one, such as kind = 'attention'")
+    prefix = f"{kind}." if _has_group(patterns["input"], "kind") else ""
+    parts = {role or part: f"{prefix}{part}" for part, role in roles.items()}
     beside = _read_texts(table, "beside")
-    _check_words(table, "beside", [*beside, *beside.values()], parts)
+    _check_words(table, "beside", beside, parts)
     alone = table.read_strings("alone", default=[])
     _check_words(table, "alone", alone, SIDES)
-    return KindRule(
-        name,
-        cache=_read_choice(table, "kind", list_kind_words()) or name,
-        roles={part: own if has_roles else "" for own, part in parts.items()},
-        update=_read_choice(table, "update", UPDATES) or update,
-        axes={parts[own]: axes for own, axes in _read_axes(table, parts).items()},
-        beside={parts[own]: parts[main] for own, main in beside.items()},
-        alone=tuple(alone),
-        is_open=table.read_boolean("by_shape", default=False),
+    expressions = {}
+    for side, pattern in patterns.items():
+        with _name_key(table, side):
+            expressions[side] = write_expression(pattern, shorthand)
+    return KvRule(
+        file,
+        number,
+        kind,
+        word or kind,
+        patterns,
+        expressions,
+        shorthand,
+        prefix,
+        table.read_integer("layer", 0) if "layer" in table.values else 0,
+        {f"{prefix}{part}": role for part, role in roles.items()},
+        _read_choice(table, "update", UPDATES),
+        {parts[own]: axes for own, axes in _read_axes(table, parts).items()},
+        {parts[own]: parts.get(main, main) for own, main in beside.items()},
+        tuple(alone),
+        table.read_boolean("by_shape", default=False),
+        table.read_string("runner", default=""),
     )
+
+
+def _read_roles(table: ObjectReader, pattern: str) -> dict[str, str]:
+    """Return the parts of a rule, each with its role: those that a pattern lists, or its keys."""
+    roles = _read_texts(table, "roles")
+    _check_words(table, "roles", roles, ROLES)
+    named = [*roles.values(), *table.read_strings("parts", default=[])]
+    named += [table.read_string("part")] if "part" in table.values else []
+    parts: Sequence[str | None] = named or ("key", "value")
+    own = re.search(r"\(\?P<part>(.*?)\)", pattern)
+    if own is not None:
+        parts = [read_literal(part) for part in own[1].split("|")]
+        if None in parts:
+            raise table.build_error("input", "must list its parts, as in (?P<part>key|value)")
+    elif len(parts) != 1 and not _has_group(pattern, "part"):
+        raise table.build_error("part", "is missing, and so is (?P<part>key|value) in input")
+    listed = [part for part in parts if part is not None]
+    _check_words(table, "roles", named, listed)
+    own_roles = {part: part for part in listed if part in ROLES and part not in roles}
+    by_part = own_roles | {part: role for role, part in roles.items()}
+    return {part: by_part.get(part, "") for part in listed}
+
+
+def _check_groups(table: ObjectReader, side: str, rule: KvRule) -> None:
+    """Check that a pattern of the user's own has each group once, as the other side."""
+    with _name_key(table, side):
+        groups = compile_pattern(rule.expressions[side]).groupindex
+    if "token" not in groups:
+        raise table.build_error(side, "has no {token}: write it where a token goes")
+    if ("layer" in groups) == ("layer" in table.values):
+        raise table.build_error(side, "needs {layer}, or layer = 0 where names do not say it")
+    if ("part" in groups) != _has_group(rule.patterns["input"], "part"):
+        raise table.build_error(side, "has no {part}, as input has")
+
+
+@contextmanager
+def _name_key(table: ObjectReader, key: str) -> Iterator[None]:
+    """Context manager that puts a key in front of what is wrong with its value."""
+    try:
+        yield
+    except ValueError as error:
+        raise table.build_error(key, str(error)) from None
 
 
 def _read_axes(table: ObjectReader, parts: Collection[str]) -> Mapping[str, tuple[str, ...]]:
@@ -200,34 +216,9 @@ def _read_axes(table: ObjectReader, parts: Collection[str]) -> Mapping[str, tupl
     return {part: tuple(axes) for part, axes in lists.items()}
 
 
-def _parse_names(table: ObjectReader) -> tuple[dict[str, Pattern], dict[str, str]]:
-    """Return the names of each side, and the templates that write them with a token.
-
-    The name of an output is without what follows a token in it, which is the row's ``suffix``.
-    """
-    entries: dict[str, dict[str, ListedName]] = {side: {} for side in SIDES}
-    parts: set[tuple[str, int]] = set()
-    for row in table.read_objects("names", "a list of { layer, buffer, input, output, suffix }"):
-        _check_keys(row, _NAME_KEYS)
-        part = row.read_string("buffer"), row.read_integer("layer", 0)
-        if part in parts:
-            raise row.build_error("buffer", "is listed twice for this layer")
-        parts.add(part)
-        for side in SIDES:
-            name = row.read_string(side)
-            suffix = row.read_string("suffix", "") if side == "output" else ""
-            if not name or name + suffix in entries[side]:
-                raise row.build_error(side, "is empty or listed twice")
-            entries[side][name + suffix] = ListedName(name, suffix, *part)
-    tables: dict[str, Pattern] = {
-        side: NameTable(names, tuple({entry.suffix for entry in names.values()}))
-        for side, names in entries.items()
-    }
-    return tables, {"input": "{name}[_{token}]", "output": "{name}[_{token}]{suffix}"}
-
-
-def _parse_dims(table: ObjectReader) -> dict[str, str]:
+def _read_dims(document: ObjectReader) -> dict[str, str]:
     """Return the meaning of symbols in ``[dims]``: a word, or the sum of other symbols."""
+    table = document.read_object("dims", "a table: write [dims] above its keys", default={})
     dims = {symbol: table.read_string(symbol) for symbol in table.values}
     for symbol, meaning in dims.items():
         terms = split_sum(meaning)
@@ -239,31 +230,45 @@ def _parse_dims(table: ObjectReader) -> dict[str, str]:
     return dims
 
 
-def _read_table(table: ObjectReader, key: str) -> ObjectReader:
-    return table.read_object(key, f"a table: write [{key}] above its keys", default={})
+def _read_tables(document: ObjectReader, key: str, known: Collection[str]) -> list[ObjectReader]:
+    """Return the tables of a list, which have no keys but some `known` ones."""
+    if isinstance(document.values.get(key), dict):
+        raise document.build_error(key, f"needs two brackets: write [[{key}]], not [{key}]")
+    kind = f"a list of tables: write [[{key}]] above each"
+    tables = document.read_objects(key, kind, default=[])
+    for table in tables:
+        _check_keys(table, known)
+    return tables
 
 
-def _read_tables(table: ObjectReader, key: str) -> list[ObjectReader]:
-    if isinstance(table.values.get(key), dict):
-        raise table.build_error(key, f"needs two brackets: write [[{key}]], not [{key}]")
-    return table.read_objects(key, f"a list of tables: write [[{key}]] above each", default=[])
+def _read_reasons(
+    document: ObjectReader, key: str, pattern: str, reason: str, default: str | None = None
+) -> dict[str, str]:
+    """Return the patterns in a list of tables, each with what else its table says."""
+    return {
+        _read_pattern(table, pattern): table.read_string(reason, default)
+        for table in _read_tables(document, key, (pattern, reason))
+    }
 
 
 def _read_texts(table: ObjectReader, key: str) -> dict[str, str]:
     """Return a table in which all values are text; empty if the key is not there."""
-    if key not in table.values:
-        return {}
-    texts = table.read_object(key, "a table of texts")
+    texts = table.read_object(key, "a table of texts", default={})
     return {name: texts.read_string(name) for name in texts.values}
 
 
 def _read_choice(table: ObjectReader, key: str, choices: Collection[str]) -> str:
     """Return one of some words, empty if the key is not there."""
-    if key not in table.values:
-        return ""
-    value = table.read_string(key)
-    _check_words(table, key, [value], choices)
+    value = table.read_string(key, default="")
+    _check_words(table, key, [value] if key in table.values else [], choices)
     return value
+
+
+def _read_pattern(table: ObjectReader, key: str) -> str:
+    text = table.read_string(key)
+    with _name_key(table, key):
+        compile_pattern(text)
+    return text
 
 
 def _check_words(
@@ -281,33 +286,3 @@ def _check_keys(table: ObjectReader, known_keys: Collection[str]) -> None:
             similar = find_similar(key, missing, cutoff=0.8)
             question = "" if similar is None else f"; did you mean {similar}?"
             raise table.build_error(key, f"is not a known key{question}")
-
-
-def _read_pattern(table: ObjectReader, key: str) -> Pattern:
-    text = table.read_string(key)
-    try:
-        return compile_pattern(text)
-    except ValueError as error:
-        raise table.build_error(key, str(error)) from None
-
-
-def _read_template(table: ObjectReader, key: str, groups: Collection[str]) -> str:
-    template = table.read_string(key)
-    for group, bracket in PLACEHOLDER.findall(OPTIONAL_PART.sub(r"\1", template)):
-        if bracket:
-            raise table.build_error(
-                key, f"has a {bracket} without its counterpart; write {{group}} or [part]"
-            )
-        if group not in groups:
-            known = ", ".join(f"{{{name}}}" for name in sorted(groups))
-            raise table.build_error(key, f"{{{group}}} is not a group of the pattern, only {known}")
-    return template
-
-
-def _choose_hint(message: str) -> str:
-    """Return how to fix a mistake: an example of the key, or the page."""
-    if message.startswith("not TOML"):
-        return f"write patterns in single quotes and templates in double quotes; {_PAGE}"
-    key = re.match(r"kv\[[0-9]+\]\.([a-z_]+)", message)
-    example = _KV_EXAMPLES.get(key[1]) if key else None
-    return f"as in {example}; {_PAGE}" if example else _PAGE

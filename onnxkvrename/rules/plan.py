@@ -11,8 +11,7 @@ from onnxkvrename.display import show_briefly
 from onnxkvrename.limits import MAX_BUFFERS, MAX_MATCHED_CHARS, build_limit_error, shorten_text
 from onnxkvrename.model.signature import Dim, Signature, Value
 from onnxkvrename.rules.kinds import is_state
-from onnxkvrename.rules.profile import DIM_WORDS, SIDES, NameMatch, Rules, find_terms
-from onnxkvrename.rules.rewrite import normalize_suffix, rewrite_name
+from onnxkvrename.rules.profile import DIM_WORDS, NameMatch, Rules, split_sum
 
 REASON_UNKNOWN = "unknown"
 """The reason for keeping a retained output that matches no rule."""
@@ -224,7 +223,7 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
     missing is a pair as well: the checks report it.
 
     Raises:
-        RulesError: A template makes a name that does not lead back to the same buffer.
+        RulesError: A rule makes a name that does not lead back to the same buffer.
         ModelError: There are more than `MAX_BUFFERS` buffers.
     """
     matches: dict[tuple[str, str, str, int], NameMatch] = {}
@@ -259,7 +258,9 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         pairs.remove(lost)
     pairs = list(_mark_lone_sides(pairs, rules))
     feeds = tuple(_find_feeds(signature, unchanged, sides, rules, change))
-    feed_names = {feed.side.old_name for feed in feeds}
+    feed_sides = [feed.side for feed in feeds]
+    feed_names = {side.old_name for side in feed_sides}
+    all_sides = [side for pair in pairs for side in pair.sides]
     return RenamePlan(
         change,
         tuple(pairs),
@@ -267,12 +268,10 @@ def build_rename_plan(signature: Signature, rules: Rules, change: TokenChange) -
         tuple(item for item in unchanged.values() if item.name not in feed_names),
         part_order,
         _find_required_parts(pairs, rules),
-        old_names=frozenset(side.value.name for pair in pairs for side in pair.sides),
-        name_map=build_name_map(pairs) | _map_changed_names(feed.side for feed in feeds),
-        output_name_map=_map_changed_names(
-            [*(pair.output for pair in pairs), *(feed.side for feed in feeds)]
-        ),
-        updates_by_kind=rules.updates_by_kind,
+        old_names=frozenset(side.old_name for side in all_sides),
+        name_map=_map_changed_names([*all_sides, *feed_sides]),
+        output_name_map=_map_changed_names([*(pair.output for pair in pairs), *feed_sides]),
+        updates_by_kind={rule.kind: rule.update for rule in rules.kv_rules},
         feeds=feeds,
         is_built_in=rules.is_built_in,
         runners=tuple(dict.fromkeys(m.rule.runner for m in matches.values() if m.rule.runner)),
@@ -283,7 +282,7 @@ def build_minimal_plan(signature: Signature, rules: Rules) -> RenamePlan:
     """Plan a model without a requested change; keep the token that most of its names carry.
 
     Raises:
-        RulesError: A template makes a name that does not lead back to the same buffer.
+        RulesError: A rule makes a name that does not lead back to the same buffer.
     """
     plan = build_rename_plan(signature, rules, TokenChange(None))
     tokens = plan.token_counts.most_common(1)
@@ -293,11 +292,6 @@ def build_minimal_plan(signature: Signature, rules: Rules) -> RenamePlan:
 def is_layer_named(layer: int, names: Iterable[str]) -> bool:
     """Return whether the names of a buffer say its layer: without a number, it is taken as 0."""
     return layer > 0 or any(_ZERO.search(name) for name in names)
-
-
-def build_name_map(pairs: Iterable[KvPair]) -> dict[str, str]:
-    """Return the old and new names of the sides that change."""
-    return _map_changed_names(side for pair in pairs for side in pair.sides)
 
 
 def list_parts_in_functions(plan: RenamePlan, rules: Rules) -> tuple[str, ...]:
@@ -317,22 +311,21 @@ def map_function_names(names: Iterable[str], plan: RenamePlan, rules: Rules) -> 
     name of another value. The suffix stays, because nothing pairs names in a function.
 
     Raises:
-        RulesError: A template makes a name that does not lead back to the same buffer.
+        RulesError: A rule makes a name that does not lead back to the same buffer.
     """
     change = plan.token_change
     parts = {(pair.kind, pair.buffer) for pair in plan.pairs}
     tokens = {"", change.token, *plan.token_counts}
     name_map = {}
     for name in names:
-        matches = (rules.match(side, name) for side in SIDES)
-        match = next((match for match in matches if match is not None), None)
+        match = rules.match("input", name) or rules.match("output", name)
         if (
             match is not None
-            and (match.kind.name, match.buffer) in parts
+            and (match.rule.kind, match.part) in parts
             and match.token in tokens
             and change.can_replace(match.token)
         ):
-            name_map[name] = rewrite_name(rules, match, change.final_token)
+            name_map[name] = rules.rename(match, change.final_token)
     return {old: new for old, new in name_map.items() if old != new}
 
 
@@ -384,20 +377,17 @@ def _map_derived_symbols(
 
 
 def _map_changed_names(sides: Iterable[PairSide | None]) -> dict[str, str]:
-    return {
-        side.value.name: side.new_name
-        for side in sides
-        if side is not None and side.value.name != side.new_name
-    }
+    names = {side.old_name: side.new_name for side in sides if side is not None}
+    return {old: new for old, new in names.items() if old != new}
 
 
 def _build_pair_side(value: Value, match: NameMatch, rules: Rules, change: TokenChange) -> PairSide:
-    renamed = rewrite_name(rules, match, change.final_token, normalize=change.normalize)
+    renamed = rules.rename(match, change.final_token, normalize=change.normalize)
     return PairSide(
         value,
         match.token,
         new_name=renamed if change.can_replace(match.token) else value.name,
-        has_normal_suffix=normalize_suffix(rules, match) == match.groups.get("suffix", ""),
+        has_normal_suffix=rules.normalize_suffix(match) == match.suffix,
     )
 
 
@@ -416,7 +406,7 @@ def _find_feeds(
         match = rules.match("input", value.name)
         if match is not None and match.pair_key not in own_keys:
             side = _build_pair_side(value, match, rules, change)
-            yield KvFeed(match.kind.name, match.buffer, match.layer, side)
+            yield KvFeed(match.rule.kind, match.part, match.layer, side)
 
 
 def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
@@ -429,21 +419,19 @@ def _explain_unchanged(side: str, name: str, rules: Rules) -> str | None:
 
 
 def _build_pair(match: NameMatch, sides: Mapping[str, PairSide], rules: Rules) -> KvPair:
-    kind, part = match.kind, match.buffer
-    pair = KvPair(
+    rule, part = match.rule, match.part
+    shapes = (side.value.shape for side in sides.values() if side.value.shape is not None)
+    axes = rule.axes.get(part, ())
+    return KvPair(
         *match.pair_key,
         sides.get("input"),
         sides.get("output"),
-        kind.is_open,
-        kind.cache,
-        kind.roles[part],
-        beside=kind.beside.get(part, ""),
+        rule.is_open,
+        rule.cache,
+        rule.roles[part],
+        _name_axes(next(shapes, None), axes, rules.dims) if rules.dims or axes else (),
+        rule.beside.get(part, ""),
     )
-    axes = kind.axes.get(part, ())
-    if not (rules.dims or axes):
-        return pair
-    shape = next((side.value.shape for side in pair.sides if side.value.shape is not None), None)
-    return pair._replace(axes=_name_axes(shape, axes, rules.dims))
 
 
 def _name_axes(
@@ -472,7 +460,7 @@ def _find_word(dim: Dim, dims: Mapping[str, str]) -> str:
     meaning = dims.get(dim, "")
     if meaning in DIM_WORDS:
         return "sequence" if meaning == "new" else meaning
-    words = [dims.get(term, "") for term in find_terms(dim, dims)]
+    words = [dims.get(term, "") for term in split_sum(meaning or dim)]
     return next((word for word in words if word in ("window", "sequence")), "")
 
 
@@ -490,26 +478,23 @@ def _mark_lone_sides(pairs: Sequence[KvPair], rules: Rules) -> Iterator[KvPair]:
 
     This holds only for a whole kind: if some of its pairs have both sides, the others lost one.
     """
-    sides_by_kind: dict[str, set[str]] = {}
+    sides: dict[str, set[tuple[bool, bool]]] = {}
     for pair in pairs:
-        sides = {"both"} if pair.input and pair.output else {"input" if pair.input else "output"}
-        sides_by_kind.setdefault(pair.kind, set()).update(sides)
-    lone = {
-        kind
-        for kind, sides in sides_by_kind.items()
-        if len(sides) == 1 and sides <= {*rules.kinds[kind].alone}
-    }
+        sides.setdefault(pair.kind, set()).add((pair.input is not None, pair.output is not None))
+    one_side = {"input": {(True, False)}, "output": {(False, True)}}
+    kinds = rules.kinds
     for pair in pairs:
-        yield pair._replace(may_be_alone=True) if pair.kind in lone else pair
+        is_alone = any(sides[pair.kind] == one_side[side] for side in kinds[pair.kind].alone)
+        yield pair._replace(may_be_alone=True) if is_alone else pair
 
 
 def _find_required_parts(pairs: Iterable[KvPair], rules: Rules) -> dict[str, tuple[str, ...]]:
     """Return the parts that a layer must have, of states without those that no layer has."""
     used = {(pair.kind, pair.buffer) for pair in pairs}
-    required = {}
-    for kind in rules.kinds.values():
-        needs_all = not is_state(kind.cache)
-        required[kind.name] = tuple(
-            part for part in kind.parts if needs_all or (kind.name, part) in used
-        )
-    return required
+    required: dict[str, dict[str, None]] = {}
+    for rule in rules.kv_rules:
+        parts = required.setdefault(rule.kind, {})
+        for part in rule.own_parts:
+            if not is_state(rule.cache) or (rule.kind, part) in used:
+                parts[part] = None
+    return {kind: tuple(parts) for kind, parts in required.items()}

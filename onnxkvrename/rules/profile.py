@@ -1,28 +1,31 @@
 """Profiles: which names are KV buffers, how they pair, what they become.
 
-A profile is TOML, never code: patterns with named groups that match whole names, and templates
-that write the same parts back. ``docs/rules.md`` explains the format.
+A profile is TOML, never code: patterns for whole names, with a place for the token. The new name
+is the old one with another text in that place. ``docs/rules.md`` explains the format.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from onnxkvrename.display import show_briefly
-from onnxkvrename.rules.patterns import Pattern
+from onnxkvrename.errors import RulesError
+from onnxkvrename.limits import shorten_text
+from onnxkvrename.rules.pattern import GROUPS, forbid_token, match_name
 from onnxkvrename.rules.qefficient import (
     NO_SETS,
     PROFILE,
     WINDOW_SETS,
     SetRule,
-    format_compile_call,
 )
 
 SIDES = ("input", "output")
-PLACEHOLDER = re.compile(r"\{([a-z]+)\}|([{}\[\]])")
-OPTIONAL_PART = re.compile(r"\[([^\[\]]*)\]")
+EXAMPLE_TOKEN = "VLLM"
+_TOKEN_FORMS = ("_{}", "{}_", ".{}", "-{}", "{}")
+"""How a name may have a token: the first form that its rule reads back counts."""
+_SEPARATORS = "_.-"
 TOKEN_LENGTH = 64
 """The most characters of a token."""
 UPDATES = ("inplace", "append", "delta", "once")
@@ -44,13 +47,20 @@ ROLES = (
 """The possible contents of a part, independent of an exporter's names."""
 
 
-class KindRule(NamedTuple):
-    """One kind of buffer, as a profile has it.
+class KvRule(NamedTuple):
+    """The names of KV inputs and outputs of one kind, and what is known of those.
 
     Attributes:
-        name: Its name in the profile, by which it differs from other kinds.
-        cache: The word for what vLLM calls it (`rules.kinds`); the name if the profile says none.
-        roles: Its parts, each with its content, such as ``key``; empty if the profile says none.
+        file: The file that has it, or the profile.
+        number: Its place among the rules there, from 0.
+        kind: The kind of buffer. Some rules may have the same one, each with some of its parts.
+        cache: The word for what vLLM calls it (`rules.kinds`); the kind if the file says none.
+        patterns: The pattern of each side, as the rule has it.
+        expressions: The same as regular expressions.
+        shorthand: The groups of those that the patterns have in braces.
+        prefix: What names of parts have in front that names of buffers have elsewhere.
+        layer: The layer of names that say none.
+        roles: Its parts, each with its content, such as ``key``; empty if that is not known.
         update: How its buffers are meant to be updated, one of `UPDATES`; empty if not known.
         axes: For some parts the words for their axes, some of `AXES`.
         beside: Parts that move with another one and are not a layer's cache by themselves, such as
@@ -58,21 +68,58 @@ class KindRule(NamedTuple):
         alone: The sides that may exist without the other one, if that is so for all buffers of
             the kind in a model: an encoder's outputs, or the inputs that those fill.
         is_open: Whether some layers use its names for another kind, which their shapes tell.
+        runner: A program that looks for these names only; empty for none.
     """
 
-    name: str
+    file: str
+    number: int
+    kind: str
     cache: str
+    patterns: Mapping[str, str]
+    expressions: Mapping[str, str]
+    shorthand: Mapping[str, str]
+    prefix: str
+    layer: int
     roles: Mapping[str, str]
     update: str
     axes: Mapping[str, tuple[str, ...]]
     beside: Mapping[str, str]
     alone: tuple[str, ...]
     is_open: bool
+    runner: str
 
     @property
-    def parts(self) -> tuple[str, ...]:
+    def own_parts(self) -> tuple[str, ...]:
         """The parts that a layer must have: all but those beside others."""
         return tuple([part for part in self.roles if part not in self.beside])
+
+    @property
+    def traits(self) -> tuple[object, ...]:
+        """What is the same in all rules of a kind."""
+        return self.cache, self.update, self.alone, self.is_open
+
+    def match(self, side: str, name: str, *, can_have_token: bool = True) -> NameMatch | None:
+        """Split a name, or return ``None`` if this rule does not match it."""
+        expression = self.expressions[side]
+        found = match_name(expression if can_have_token else forbid_token(expression), name)
+        if found is None or (found["token"] is None and not can_have_token):
+            return None
+        groups = {group: text for group, text in found.groupdict().items() if group in GROUPS}
+        if None in groups.values():
+            raise RulesError(
+                f"kv[{self.number}].{side}: {shorten_text(name)!r} fits, but not all groups take "
+                "part in it",
+                path=self.file,
+                hint="write (?P<token>(?:_[A-Z]+)?) in place of (?:_(?P<token>[A-Z]+))?, and a "
+                "[[kv]] for each form of the names",
+            )
+        token, layer = groups["token"].strip(_SEPARATORS), groups.get("layer", str(self.layer))
+        if (token and find_token_error(token)) or not re.fullmatch("[0-9]{1,9}", layer):
+            return None
+        part = self.prefix + groups["part"] if "part" in groups else next(iter(self.roles))
+        if part not in self.roles:
+            return None
+        return NameMatch(side, self, groups.get("scope", ""), part, int(layer), token, found)
 
 
 class NameMatch(NamedTuple):
@@ -81,86 +128,45 @@ class NameMatch(NamedTuple):
     Attributes:
         side: ``input`` or ``output``.
         rule: The rule that matches it.
-        kind: The kind of buffer.
         scope: The prefix of the name in a layerwise export, often empty.
-        buffer: The part of its layer, such as ``past_key``.
+        part: The part of its layer, such as ``past_key``.
         layer: The layer's number.
         token: The infix token, empty if the name has none.
-        groups: All named groups, as in the name.
+        found: The name, and where its groups are in it.
     """
 
     side: str
     rule: KvRule
-    kind: KindRule
     scope: str
-    buffer: str
+    part: str
     layer: int
     token: str
-    groups: Mapping[str, str]
+    found: re.Match[str]
+
+    @property
+    def suffix(self) -> str:
+        """The text that `Rules.normal_suffixes` may change."""
+        return self.found.groupdict().get("suffix", "")
 
     @property
     def pair_key(self) -> tuple[str, str, str, int]:
         """The key that both sides of a pair share, independent of their tokens."""
-        return self.kind.name, self.scope, self.buffer, self.layer
+        return self.rule.kind, self.scope, self.part, self.layer
 
+    def replace(self, token: str, suffix: str) -> str:
+        """Return the name with other texts in the places of the token and the suffix."""
+        texts, name = {"token": token, "suffix": suffix}, self.found.string
+        places = self.found.re.groupindex
+        for group in sorted(texts.keys() & places.keys(), key=places.__getitem__, reverse=True):
+            start, end = self.found.span(group)
+            name = f"{name[:start]}{texts[group]}{name[end:]}"
+        return name
 
-class KvRule(NamedTuple):
-    """The names of KV inputs and outputs.
-
-    Attributes:
-        patterns: For each side the pattern that splits a name.
-        templates: For each side the template that writes it.
-        kinds: The kinds that have these names; of two with the same part the first one counts.
-            Where names say their kind, it is in front of the part, as in ``cross.key``.
-        runner: A program that looks for these names only; empty for none.
-    """
-
-    patterns: Mapping[str, Pattern]
-    templates: Mapping[str, str]
-    kinds: tuple[KindRule, ...]
-    runner: str = ""
-
-    def match(self, side: str, name: str) -> NameMatch | None:
-        """Split a name, or return ``None`` if this rule does not match it."""
-        groups = self.patterns[side].match_groups(name)
-        if groups is None:
-            return None
-        if "buffer" not in groups:  # the rule has only one part
-            buffer = next(iter(self.kinds[0].roles))
-        elif "kind" in groups:
-            buffer = f"{groups['kind']}.{groups['buffer']}"
-        else:
-            buffer = groups["buffer"]
-        token, layer = groups.get("token", ""), groups["layer"]
-        if (token and find_token_error(token)) or not _is_layer(layer):
-            return None
-        for kind in self.kinds:
-            if buffer in kind.roles:
-                scope = groups.get("scope", "")
-                return NameMatch(side, self, kind, scope, buffer, int(layer), token, groups)
-        return None
-
-
-def _is_layer(text: str) -> bool:
-    """Return whether a text is a number that a layer can have."""
-    return text.isascii() and text.isdigit() and len(text) < 10
-
-
-class KeepRule(NamedTuple):
-    """Names that are not renamed, and why."""
-
-    reason: str
-    pattern: Pattern
-
-
-class SidecarRule(NamedTuple):
-    """Text files beside a model that repeat its names, one by one or by template.
-
-    Messages name the program that reads them.
-    """
-
-    file_pattern: Pattern
-    reader: str
+    def is_apart(self, text: str) -> bool:
+        """Return whether a text in the place of the token would be a word of its own."""
+        (start, end), name = self.found.span("token"), self.found.string
+        edges = f"{name[:start][-1:]}{text[:1]}", f"{text[-1:]}{name[end : end + 1]}"
+        return not any(len(edge) == 2 and edge.isalnum() for edge in edges)
 
 
 class ProfileChoice(NamedTuple):
@@ -190,8 +196,8 @@ class Rules(NamedTuple):
     Attributes:
         name: The name of the profile in messages.
         kv_rules: The names of KV buffers; the first rule that matches counts.
-        kinds: All kinds by their names; the parts of one that several rules have add up.
-        keep_rules: Names that are not renamed.
+        words: For each side the rules, each with a text that its names contain, or several.
+        keep: Patterns of names that are not renamed, each with the reason.
         retained_pattern: The outputs that hold a state, KV or not; ``None`` for those that the
             output pattern of a KV rule matches.
         normal_suffixes: For suffixes that consumers do not match with an input, those that they
@@ -199,19 +205,20 @@ class Rules(NamedTuple):
         dims: The meaning of symbols of sizes: a word of `DIM_WORDS`, or a sum of symbols.
         renames_in_functions: Whether local functions have the names of buffers inside, which get
             the token as well.
-        sidecar_rules: Files that repeat the names, in addition to those of known formats.
+        sidecars: Patterns of the names of files beside a model that repeat its names, in addition
+            to known formats, each with what messages call the program that reads them.
         is_built_in: Whether it is a profile of this program, not the user's own.
         choice: How the profile was picked; ``None`` if the user or the default names it.
     """
 
     name: str
     kv_rules: tuple[KvRule, ...]
-    kinds: Mapping[str, KindRule]
-    keep_rules: tuple[KeepRule, ...]
-    retained_pattern: Pattern | None
+    words: Mapping[str, tuple[tuple[str, KvRule], ...]]
+    keep: Mapping[str, str]
+    retained_pattern: str | None
     normal_suffixes: Mapping[str, str]
     dims: Mapping[str, str]
-    sidecar_rules: tuple[SidecarRule, ...]
+    sidecars: Mapping[str, str]
     renames_in_functions: bool = False
     is_built_in: bool = False
     choice: ProfileChoice | None = None
@@ -232,48 +239,99 @@ class Rules(NamedTuple):
         return WINDOW_SETS if self.is_qefficient else NO_SETS
 
     @property
-    def updates_by_kind(self) -> dict[str, str]:
-        """How the buffers of each kind should be updated."""
-        return {kind.name: kind.update for kind in self.kinds.values()}
+    def kinds(self) -> dict[str, KvRule]:
+        """A rule for each kind, in which all have the same traits."""
+        return {rule.kind: rule for rule in reversed(self.kv_rules)}
 
     @property
     def part_order(self) -> tuple[str, ...]:
         """The parts that the rules know, in the order of their kinds; last those beside others."""
-        kinds = self.kinds.values()
-        own = [part for kind in kinds for part in kind.parts]
-        beside = [part for kind in kinds for part in kind.beside]
+        beside = [part for rule in self.kv_rules for part in rule.beside]
+        own = [part for rule in self.kv_rules for part in rule.own_parts]
         return tuple(dict.fromkeys((*own, *beside)))
 
     def match(self, side: str, name: str) -> NameMatch | None:
         """Split the name of a graph ``input`` or ``output`` by the first rule that matches it.
 
-        A name that a keep rule matches is not a KV name, whatever else matches it.
+        One that matches it without a token comes first. A name that a keep rule matches is not a
+        KV name, whatever else matches it.
         """
-        matches = (rule.match(side, name) for rule in self.kv_rules)
-        match = next((match for match in matches if match is not None), None)
+        with_token = None
+        for rule in (rule for word, rule in self.words[side] if word in name):
+            match = rule.match(side, name)
+            if match is not None and match.token and not self.is_built_in:
+                match = rule.match(side, name, can_have_token=False) or match
+            if match is not None and not match.token:
+                break
+            with_token = with_token or match
+        else:
+            match = with_token
         return None if match is None or self.find_reason_to_keep(name) is not None else match
+
+    def rename(self, match: NameMatch, token: str, *, normalize: bool = False) -> str:
+        """Return a name with a different token; an empty one is none.
+
+        With `normalize` its suffix becomes one that consumers match with an input.
+
+        Raises:
+            RulesError: The new name does not match as the same buffer, layer and token, so the
+                rename could not be undone.
+        """
+        suffix = self.normalize_suffix(match) if normalize else match.suffix
+        name = self._find_name(match, token, suffix)
+        if name is not None:
+            return name
+        text = _TOKEN_FORMS[0].format(token) if token else ""
+        hints = []
+        if self._find_name(match, EXAMPLE_TOKEN, suffix) is not None:
+            hints.append(f"choose another token, for example {EXAMPLE_TOKEN}")
+        if not self.is_built_in:
+            hints.append(
+                f"let {{token}} alone match {text or 'a token'}, at the end of a word: list the "
+                "words beside it, as in (?P<part>key|value), in place of a wildcard; where the "
+                "token comes first, write (?P<token>(?:[A-Za-z0-9]+_)?)"
+            )
+        fault = f"is not read back as {match.part}, layer {match.layer}, token {token or 'none'}"
+        if text and not match.is_apart(text):
+            fault = "has the token in a word"
+        raise RulesError(
+            f"kv[{match.rule.number}].{match.side}: {shorten_text(match.found.string)!r} would "
+            f"become {shorten_text(match.replace(text, suffix))!r}, which {fault}",
+            path=self.name,
+            hint=", or ".join(hints) or None,
+        )
+
+    def _find_name(self, match: NameMatch, token: str, suffix: str) -> str | None:
+        """Return the name with a token and a suffix, if it reads so and leads back."""
+        old = match.found["token"]
+        texts = [form.format(token) for form in _TOKEN_FORMS] if token else [""]
+        for text in [old] if token == match.token else texts:
+            name = match.replace(text, suffix)
+            again = match if name == match.found.string else self.match(match.side, name)
+            if (
+                again is not None
+                and (again.pair_key, again.token) == (match.pair_key, token)
+                and again.replace(old, match.suffix) == match.found.string
+                and (text in (old, token) or match.is_apart(text))
+            ):
+                return name
+        return None
+
+    def normalize_suffix(self, match: NameMatch) -> str:
+        """Return the suffix of an output, changed to one that consumers match with an input."""
+        return self.normal_suffixes.get(match.suffix, match.suffix)
 
     def find_reason_to_keep(self, name: str) -> str | None:
         """Return why a name is not renamed, if a rule says so."""
-        return next((rule.reason for rule in self.keep_rules if rule.pattern.matches(name)), None)
+        reasons = (reason for pattern, reason in self.keep.items() if match_name(pattern, name))
+        return next(reasons, None)
 
     def is_retained_name(self, name: str) -> bool:
         """Return whether an output has the name of a retained state, KV or not."""
         if self.retained_pattern is None:
-            return any(rule.patterns["output"].matches(name) for rule in self.kv_rules)
-        return self.retained_pattern.matches(name)
-
-    def format_feed_back_call(
-        self, inputs: Iterable[str], path: str | None, token: str
-    ) -> str | None:
-        """Return the call that gives a renamed model back to its exporter; ``None`` for none.
-
-        Args:
-            inputs: The model's graph inputs.
-            path: The renamed model; ``None`` if its exporter finds it without a path.
-            token: Its token.
-        """
-        return format_compile_call(inputs, path, token) if self.is_qefficient else None
+            rules = (rule for word, rule in self.words["output"] if word in name)
+            return any(match_name(rule.expressions["output"], name) for rule in rules)
+        return match_name(self.retained_pattern, name) is not None
 
 
 def find_token_error(token: str) -> str | None:
@@ -295,22 +353,6 @@ def find_token_error(token: str) -> str | None:
     return None
 
 
-def fill_template(template: str, parts: Mapping[str, str], token: str) -> str:
-    """Return the text of a template; its part in brackets is written only with a token."""
-    text = OPTIONAL_PART.sub(lambda part: part[1] if token else "", template)
-    return PLACEHOLDER.sub(lambda placeholder: parts[placeholder[1]], text)
-
-
 def split_sum(text: str) -> list[str]:
     """Return the terms of a sum of symbols; a single symbol is its only term."""
     return [term.strip() for term in text.split("+")]
-
-
-def find_terms(symbol: str, dims: Mapping[str, str]) -> list[str]:
-    """Return the terms of a symbol that is a sum, by the rules or by its own text; else nothing.
-
-    The meaning of symbols in the rules is `dims`.
-    """
-    meaning = dims.get(symbol, symbol)
-    terms = split_sum(symbol if meaning in DIM_WORDS else meaning)
-    return terms if len(terms) > 1 else []

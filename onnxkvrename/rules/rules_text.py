@@ -78,12 +78,7 @@ def write_rules(
         f"# {clean_comment(title)}, found by dataflow with onnxkvrename {__version__}.",
         "#",
         "# To rename them: onnxkvrename MODEL --prefix TOKEN --rules THIS_FILE",
-        "",
-        "[[kv]]",
-        "names = [",
-        *(f"  {{ {_write_row(state)} }}," for state in placed),
-        "]",
-        *_write_kinds(placed),
+        *_write_tables(placed),
     ]
     for reason in dict.fromkeys(kept_names.values()):
         names = [name for name, why in kept_names.items() if why == reason]
@@ -100,15 +95,6 @@ def write_rules(
 def clean_comment(text: str) -> str:
     """Return a text that stays within one line of a comment."""
     return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def _write_row(state: _PlacedState) -> str:
-    texts = {"buffer": state.part, "input": state.names.input, "output": state.names.output}
-    if state.names.suffix:
-        texts["suffix"] = state.names.suffix
-    return ", ".join(
-        [f"layer = {state.layer}", *(f"{key} = {_quote(text)}" for key, text in texts.items())]
-    )
 
 
 def _place_states(states: Iterable[StateNames]) -> Iterator[_PlacedState]:
@@ -172,36 +158,39 @@ def _make_part_name(words: Sequence[str]) -> str:
     return re.sub("[^0-9A-Za-z]+", "_", "_".join(words)).strip("_") or "state"
 
 
-def _write_kinds(states: Iterable[_PlacedState]) -> Iterator[str]:
-    """Yield a table for each kind: parts in the same layers, with the same update."""
+def _write_tables(states: Sequence[_PlacedState]) -> Iterator[str]:
+    """Yield a table for each state."""
+    kinds = _name_kinds(states)
+    quantized = {state.part for state in states if state.names.is_quantized}
+    for names, part, layer in states:
+        yield from ("", "[[kv]]", f'kind = "{names.kind}"')
+        if kinds[part] != names.kind:
+            yield f'name = "{kinds[part]}"'
+        yield f"input = {_quote(f'{re.escape(names.input)}{{token}}')}"
+        yield f"output = {_quote(f'{re.escape(names.output)}{{token}}{re.escape(names.suffix)}')}"
+        yield f"layer = {layer}"
+        yield f"part = {_quote(part)}"
+        if names.update in UPDATES:
+            yield f'update = "{names.update}"'
+        for main in quantized:
+            if part.startswith(main) and part not in quantized and kinds[part] == kinds[main]:
+                yield f"beside = {{ {_quote(part)} = {_quote(main)} }}"
+
+
+def _name_kinds(states: Iterable[_PlacedState]) -> dict[str, str]:
+    """Return the name of each part's kind, which has the parts of the same layers and update."""
     layers: dict[str, set[int]] = {}
     natures: dict[str, tuple[str, str]] = {}
-    quantized: set[str] = set()
     for names, part, layer in states:
         layers.setdefault(part, set()).add(layer)
         natures[part] = names.kind, names.update
-        if names.is_quantized:
-            quantized.add(part)
-    kinds: dict[tuple[str, str, frozenset[int]], list[str]] = {}
+    found: dict[tuple[str, str, frozenset[int]], str] = {}
+    kinds = {}
     for part, nature in natures.items():
-        kinds.setdefault((*nature, frozenset(layers[part])), []).append(part)
-    counts: Counter[str] = Counter()
-    for (kind, update, _), parts in kinds.items():
-        counts[kind] += 1
-        yield f"[kv.kinds.{kind}]" if counts[kind] == 1 else f"[kv.kinds.{kind}_{counts[kind]}]"
-        yield f"parts = [{', '.join(map(_quote, parts))}]"
-        if counts[kind] > 1:
-            yield f'kind = "{kind}"'
-        if update in UPDATES:
-            yield f'update = "{update}"'
-        scales = [
-            f"{_quote(part)} = {_quote(main)}"
-            for part in parts
-            for main in parts
-            if main in quantized and part not in quantized and part.startswith(main)
-        ]
-        if scales:
-            yield f"beside = {{ {', '.join(scales)} }}"
+        key = (*nature, frozenset(layers[part]))
+        number = 1 + sum(kind == key[0] for kind, *_ in found)
+        kinds[part] = found.setdefault(key, key[0] if number == 1 else f"{key[0]}_{number}")
+    return kinds
 
 
 def _quote(text: str) -> str:
@@ -211,7 +200,8 @@ def _quote(text: str) -> str:
     another name, so all but plain ASCII is written as TOML's own escapes.
     """
     if text.isascii() and text.isprintable() and "'" not in text and "##" not in text:
-        return f"'{text}'" if "\\" in text or '"' in text else f'"{text}"'
+        is_pattern = not {*text}.isdisjoint('\\"{')
+        return f"'{text}'" if is_pattern else f'"{text}"'
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.rules.pattern import match_name
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.storage.read import is_directory, is_occupied, read_status
 
@@ -82,10 +83,9 @@ def find_candidates(directories: Iterable[Path], rules: Rules) -> tuple[tuple[Pa
     Raises:
         ModelError: A directory cannot be listed, or it cannot be determined what is there.
     """
-    patterns = [rule.file_pattern for rule in rules.sidecar_rules]
 
     def is_candidate(name: str) -> bool:
-        return may_be_sidecar(name) or any(pattern.matches(name) for pattern in patterns)
+        return may_be_sidecar(name) or any(match_name(pattern, name) for pattern in rules.sidecars)
 
     directories = dict.fromkeys(directories)
     above = dict.fromkeys(

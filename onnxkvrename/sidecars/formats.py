@@ -6,9 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import starmap
 
 from onnxkvrename.documents import UnreadableTextError
-from onnxkvrename.rules.profile import Rules, SidecarRule
+from onnxkvrename.rules.pattern import match_name
+from onnxkvrename.rules.profile import Rules
 from onnxkvrename.sidecars.custom_io import CAPTION as CUSTOM_IO_CAPTION
 from onnxkvrename.sidecars.custom_io import EXPECTED_FORM as CUSTOM_IO_FORM
 from onnxkvrename.sidecars.custom_io import find_custom_io_names
@@ -225,7 +228,7 @@ def load_sidecar_formats(rules: Rules) -> tuple[SidecarFormat, ...]:
 
     Rules may name further files; these are tried after the built-in formats.
     """
-    return (*BUILT_IN, *map(_build_rule_format, rules.sidecar_rules))
+    return (*BUILT_IN, *starmap(_build_rule_format, rules.sidecars.items()))
 
 
 def detect_format(
@@ -248,14 +251,14 @@ def describe_formats(formats: Sequence[SidecarFormat]) -> str:
     return "known formats: " + ", ".join(dict.fromkeys(each.caption for each in formats))
 
 
-def _build_rule_format(rule: SidecarRule) -> SidecarFormat:
+def _build_rule_format(file_pattern: str, reader: str) -> SidecarFormat:
     return SidecarFormat(
         caption="a file that the rules name",
         expected_form="JSON or YAML with names of inputs and outputs, or templates with %d",
         parse=_parse_json_or_yaml,
-        has_file_name=rule.file_pattern.matches,
-        effect=f"{rule.reader} does not find these inputs and outputs",
-        reader=rule.reader,
+        has_file_name=partial(match_name, file_pattern),
+        effect=f"{reader} does not find these inputs and outputs",
+        reader=reader,
     )
 
 

@@ -9,7 +9,6 @@ from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.plan import KvPair, TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.rewrite import rewrite_name
 
 _NO_NAMES: Mapping[str, str] = {}
 
@@ -176,7 +175,7 @@ class ModelNames(NamedTuple):
             if match is None:
                 continue
             for normalize in suffixes:
-                new_name = rewrite_name(self.rules, match, token, normalize=normalize)
+                new_name = self.rules.rename(match, token, normalize=normalize)
                 if new_name in self.kv_names:
                     yield match.token, new_name
 
@@ -197,8 +196,8 @@ class ModelNames(NamedTuple):
         """Return the first layer with a buffer of the same part as a KV name of any layer."""
         for side in ("input", "output"):
             match = self.rules.match(side, name)
-            if match is not None and (match.scope, match.buffer) in self.first_layers:
-                return self.first_layers[match.scope, match.buffer]
+            if match is not None and (match.scope, match.part) in self.first_layers:
+                return self.first_layers[match.scope, match.part]
         return None
 
 

@@ -77,7 +77,7 @@ def prove_renamed(
 
     Raises:
         ModelError: One of the files cannot be read, or is not a model.
-        RulesError: A template of the rules makes names that could not be undone.
+        RulesError: A rule makes names that could not be undone.
     """
     with open_model(path) as result, open_model(source_path) as source:
         signature, own_path = result.signature, result.file.path

@@ -143,7 +143,7 @@ def verify_model(path: ModelSource, rules: Rules, request: VerifyRequest) -> Ver
     Of one that is not a readable model, the error is returned.
 
     Raises:
-        RulesError: A template of the rules makes names that could not be undone.
+        RulesError: A rule makes names that could not be undone.
         KvRenameError: The source cannot be read.
     """
     try:

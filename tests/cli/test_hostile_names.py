@@ -33,12 +33,11 @@ PAYLOADS = (
     "$(touch${IFS}PWN)",
     "'`-q`\"",
 )
-TEMPLATE_RULES = """\
+OWN_RULES = """\
 [[kv]]
-input = '(?P<buffer>past_key|past_value)\\.(?P<layer>[0-9]+)(?:_(?P<token>.+?))?'
-output = '(?P<buffer>past_key|past_value)\\.(?P<layer>[0-9]+)(?:_(?P<token>.+?))?_RetainedState'
-input_name = "{buffer}.{layer}[_{token}]"
-output_name = "{buffer}.{layer}[_{token}]_RetainedState"
+kind = "attention"
+input = '(?P<part>past_key|past_value)\\.{layer}(?P<token>(?:_.+?)?)'
+output = '{input}_RetainedState'
 """
 
 
@@ -70,7 +69,7 @@ def _save_models(part: str) -> None:
             names[:] = [name.replace("VLLM", f"VLLM{part}") for name in names]
     onnx.save(model, "names.onnx")
     Path("wide.onnx").write_bytes((FIXTURES / "plain" / "hybrid.onnx").read_bytes())
-    Path(f"r{part}.toml").write_text(TEMPLATE_RULES)
+    Path(f"r{part}.toml").write_text(OWN_RULES)
     Path(f"d{part}").mkdir()
     shutil.copyfile(FIXTURES / "VLLM" / "decoder.onnx", f"d{part}/model.onnx")
     shutil.copyfile(FIXTURES / "VLLM" / "decoder.onnx", f"d{part}/modem.onnx")

@@ -21,11 +21,9 @@ from onnxkvrename.rules.results import Report
 LOSSY = rb"""
 retained = '.*'
 [[kv]]
-input = '(?P<buffer>past_key)\.(?P<layer>[0-9]+)'
-output = '(?P<buffer>past_key)\.(?P<layer>[0-9]+)_RetainedState'
-input_name = "{buffer}.{layer}_{token}"
-output_name = "{buffer}.{layer}_{token}_RetainedState"
-kinds.attention.parts = ["past_key"]
+kind = "attention"
+input = '(?P<part>past_key)\.{layer}'
+output = '{input}_RetainedState'
 """
 MODEL, V = "decoder.onnx", ("--prefix", "VLLM")
 
@@ -69,7 +67,10 @@ MISTAKES = pytest.mark.parametrize(
         ),
         ((MODEL, *V, "--rules", "none.toml"), "none.toml: no such file"),
         ((MODEL, *V, "--rules", "rules.toml"), "rules.toml: not TOML"),
-        ((MODEL, *V, "--rules", "lossy.toml"), "lossy.toml: kv[0].input: has no group (?P<token>"),
+        (
+            (MODEL, *V, "--rules", "lossy.toml"),
+            "lossy.toml: kv[0].input: has no {token}: write it where",
+        ),
         (("decodr.onnx", *V), "decodr.onnx: no such file (did you mean decoder.onnx?)"),
         (("nowhere/m.onnx", *V), "nowhere/m.onnx: no such file"),
         (("n" * 300, *V), f"{'n' * 300}: "),
@@ -253,11 +254,10 @@ def test_rules_of_ones_own_are_used(here: Path, run) -> None:
         """
         retained = 'logits'
         [[kv]]
-        input = '(?P<buffer>input)_(?P<layer>)ids(?P<token>)'
-        output = '(?P<buffer>x)(?P<layer>y)(?P<token>)'
-        input_name = "{buffer}{layer}[{token}]"
-        output_name = "{buffer}{layer}[{token}]"
-        kinds.one.parts = ["x"]
+        name = "one"
+        input = 'input_(?P<layer>)ids(?P<token>)'
+        output = 'x(?P<layer>y)(?P<token>)'
+        part = "x"
         """
     )
     outcome = run(MODEL, *V, "--rules", "rules.toml")

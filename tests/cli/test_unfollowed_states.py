@@ -118,12 +118,17 @@ FUNCTION = """
 """
 RULES = """
 [[kv]]
-names = [
-    {{ layer = 0, buffer = "k", input = "{}", output = "y" }},
-    {{ layer = 0, buffer = "m", input = "mem", output = "mem2" }},
-]
-[kv.kinds.attention]
-parts = ["k", "m"]
+kind = "attention"
+input = '{}{{token}}'
+output = 'y{{token}}'
+layer = 0
+part = "k"
+[[kv]]
+kind = "attention"
+input = 'mem{{token}}'
+output = 'mem2{{token}}'
+layer = 0
+part = "m"
 """
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
-from exporter_models import STATIC_RULES, build_model, list_caches
+from exporter_models import build_model, list_caches
 from hints import find_commands
 from models import info, node
 from tiers import thin
@@ -371,7 +371,7 @@ def test_a_buffer_with_the_token_on_one_side_is_not_retained(
 def test_a_counter_that_nobody_moves_leaves_decode_unknown(tmp_path: Path, run) -> None:
     """What transformers' static cache counts says where decode writes."""
     source, renamed = tmp_path / "source.onnx", tmp_path / "renamed.onnx"
-    names = [f"{side}.past_key_values.layers.{{layer}}.{{part}}" for side in ("input", "output")]
+    names = ("layers.{layer}.{part}", "layers.{layer}.{part}_RetainedState")
     static = {"update": "inplace", "shape": ("batch_size", 2, 16, 4)}
     counter = {"update": "inplace", "shape": (), "dtype": onnx.TensorProto.INT64}
     caches = [
@@ -380,7 +380,17 @@ def test_a_counter_that_nobody_moves_leaves_decode_unknown(tmp_path: Path, run) 
     ]
     onnx.save(build_model(caches), source)
     rules = tmp_path / "rules.toml"
-    rules.write_text(STATIC_RULES)
+    rules.write_text(r"""
+        update = "inplace"
+        [[kv]]
+        kind = "attention"
+        input = 'layers\.{layer}\.{part}{token}'
+        output = '{input}_RetainedState'
+        roles = { key = "keys", value = "values" }
+        [[keep]]
+        reason = "position"
+        pattern = '.*\.cumulative_length(_RetainedState)?'
+        """)
     by_rules = ("--rules", rules)
     rename = (source, *by_rules, "-o", renamed)
     assert "KV630" in run(*rename, "--target", "vllm-qaic").err

@@ -66,7 +66,7 @@ def test_new_positions_of_another_cache_are_an_error(rename, run: Run, tmp_path:
     """Rules may say what the graph does not: that the new values belong to the keys."""
     rename(NEW_POSITIONS)
     rules = run("pairs", "m.onnx", "--as", "rules").out
-    swapped = rules.replace('"nk"', '"n?"').replace('"nv"', '"nk"').replace('"n?"', '"nv"')
+    swapped = rules.replace("'nk{", "'n?{").replace("'nv{", "'nk{").replace("'n?{", "'nv{")
     assert swapped != rules
     (tmp_path / "rules.toml").write_text(swapped)
     outcome = run("verify", "m.onnx", "--rules", "rules.toml")

@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -306,22 +305,11 @@ def _is_for_reading(path: object, flags: int = 0, *args: object, **kwargs: objec
     return not flags & changing
 
 
-@cache
-def _compile_patterns_once() -> None:
-    """Compile each pattern of the rules once for all children, which saves most of their time."""
-    reader = importlib.import_module("onnxkvrename.rules.load")
-    for module in [*sys.modules.values(), reader]:
-        name = getattr(module, "__name__", "")
-        if name.startswith("onnxkvrename.rules.") and "compile_pattern" in vars(module):
-            module.compile_pattern = cache(module.compile_pattern)
-
-
 def load_modules(args: Sequence[str], directory: Path) -> None:
     """Run the command line here, so that no child has to import what it needs."""
     before = Path.cwd()
     os.chdir(directory)
     try:
-        _compile_patterns_once()
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             main(list(args))
     finally:

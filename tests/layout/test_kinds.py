@@ -225,10 +225,8 @@ def test_a_kind_of_state_that_vllm_does_not_have_is_refused(add_row: AddRow, run
 OPEN_RULES = """
 retained = '.*_out'
 [[kv]]
-input = '(?P<buffer>[a-z_]+)[.](?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?'
-output = '(?P<buffer>[a-z_]+)[.](?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?_out'
-input_name = "{buffer}.{layer}[_{token}]"
-output_name = "{buffer}.{layer}[_{token}]_out"
+input = '{part}[.]{layer}{token}'
+output = '{input}_out'
 """
 
 
@@ -236,7 +234,7 @@ def infer(kind: str, *inputs: str) -> list[tuple[str, bool]]:
     """Return kinds under rules of their own, which call all these buffers a kind."""
     into = tuple(map(value, inputs))
     buffers = ", ".join(repr(each.name.partition(".")[0]) for each in into)
-    rules = parse_rules(f"{OPEN_RULES}kinds.{kind}.parts = [{buffers}]", "r")
+    rules = parse_rules(f"{OPEN_RULES}name = '{kind}'\nparts = [{buffers}]", "r")
     layer = build_rename_plan(Signature(into, ()), rules, TokenChange(None)).pairs
     return [tuple(infer_buffer_kind(pair, layer)) for pair in layer]
 

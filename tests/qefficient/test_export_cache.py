@@ -375,11 +375,9 @@ def test_rules_must_agree_with_qefficient_on_what_is_kv() -> None:
         r"""
         retained = '.*_RetainedState'
         [[kv]]
-        input = '(?P<buffer>past_key|mine)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?'
-        output = '(?P<buffer>past_key|mine)\.(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?_RetainedState'
-        input_name = "{buffer}.{layer}[_{token}]"
-        output_name = "{buffer}.{layer}[_{token}]_RetainedState"
-        kinds.one.parts = ["past_key", "mine"]
+        name = "one"
+        input = '(?P<part>past_key|mine)\.{layer}{token}'
+        output = '{input}_RetainedState'
         """,
         "mine",
     )

@@ -161,11 +161,9 @@ def test_a_buffer_that_no_node_knows_is_found(
 
 PATTERN_RULES = """
 [[kv]]
-input = 'in_(?P<layer>[0-9]+)_(?P<buffer>k|v)(?:_(?P<token>[A-Z]+))?'
-output = 'out_(?P<layer>[0-9]+)_(?P<buffer>k)(?:_(?P<token>[A-Z]+))?'
-input_name = "in_{layer}_{buffer}[_{token}]"
-output_name = "out_{layer}_{buffer}[_{token}]"
-kinds.attention.parts = ["k", "v"]
+kind = "attention"
+input = 'in_{layer}_(?P<part>k|v){token}'
+output = 'outs?_{layer}_{part}{token}'
 """
 
 
@@ -278,36 +276,32 @@ def test_symbols_may_change_places() -> None:
     assert list(check_model(signature, planned, uses)) == []
 
 
-def test_templates_may_not_give_two_values_one_name() -> None:
-    pattern = "(?P<buffer>k)(?P<layer>[0-9])(?:_(?P<token>[A-Z]+))?"
+def test_two_values_may_not_get_one_name() -> None:
+    """Where both sides have one pattern, their tokens alone tell them apart."""
     rules = parse_rules(
-        f"""
-        retained = '.*_out'
+        """
         [[kv]]
-        input = '{pattern}'
-        output = '{pattern}(?:_out)?'
-        input_name = "k{{layer}}[_{{token}}]"
-        output_name = "k{{layer}}[_{{token}}]"
-        kinds.one.parts = ["k"]
+        name = "one"
+        input = 'k{layer}{token}'
+        output = '{input}'
+        part = "k"
         """,
         "mine",
     )
-    signature = Signature((value("k0"),), (value("k0_out"),))
-    uses = NameUses({"k0_out": "Add"}, frozenset({"k0"}))
-    (clash,) = check_model(signature, build_rename_plan(signature, rules, TokenChange("T")), uses)
-    assert (clash.code, clash.name) == ("KV201", "k0_T")
-    assert "k0, k0_out" in clash.message
-    assert clash.hint == "correct the templates"
+    signature = Signature((value("k0"),), (value("k0_A"),))
+    plan = build_rename_plan(signature, rules, TokenChange("T", replace=True))
+    uses = NameUses({"k0_A": "Add"}, frozenset({"k0"}))
+    clash = next(each for each in check_model(signature, plan, uses) if each.code == "KV201")
+    assert clash.name == "k0_T"
+    assert "k0, k0_A" in clash.message
 
 
 AMBIGUOUS_RULES = r"""
 retained = '.*_out'
 [[kv]]
-input = '(?P<buffer>key|value)[.](?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z]+))?'
-output = '(?P<buffer>key|value)[.](?P<layer>[0-9]+)(?:_(?P<token>[A-Za-z]+))?_out'
-input_name = "{buffer}.{layer}[_{token}]"
-output_name = "{buffer}.{layer}[_{token}]_out"
-kinds.attention.parts = ["key", "value"]
+kind = "attention"
+input = '{part}[.]{layer}{token}'
+output = '{input}_out'
 """
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from onnxkvrename.rules.load import load_rules
 from onnxkvrename.rules.plan import _name_axes
-from onnxkvrename.rules.profile import find_terms
 
 DIMS = {
     "b": "batch",
@@ -25,6 +24,7 @@ DIMS = {
         (("b", 2, "past", "size"), (), ("batch", "", "sequence", "head")),
         (("b", 2, "total", 8), (), ("batch", "", "sequence", "")),
         (("b", 2, "past + new", 8), (), ("batch", "", "sequence", "")),
+        (("b", 2, "past + other", 8), (), ("batch", "", "sequence", "")),
         (("b", 2, "slid_total", 8), (), ("batch", "", "window", "")),
         (("x", 2, "y", None), (), ()),
         ((1, 2, "slid", 8), ("batch", "heads", "sequence", "head"), "batch heads window head"),
@@ -38,19 +38,6 @@ def test_axes_have_the_words_of_rules_and_symbols(
 ) -> None:
     expected = tuple(axes.split()) if isinstance(axes, str) else axes
     assert _name_axes(shape, declared, DIMS) == expected
-
-
-@pytest.mark.parametrize(
-    ("symbol", "terms"),
-    [
-        ("total", ["past", "new"]),
-        ("past + other", ["past", "other"]),
-        ("past", []),
-        ("other", []),
-    ],
-)
-def test_a_sum_is_that_of_the_rules_or_of_the_symbol_itself(symbol: str, terms: list[str]) -> None:
-    assert find_terms(symbol, DIMS) == terms
 
 
 def test_the_symbols_of_optimum_and_genai_are_known() -> None:

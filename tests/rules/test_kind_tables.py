@@ -17,11 +17,9 @@ from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 RULES = r"""
 update = "append"
 [[kv]]
-input = 'in_(?P<buffer>k|v|ks)(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?'
-output = 'out_(?P<buffer>k|v|ks)(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?'
-input_name = "in_{buffer}{layer}[_{token}]"
-output_name = "out_{buffer}{layer}[_{token}]"
-[kv.kinds.own]
+input = 'in_{part}{layer}{token}'
+output = 'out_{part}{layer}{token}'
+name = "own"
 roles = { key = "k", value = "v" }
 """
 NAMES = ("in_{part}{layer}", "out_{part}{layer}")
@@ -56,8 +54,7 @@ def test_a_layer_lacks_a_part_of_its_kind(tmp_path: Path, run) -> None:
 
 def test_two_kinds_share_no_parts(tmp_path: Path, run) -> None:
     """Two exporters call the same states otherwise: a layer has the parts of one of them."""
-    other = RULES.partition("[[kv]]")[2].replace("_(?P<b", "_x(?P<b").replace("_{b", "_x{b")
-    other = other.replace("k|v|ks", "k|v").replace("kinds.own", "kinds.other")
+    other = RULES.partition("[[kv]]")[2].replace("_{part}", "_x{part}").replace('"own"', '"other"')
     rules = write_rules(tmp_path, "", f"{RULES}[[kv]]{other}")
     names = tuple(name.replace("_", "_x", 1) for name in NAMES)
     caches = [*list_caches(NAMES, [0], "kv"), *list_caches(names, [1], "kv")]
@@ -67,16 +64,17 @@ def test_two_kinds_share_no_parts(tmp_path: Path, run) -> None:
 
 NAMED_KINDS = r"""
 [[kv]]
-input = 'in_(?P<layer>[0-9]+)_(?P<kind>self|cross)_(?P<buffer>k|v)(?:_(?P<token>[A-Z]+))?'
-output = 'out_(?P<layer>[0-9]+)_(?P<kind>self|cross)_(?P<buffer>k|v)(?:_(?P<token>[A-Z]+))?'
-input_name = "in_{layer}_{kind}_{buffer}[_{token}]"
-output_name = "out_{layer}_{kind}_{buffer}[_{token}]"
-[kv.kinds.self]
+input = 'in_{layer}_(?P<kind>self)_{part}{token}'
+output = 'out_{layer}_(?P<kind>self)_{part}{token}'
 roles = { key = "k", value = "v" }
 kind = "attention"
+name = "self"
 update = "append"
-[kv.kinds.cross]
+[[kv]]
+input = 'in_{layer}_(?P<kind>cross)_{part}{token}'
+output = 'out_{layer}_(?P<kind>cross)_{part}{token}'
 roles = { key = "k", value = "v" }
+kind = "cross"
 update = "inplace"
 """
 
@@ -182,7 +180,7 @@ def test_a_model_of_the_first_step_has_outputs_alone(
 def test_axes_say_where_the_context_is(tmp_path: Path, run) -> None:
     shape = (HEADS, 1, HEAD, 16)
     caches = list_caches(NAMES, [0], "kv", shape=shape, update="inplace")
-    axes = '[kv.kinds.own.axes]\nkey = ["heads", "batch", "head", "sequence"]'
+    axes = '[kv.axes]\nkey = ["heads", "batch", "head", "sequence"]'
     rules = write_rules(tmp_path, axes)
     key, value = load_layout(save_caches(tmp_path, *caches), rules=rules).layout.buffers
     assert (key.sequence_axis, key.batch_axis) == (3, 1)

@@ -150,8 +150,10 @@ def test_the_one_that_knows_more_is_picked_and_the_other_is_named(
 ) -> None:
     folder = tmp_path / "profiles"
     shutil.copytree(load.PROFILES_DIRECTORY, folder)
-    text = (folder / "qnn.toml").read_text()
-    (folder / "keys-only.toml").write_text(text.replace("key|value", "key|other", 2))
+    names = [
+        f"{side}put = 'past_(?P<part>key)_{{layer}}{{token}}_{side}'" for side in ("in", "out")
+    ]
+    (folder / "keys-only.toml").write_text("\n".join(("[[kv]]", "kind = 'attention'", *names)))
     monkeypatch.setattr(load, "PROFILES_DIRECTORY", folder)
     model = saved(build_qnn_decoder(), tmp_path / "model.onnx")
     outcome = run(model, "--prefix", "VLLM", "--check")

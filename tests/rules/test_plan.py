@@ -129,13 +129,11 @@ def test_a_symbol_follows_the_output_it_was_made_of(symbol: str, becomes: str | 
 def test_two_rules_may_share_a_kind() -> None:
     rule = """
         [[kv]]
-        input = '(?P<buffer>{0})(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?'
-        output = '(?P<buffer>{0})(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?_out'
-        input_name = "{{buffer}}{{layer}}[_{{token}}]"
-        output_name = "{{buffer}}{{layer}}[_{{token}}]_out"
-        kinds.attention.parts = ["{0}"]
+        kind = "attention"
+        parts = ["{0}"]
     """
-    rules = parse_rules(f"retained = '.*_out'\n{rule.format('k')}{rule.format('v')}", "mine")
+    top = "input = '{part}{layer}{token}'\noutput = '{input}_out'"
+    rules = parse_rules(f"{top}\n{rule.format('k')}{rule.format('v')}", "mine")
     given = tuple(Value(name, "FLOAT", None) for name in ("v0", "k0"))
     handed_on = tuple(Value(f"{value.name}_out", "FLOAT", None) for value in given)
     found = build_rename_plan(Signature(given, handed_on), rules, TokenChange("T"))

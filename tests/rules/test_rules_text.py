@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,6 @@ from onnxkvrename.model.signature import Signature, Value
 from onnxkvrename.report.inert import escape_text
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import TokenChange, build_rename_plan
-from onnxkvrename.rules.rewrite import rewrite_name
 from onnxkvrename.rules.rules_text import StateNames, split_suffix, write_rules
 
 
@@ -55,14 +52,23 @@ def rename(text: str, pairs: dict[str, str], token: str = "T") -> dict[str, str]
 def test_the_layer_and_the_part_are_in_the_name_of_the_input(
     pairs: list[str], places: list[str]
 ) -> None:
-    (rule,) = parse_rules(write(*pairs), "test").kv_rules
-    found = [rule.patterns["input"].match_groups(pair.split()[0]) for pair in pairs]
-    assert [f"{groups['buffer']} {groups['layer']}" for groups in found if groups] == places
+    rules = parse_rules(write(*pairs), "test")
+    found = [rules.match("input", pair.split()[0]) for pair in pairs]
+    assert [f"{match.part} {match.layer}" for match in found if match] == places
 
 
 def test_names_are_listed() -> None:
     text = write("past_0_0 cat_7", "past_1_0 cat_11")
-    assert '{ layer = 1, buffer = "past_0", input = "past_1_0", output = "cat_11" }' in text
+    table = (
+        "[[kv]]",
+        'kind = "attention"',
+        "input = 'past_1_0{token}'",
+        "output = 'cat_11{token}'",
+        "layer = 1",
+        'part = "past_0"',
+        'update = "append"',
+    )
+    assert "\n".join(table) in text
     assert rename(text, {"past_0_0": "cat_7", "past_1_0_T": "cat_11"}) == {
         "past_0_0": "past_0_0_T",
         "cat_7": "cat_7_T",
@@ -73,7 +79,7 @@ def test_names_are_listed() -> None:
 
 def test_the_token_comes_before_what_the_output_has_more() -> None:
     text = write("h h_RetainedState", "past.0 past.0_out")
-    assert 'suffix = "_RetainedState"' in text
+    assert "output = 'h{token}_RetainedState'" in text
     pairs = {"h": "h_RetainedState", "past.0": "past.0_out"}
     assert set(rename(text, pairs).values()) == {
         *("h_T", "h_T_RetainedState"),
@@ -108,15 +114,17 @@ def test_parts_of_other_layers_or_updates_are_other_kinds() -> None:
         StateNames("s.0", "n.s.0", "", "linear", "unknown"),
     ]
     text = write_rules(states, "m.onnx")
-    tables = re.findall(r"\[kv\.kinds\.(\w+)\]\n((?:\w.*\n)+)", text)
-    assert [(kind, lines.splitlines()) for kind, lines in tables] == [
-        ("attention", ['parts = ["k", "v"]', 'update = "append"']),
-        ("attention_2", ['parts = ["k_2"]', 'kind = "attention"', 'update = "delta"']),
-        ("attention_3", ['parts = ["w"]', 'kind = "attention"', 'update = "append"']),
-        ("cross", ['parts = ["x"]', 'update = "once"']),
-        ("linear", ['parts = ["s"]']),
+    rules = parse_rules(text, "test").kv_rules
+    assert [(*rule.roles, rule.kind, rule.cache, rule.update) for rule in rules] == [
+        ("k", "attention", "attention", "append"),
+        ("k", "attention", "attention", "append"),
+        ("k_2", "attention_2", "attention", "delta"),
+        ("v", "attention", "attention", "append"),
+        ("v", "attention", "attention", "append"),
+        ("w", "attention_3", "attention", "append"),
+        ("x", "cross", "cross", "once"),
+        ("s", "linear", "linear", ""),
     ]
-    parse_rules(text, "test")
 
 
 def test_scales_are_beside_their_cache() -> None:
@@ -126,7 +134,8 @@ def test_scales_are_beside_their_cache() -> None:
     ]
     text = write_rules(states, "m.onnx")
     assert 'beside = { "p_key_scale" = "p_key" }' in text
-    assert parse_rules(text, "test").kinds["attention"].beside == {"p_key_scale": "p_key"}
+    _, scale = parse_rules(text, "test").kv_rules
+    assert scale.beside == {"p_key_scale": "p_key"}
 
 
 def test_names_are_left_alone() -> None:
@@ -167,7 +176,7 @@ def test_rules_can_be_written_for_any_names(pairs: dict[str, str]) -> None:
         assert into is not None
         assert out is not None
         assert into.pair_key == out.pair_key
-        assert rewrite_name(rules, into, "T") != name
+        assert rules.rename(into, "T") != name
 
 
 @pytest.mark.parametrize("part", ["##a[", "\u034f", "\U000e0101", "\u3164", "größe", "\x7f"])

@@ -236,11 +236,9 @@ def test_rules_need_not_know_of_sets() -> None:
         """
         retained = '.*'
         [[kv]]
-        input = '(?P<buffer>k)(?P<layer>[0-9])(?:_(?P<token>[A-Z]+))?'
-        output = '(?P<buffer>k)(?P<layer>[0-9])(?:_(?P<token>[A-Z]+))?_out'
-        input_name = "k{layer}[_{token}]"
-        output_name = "k{layer}[_{token}]_out"
-        kinds.one.parts = ["k"]
+        name = "one"
+        input = '(?P<part>k){layer}{token}'
+        output = '{input}_out'
         """,
         "mine",
     )

@@ -431,6 +431,6 @@ def test_every_kind_of_an_update_that_profiles_name_exists() -> None:
     from onnxkvrename.rules.profile import UPDATES
 
     assert set(UPDATES) < set(get_args(UpdateKind))
-    updates = load_rules().updates_by_kind
-    assert {"attention", "mla", "linear"} <= set(updates)
-    assert set(updates.values()) == {"inplace"}
+    kinds = load_rules().kinds
+    assert {"attention", "mla", "linear"} <= set(kinds)
+    assert {kind.update for kind in kinds.values()} == {"inplace"}

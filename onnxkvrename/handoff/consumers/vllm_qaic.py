@@ -312,7 +312,7 @@ def _check_overlapping_slices(view: ConsumerView) -> Iterator[Finding]:
                 longer.name,
                 f"also matches {base}.*, the expression for the slices of {base}, which have "
                 "another rank or element size",
-                "fix the templates in your --rules FILE so that no name begins with another one",
+                "export the model again, with names of which none begins with another one",
             )
 
 

@@ -103,8 +103,8 @@ def test_kinds_follow_the_update_and_not_the_names(tmp_path: Path) -> None:
         for names in (node.input, node.output):
             names[:] = [unquote(name) for name in names]
     traced = trace_path(saved(model, tmp_path / "m.onnx"))
-    (rule, *_) = infer_rules(traced).rules.kv_rules
-    assert {part: kind.cache or kind.name for kind in rule.kinds for part in kind.roles} == {
+    rules = infer_rules(traced).rules.kv_rules
+    assert {part: rule.cache for rule in rules for part in rule.roles} == {
         "s": "linear",
         "c": "linear",
         "x": "cross",
@@ -125,5 +125,5 @@ def test_rules_do_not_call_a_buffer_fixed_that_is_declared_to_grow(
             k_out = Concat<axis = 2>(old, new) y = Mul(k_out, x)
         }}
     """)
-    (rule, *_) = infer_rules(trace_path(saved(model, tmp_path / "m.onnx"))).rules.kv_rules
-    assert [kind.update for kind in rule.kinds] == [update]
+    rules = infer_rules(trace_path(saved(model, tmp_path / "m.onnx"))).rules.kv_rules
+    assert [rule.update for rule in rules] == [update]

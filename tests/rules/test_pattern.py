@@ -9,20 +9,16 @@ import pytest
 from tiers import thin
 
 from onnxkvrename import RulesError
-from onnxkvrename.documents import parse_toml
 from onnxkvrename.limits import MAX_MATCHED_CHARS
-from onnxkvrename.rules.load import PROFILES_DIRECTORY, list_profiles
+from onnxkvrename.rules.load import list_profiles, load_rules
 from onnxkvrename.rules.parse import parse_rules
-from onnxkvrename.rules.patterns import compile_pattern
-from onnxkvrename.rules.rewrite import rewrite_name
+from onnxkvrename.rules.pattern import forbid_token, match_name, write_expression
 
-RULES = f"""
+RULES = r"""
 [[kv]]
-input = '(?P<buffer>k+)(?P<layer>[0-9]+)(?:_(?P<token>T))?'
-output = '(?P<buffer>k+)(?P<layer>[0-9]+)(?:_(?P<token>T))?_out'
-input_name = "past_{{layer}}[_{{token}}]"
-output_name = "past_{{layer}}[_{{token}}]_out"
-kinds.attention.parts = ["{"k" * 1000}", "v"]
+kind = "attention"
+input = 'in\.{layer}\.{part}{token}'
+output = 'out\.{layer}\.{part}{token}'
 """
 
 
@@ -45,54 +41,54 @@ kinds.attention.parts = ["{"k" * 1000}", "v"]
     ],
 )
 def test_a_pattern_is_for_whole_names(pattern: str, name: str, fits: bool) -> None:
-    assert compile_pattern(pattern).matches(name) is fits
+    assert (match_name(pattern, name) is not None) is fits
 
 
-def test_the_groups_of_a_name_are_its_parts() -> None:
-    pattern = compile_pattern(r"(?P<buffer>k|v)(?P<layer>[0-9]+)(?:_(?P<token>[A-Z]+))?")
-    assert pattern.groups == ("buffer", "layer", "token")
-    assert pattern.match_groups("k12_V") == {"buffer": "k", "layer": "12", "token": "V"}
-    assert pattern.match_groups("v0") == {"buffer": "v", "layer": "0", "token": ""}
-    assert pattern.match_groups("v") is None
+@pytest.mark.parametrize(
+    ("text", "expression"),
+    [
+        ("", ""),
+        (r"past\.{layer}{token}", r"past\.(L)(T)"),
+        (r"a{2}\{layer}\\{layer}", r"a{2}\{layer}\\(L)"),
+        (r"(?:x|{token})[^{]", r"(?:x|(T))[^{]"),
+    ],
+)
+def test_shorthand_becomes_groups(text: str, expression: str) -> None:
+    assert write_expression(text, {"layer": "(L)", "token": "(T)"}) == expression
 
 
-def test_a_pattern_travels_to_a_worker() -> None:
-    pattern = pickle.loads(pickle.dumps(compile_pattern("(?P<a>x+)y")))
-    assert pattern.match_groups("xxy") == {"a": "xx"}
+@pytest.mark.parametrize("token", [r"(?:_[A-Z]+)?", "_[A-Z]+|", "|_[A-Z]+", "(?:(?:_)(?:[A-Z]+))?"])
+def test_a_token_can_be_forbidden_whatever_its_group_is(token: str) -> None:
+    for name, fits in (("k.0", True), ("k_T.0", False)):
+        bare = match_name(forbid_token(rf"k(?P<token>{token})\.0"), name)
+        assert (bare is not None and bare["token"] is not None) is fits
 
 
-@pytest.mark.parametrize("pattern", ["(", "*", "[z-a]", r"(a)\2", "a{99999999999}", "(?P<1>a)"])
+def test_a_rule_travels_to_a_worker() -> None:
+    rules = pickle.loads(pickle.dumps(parse_rules(RULES, "mine.toml")))
+    assert rules.match("input", "in.3.key_T").pair_key == ("attention", "", "key", 3)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", "(?P<layer", "*", "[z-a]", r"(a)\2", "a{99999999999}", "(?P<1>a)"]
+)
 def test_a_mistake_in_a_pattern_names_its_key(pattern: str) -> None:
     with pytest.raises(RulesError, match=r"^mine\.toml: retained: is not a regular expression: "):
         parse_rules(f"retained = '{pattern}'\n{RULES}", "mine.toml")
-
-
-def test_a_template_that_makes_endless_names_is_refused() -> None:
-    rules = parse_rules(RULES.replace("past_{layer}", "{buffer}" * 500), "mine.toml")
-    match = rules.match("input", "k" * 1000 + "0")
-    assert match is not None
-    with pytest.raises(RulesError, match="cannot be parsed back"):
-        rewrite_name(rules, match, "VLLM")
+    with pytest.raises(RulesError, match=r"^mine\.toml: kv\[0\]\.input: "):
+        parse_rules(RULES.replace("'in", f"'{pattern}"), "mine.toml")
 
 
 def test_no_pattern_is_tried_on_a_very_long_name() -> None:
-    pattern = compile_pattern("a*")
-    assert pattern.match_groups("a" * MAX_MATCHED_CHARS) == {}
-    assert not pattern.matches("a" * (MAX_MATCHED_CHARS + 1))
+    assert match_name("a*", "a" * MAX_MATCHED_CHARS) is not None
+    assert match_name("a*", "a" * (MAX_MATCHED_CHARS + 1)) is None
 
 
 def list_built_in_patterns() -> Iterator[str]:
-    def walk(value: object) -> Iterator[str]:
-        if isinstance(value, dict):
-            for key, item in value.items():
-                is_pattern = key in ("retained", "input", "output", "pattern", "file", "folder")
-                yield from [item] if is_pattern and isinstance(item, str) else walk(item)
-        elif isinstance(value, list):
-            for item in value:
-                yield from walk(item)
-
-    for name in list_profiles():
-        yield from walk(parse_toml((PROFILES_DIRECTORY / f"{name}.toml").read_text("utf-8")))
+    for rules in map(load_rules, list_profiles()):
+        for rule in rules.kv_rules:
+            yield from rule.expressions.values()
+        yield from filter(None, (*rules.keep, rules.retained_pattern))
 
 
 PATTERNS = sorted(set(list_built_in_patterns()))
