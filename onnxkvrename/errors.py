@@ -68,8 +68,7 @@ class WriteError(KvRenameError):
 class UndoError(WriteError):
     """Some targets are new and the others as they were, because the undo failed as well.
 
-    If files were to be replaced, the old files, the complete new ones and a record of both
-    are kept: the same command again ends it.
+    Each is whole; the same command again finishes the work.
 
     Attributes:
         new_paths: The targets that have their new files.

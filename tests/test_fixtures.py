@@ -10,8 +10,8 @@ from disaggregated_example import undivided
 from tiers import thin
 
 from onnxkvrename import load_rules, rename
+from onnxkvrename.files.find import find_jobs
 from onnxkvrename.renaming.run import rename_batch
-from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.request import Request
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"

@@ -98,11 +98,11 @@ def open_calls(tree: ast.AST) -> set[str]:
     return {call for call in calls(tree) - no_file if forbidden.fullmatch(call)}
 
 
-def test_only_storage_opens_and_changes_files() -> None:
+def test_only_files_opens_and_changes_files() -> None:
     outside = {
         name: found
         for name, tree in list_trees()
-        if package_of(name) != "storage" and (found := open_calls(tree))
+        if package_of(name) != "files" and (found := open_calls(tree))
     }
     assert outside == {
         "cli.main": {"os.write"},  # stderr, where the modules that print cannot be loaded
@@ -114,7 +114,7 @@ def find_error_swallowers(tree: ast.AST) -> list[str]:
     """The calls that take a failed query of the disk for an answer, as written.
 
     ``os.path.isdir`` and its like say no where the disk fails; ``os.walk`` and ``glob`` leave
-    out what they cannot list. ``storage/read.py`` tells what is there or fails.
+    out what they cannot list. ``files/read.py`` tells what is there or fails.
     """
     forbidden = re.compile(
         r"os\.path\.(exists|lexists|isfile|isdir|islink|ismount|realpath|samefile)"
@@ -134,18 +134,13 @@ def find_error_swallowers(tree: ast.AST) -> list[str]:
 MAY_SWALLOW_ERRORS = {
     "__main__": 2,  # stderr cannot be written: there is no other place to say so
     "cli.main": 1,  # what a mistyped word may mean, and what a shell completes
-    "cli.rename": 1,  # a remark beside a dry run; a rename that writes tells the error
     "report.progress_bars": 3,  # nor is there one for a bar, nor for what draws it
     "renaming.parallel": 1,  # asks the kernel to end a worker with its parent, if it can
-    "storage.copy": 1,  # a larger pipe, if the system allows one
-    "storage.lock": 2,  # a lock file that another run has removed; clean-up
-    "qefficient.seed_cache": 1,  # what killed runs left; the search for models tells the error
-    "renaming.output_path": 1,  # second names that other runs keep; without them, it is refused
-    "storage.directories": 1,  # os.walk with onerror
-    "storage.read": 2,  # os.path.realpath, which is strict; close
-    "storage.record": 3,  # clean-up, which the next run does otherwise
-    "storage.recover": 3,  # clean-up; what cannot be listed is not removed
-    "storage.temp_file": 5,  # /proc and O_TMPFILE, else a named file; clean-up, as far as possible
+    "files.copy": 1,  # a larger pipe, if the system allows one
+    "files.read": 2,  # os.path.realpath, which is strict; close
+    "files.staged": 3,  # what workers left in a new directory; an undo; clean-up
+    "files.targets": 1,  # second names that other runs keep; without them, it is refused
+    "files.temp_file": 6,  # /proc and O_TMPFILE, else a named file; leftovers, as far as possible
 }
 """How many such calls a module may have, each with its reason beside it."""
 

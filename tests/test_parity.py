@@ -17,8 +17,8 @@ from real_exports import BROKEN, ENCODER, EXPORTS, VARYING, names
 from tiers import thin
 
 from onnxkvrename import load_rules, rename
+from onnxkvrename.files.find import find_jobs
 from onnxkvrename.renaming.run import rename_batch
-from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.request import Request
 
 pytestmark = pytest.mark.skipif(

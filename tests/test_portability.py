@@ -74,7 +74,7 @@ def test_a_test_that_needs_posix_is_skipped_and_the_package_may_not_need_it(tmp_
         "import os, signal\n"
         "from pathlib import Path\n"
         "import pytest\n"
-        "from onnxkvrename.storage import read\n"
+        "from onnxkvrename.files import read\n"
         "def test_function(): os.fork()\n"
         "def test_signal(): signal.SIGKILL\n"
         "def test_module(): import fcntl\n"

@@ -15,8 +15,8 @@ from onnx import ModelProto
 
 import onnxkvrename
 from onnxkvrename import ModelError, load_rules
+from onnxkvrename.files.find import find_jobs
 from onnxkvrename.renaming.run import rename_batch
-from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.request import Request
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"

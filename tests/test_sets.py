@@ -21,9 +21,9 @@ from onnx import compose
 from tiers import full
 
 from onnxkvrename import rename
-from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.storage import lock
-from onnxkvrename.storage.temp_file import TEMP_PREFIX
+from onnxkvrename.files import lock
+from onnxkvrename.files.find import find_jobs
+from onnxkvrename.files.temp_file import TEMP_PREFIX
 
 EXPORTS = Path(__file__).resolve().parents[2] / "shared" / "exports"
 CUT = 1 << 17
@@ -129,22 +129,23 @@ def test_killed_with_its_processes_at_work_it_ends_whole(tmp_path: Path, sample:
 # Two at once.
 
 HALF_WAY = """
+import os
 import sys
-from onnxkvrename.storage import transaction as changeset
 from onnxkvrename.cli import main as cli
-real = changeset.Transaction.place
-def wait(self, *args):
+real = os.replace
+def wait(*args, **how):
+    os.replace = real
     print("ready", flush=True)
     sys.stdin.readline()
-    real(self, *args)
-changeset.Transaction.place = wait
+    real(*args, **how)
+os.replace = wait
 sys.exit(cli.main(sys.argv[1:]))
 """
 
 
 @pytest.fixture
 def half_way() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A run that waits, with all its drafts made, for a line."""
+    """A run that waits for a line when all is written and nothing replaced."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*args: object) -> subprocess.Popen[str]:

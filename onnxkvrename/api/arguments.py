@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, Union, get_args
 
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.files.find import check_is_local
+from onnxkvrename.files.read import MemoryFile, ModelSource, read_status
 from onnxkvrename.options import find_conflict, list_options
-from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
 from onnxkvrename.rules.load import load_rules as load
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import SidecarPolicy
-from onnxkvrename.storage.read import MemoryFile, ModelSource, read_status
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.api.arguments import (
@@ -17,21 +16,21 @@ from onnxkvrename.api.arguments import (
     speak_python,
 )
 from onnxkvrename.errors import ModelError
+from onnxkvrename.files.find import RenameJob, build_job, find_jobs
+from onnxkvrename.files.read import is_directory
 from onnxkvrename.qefficient.export_reuse import check_exports, restate_reuse
 from onnxkvrename.renaming.parallel import open_executor
-from onnxkvrename.renaming.run import check_token_change, rename_batch, say_what_was_undone
-from onnxkvrename.rules.find_models import build_job, find_jobs
+from onnxkvrename.renaming.run import check_token_change, rename_batch
 from onnxkvrename.rules.load import AUTO_PROFILE, load_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import Request, SidecarPolicy
-from onnxkvrename.rules.results import ModelReport, RenameJob, Report, report_placed
-from onnxkvrename.storage.read import is_directory
+from onnxkvrename.rules.results import ModelReport, Report, report_placed
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from onnxkvrename.renaming.place import Progress
     from onnxkvrename.renaming.prepare_sidecars import Sidecar
+    from onnxkvrename.renaming.write import Progress
 
     ProgressContext = AbstractContextManager[Progress | None]
 
@@ -194,40 +193,21 @@ def run_rename(
     Raises:
         KvRenameError: The job cannot be done; no file has changed.
     """
-    restored = list[Path]()
-    with say_what_was_undone(restored):
-        report = _run_rename(request, executor, open_bars, restored)
-    return report._replace(restored=tuple(restored))
-
-
-def _run_rename(
-    request: Request,
-    executor: Executor | None,
-    open_bars: Callable[[], ProgressContext],
-    restored: list[Path],
-) -> Report:
-    """Rename what is asked for, and add to `restored` the files of stopped runs that are undone."""
     typed = request
     request = use_token_of_target(request)
     knows_rules = request.profile != AUTO_PROFILE
     rules = find_rules(request.profile, request.rules) if knows_rules else load_rules()
-    if request.seed_cache and request.writes:
-        from onnxkvrename.qefficient.seed_cache import settle_stopped_seeds  # most need none
-
-        settle_stopped_seeds(request.models, restored.extend)
     jobs = find_jobs(request.models, request.output, request.directory)
     check_token_change(request.change)
     if not knows_rules:
         rules = _pick_rules(request, jobs)
     run = _rename_in_cache if request.seed_cache else _run_jobs
     report = run(request, jobs, rules, executor, open_bars)
-    restored += report.restored
     is_default = (request.profile or request.rules) is None
     if report.has_no_buffers and is_default and not request.seed_cache:
         rules = _pick_rules(request, jobs)
         if rules.choice is not None:
             report = _run_jobs(request, jobs, rules, executor, open_bars)
-            restored += report.restored
     if report.has_no_buffers and not request.seed_cache:
         from onnxkvrename.api.unnamed_caches import explain_unknown_names  # nothing is renamed
 

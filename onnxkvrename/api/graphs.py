@@ -36,11 +36,11 @@ from onnxkvrename.api.arguments import (
 )
 from onnxkvrename.api.files import run_rename
 from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.files.read import MEMORY
+from onnxkvrename.files.scratch import open_scratch_file
 from onnxkvrename.findings import Finding
 from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.storage.read import MEMORY
-from onnxkvrename.storage.scratch import open_scratch_file
 from onnxkvrename.verification.pairs.other_sides import MEMORY_HINT
 
 if TYPE_CHECKING:

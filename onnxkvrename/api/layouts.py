@@ -16,6 +16,8 @@ from onnxkvrename.api.arguments import (
     speak_python,
 )
 from onnxkvrename.api.unnamed_caches import explain_layout, explain_summaries
+from onnxkvrename.files.find import list_models
+from onnxkvrename.files.read import MemoryFile, ModelSource
 from onnxkvrename.handoff.compare import Handoff, compare_sides
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
@@ -27,9 +29,7 @@ from onnxkvrename.layout.load import (
 )
 from onnxkvrename.layout.load import load_layout as load_layouts
 from onnxkvrename.options import SIDES
-from onnxkvrename.rules.find_models import list_models
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import MemoryFile, ModelSource
 from onnxkvrename.verification import trace_buffer_updates
 
 Sides = tuple[LoadedLayout, LoadedLayout]

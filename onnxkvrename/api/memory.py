@@ -12,10 +12,10 @@ from onnxkvrename.api.arguments import (
     read_arguments,
     speak_python,
 )
+from onnxkvrename.files.read import MemoryFile
 from onnxkvrename.findings import CheckError
 from onnxkvrename.renaming.run import rename_in_memory
 from onnxkvrename.rules.request import Request
-from onnxkvrename.storage.read import MemoryFile
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.files.read import MemoryFile, ModelSource
 from onnxkvrename.findings import CheckError, Finding, quote_path
 from onnxkvrename.layout.load import LoadedLayout, replace_findings
 from onnxkvrename.model.file import open_model
@@ -16,7 +17,6 @@ from onnxkvrename.rules.lone_sides import list_unmatched
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import Report
-from onnxkvrename.storage.read import MemoryFile, ModelSource
 from onnxkvrename.verification.pairs.infer_rules import TracedModel, find_last_word
 from onnxkvrename.verification.pairs.other_sides import explain_lone_sides, join_commands
 from onnxkvrename.verification.pairs.unnamed_caches import (

@@ -14,12 +14,12 @@ from onnxkvrename.api.arguments import (
     read_arguments,
     speak_python,
 )
+from onnxkvrename.files.read import MemoryFile
 from onnxkvrename.handoff.target import TargetCheck, check_target
 from onnxkvrename.qefficient.export_reuse import check_exports
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import MemoryFile
 from onnxkvrename.verification import list_buffer_updates
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_model

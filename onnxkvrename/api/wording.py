@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import onnxkvrename
 from onnxkvrename.display import render_with
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.files.read import is_directory, is_in_memory
 from onnxkvrename.findings import Finding
 from onnxkvrename.options import Option, list_options
 from onnxkvrename.rules.request import Request
-from onnxkvrename.storage.read import is_directory, is_in_memory
 
 _OTHER_NAMES = {"--dim": ("sizes",), "--profile": ("rules",)}
 """Arguments that are not called like the field or the flag of their option."""

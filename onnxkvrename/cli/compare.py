@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.layouts import compare_loaded, load_traced
-from onnxkvrename.cli.files import check_page, collect_inputs
+from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.options import (
     SideValues,
     declare_command,
@@ -54,7 +54,6 @@ from onnxkvrename.report.formats import (
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.storage.write_file import write_files
 
 
 class CompareArguments(NamedTuple):
@@ -199,7 +198,7 @@ def _write_page(
     )
     check_page(path, "compare", files, force=arguments.force)
     page = render_compare_page(build_content())
-    write_files({path: page.encode("utf-8")}, inputs=files.list_inputs())
+    write_page(path, page, files)
 
 
 def _build_answer(

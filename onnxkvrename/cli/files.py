@@ -1,4 +1,4 @@
-"""Files that a command writes beside its answer: none is over a file that the run reads."""
+"""The page that a command writes beside its answer: over no file that the run reads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.files.run_files import RunFiles
+from onnxkvrename.files.staged import write_file
+from onnxkvrename.files.targets import check_not_cached, check_regular, check_replaceable
 from onnxkvrename.findings import format_list, quote_path
-from onnxkvrename.storage.run_files import RunFiles
-from onnxkvrename.storage.write_file import check_not_cached, check_replaceable
 
 
 def collect_inputs(inputs: Iterable[tuple[Path | None, str]]) -> RunFiles:
@@ -40,10 +41,25 @@ def check_page(path: Path, command: str, files: RunFiles, *, force: bool) -> Non
     from onnxkvrename.report.pages.page import build_start_pattern  # jinja2, only for a page
 
     check_not_cached(path)
+    check_regular(path)
     files.check_output(files.add_output(path, "the page of --html"))
     if not force:
         kind = f"a page made by onnxkvrename {command}"
         check_replaceable(path, kind, build_start_pattern(command))
+
+
+def write_page(path: Path, page: str, files: RunFiles) -> None:
+    """Write the page of a command, and remove what killed runs have left beside it.
+
+    Args:
+        path: The page, which :func:`check_page` has checked.
+        page: Its content.
+        files: The files that the run reads: none of them is removed.
+
+    Raises:
+        KvRenameError: It cannot be written; an existing file is as it was.
+    """
+    write_file(path, page.encode("utf-8"), files.list_inputs())
 
 
 def check_one_model(requirement: str, models: Sequence[str]) -> None:

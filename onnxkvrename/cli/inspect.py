@@ -10,9 +10,10 @@ from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.arguments import find_rules
 from onnxkvrename.api.unnamed_caches import explain_summaries
-from onnxkvrename.cli.files import check_page, collect_inputs
+from onnxkvrename.cli.files import check_page, collect_inputs, write_page
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice
+from onnxkvrename.files.find import find_jobs
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.layout.inspect import Inspection, ModelSummary, fold_windows, inspect_models
 from onnxkvrename.options import (
@@ -34,10 +35,8 @@ from onnxkvrename.report.formats.text import BOLD
 from onnxkvrename.report.inspection.summary_text import render_model_summary
 from onnxkvrename.report.layout_text import format_layout_title
 from onnxkvrename.report.vllm_text import render_projection
-from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.kv_model import locate_data
 from onnxkvrename.rules.profile import ProfileChoice
-from onnxkvrename.storage.write_file import write_files
 from onnxkvrename.verification import trace_buffer_updates
 from onnxkvrename.vllm.projection import Projection, project_layout
 from onnxkvrename.vllm.specs import KV_CACHE_DTYPES, ProjectionRequest
@@ -209,7 +208,7 @@ def _write_page(summaries: Sequence[ModelSummary], arguments: InspectArguments) 
     if any(summary.error is not None for summary in summaries):
         return []
     page = render_inspect_page(fold_windows(summaries))
-    write_files({arguments.html: page.encode("utf-8")}, inputs=files.list_inputs())
+    write_page(arguments.html, page, files)
     return [f"{arguments.html}: page written"]
 
 

@@ -32,11 +32,11 @@ from onnxkvrename.cli.output import (
     stdout_guard,
 )
 from onnxkvrename.errors import KvRenameError, MissingFileError
+from onnxkvrename.files.read import is_occupied
 from onnxkvrename.findings import decide_exit_code, find_similar, quote_word, suggest_similar
 from onnxkvrename.options import FORMAT, Example
 from onnxkvrename.report.formats import Answer, Line, list_formats
 from onnxkvrename.report.formats.text import build_error_line
-from onnxkvrename.storage.read import is_occupied
 
 _COMMAND_GROUPS = {
     "Change models": {

@@ -12,6 +12,8 @@ import click
 from click.core import ParameterSource
 
 from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.files.find import check_is_local
+from onnxkvrename.files.read import is_directory, read_status
 from onnxkvrename.findings import find_similar, quote_path
 from onnxkvrename.options import (
     SIDES,
@@ -22,9 +24,7 @@ from onnxkvrename.options import (
     read_hints,
 )
 from onnxkvrename.report.formats import list_formats
-from onnxkvrename.rules.find_models import check_is_local
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
-from onnxkvrename.storage.read import is_directory, read_status
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 """The settings of every command."""

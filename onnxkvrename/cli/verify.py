@@ -11,16 +11,16 @@ from onnxkvrename.api.verification import verify_together
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, show_progress
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.files.find import find_jobs
+from onnxkvrename.files.read import is_directory, read_status
 from onnxkvrename.handoff.find_consumers import load_consumer
 from onnxkvrename.handoff.target import TargetCheck
 from onnxkvrename.options import Example
 from onnxkvrename.renaming.parallel import map_ordered, open_executor
 from onnxkvrename.renaming.run import check_token_change
 from onnxkvrename.report.verify_text import build_verify_answer
-from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import ProfileChoice, Rules
-from onnxkvrename.storage.read import is_directory, read_status
 from onnxkvrename.verification.verify import (
     VerifiedModel,
     VerifyRequest,

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
+from onnxkvrename.files.read import ModelSource
 from onnxkvrename.findings import Finding
 from onnxkvrename.layout.layout import (
     ByteTotals,
@@ -53,7 +54,6 @@ from onnxkvrename.rules.plan import KvPair, RenamePlan, UnchangedName, is_layer_
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, PartPath
 from onnxkvrename.sidecars.stale import find_stale_sidecars
-from onnxkvrename.storage.read import ModelSource
 
 NameStatus = Literal["plain", "token", "half", "missing", "broken"]
 """The status of a buffer's names; a recurrent state is something else.

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.files.find import list_models
+from onnxkvrename.files.read import ModelSource, open_file, read_status, read_text_file
 from onnxkvrename.findings import (
     Finding,
     format_list,
@@ -29,19 +31,12 @@ from onnxkvrename.layout.updates import Updates, UpdateTracer, find_faults
 from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.check_together import check_models_together
-from onnxkvrename.rules.find_models import list_models
 from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, PREFIXED, WINDOW
 from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
-from onnxkvrename.storage.read import (
-    ModelSource,
-    open_file,
-    read_status,
-    read_text_file,
-)
 
 _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
 """The stages of an export, the last one first: its models replace those of earlier ones."""

@@ -9,12 +9,9 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, MissingFileError, ModelError
-from onnxkvrename.findings import Finding, build_finding, quote_word
-from onnxkvrename.limits import MAX_FILES, build_limit_error, shorten_text
-from onnxkvrename.model.proto_reader import ExternalReference
-from onnxkvrename.storage.confined import Folder
-from onnxkvrename.storage.copy import has_same_bytes
-from onnxkvrename.storage.read import (
+from onnxkvrename.files.copy import has_same_bytes
+from onnxkvrename.files.inside import Folder
+from onnxkvrename.files.read import (
     FileIdentity,
     OpenFile,
     OutsideError,
@@ -22,6 +19,9 @@ from onnxkvrename.storage.read import (
     is_occupied,
     open_file,
 )
+from onnxkvrename.findings import Finding, build_finding, quote_word
+from onnxkvrename.limits import MAX_FILES, build_limit_error, shorten_text
+from onnxkvrename.model.proto_reader import ExternalReference
 
 
 class DataFile(NamedTuple):

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, ReadError, WriteError
+from onnxkvrename.files.read import MemoryFile, ModelSource, OpenFile, open_file, read_chunks
+from onnxkvrename.files.temp_file import TempFile
 from onnxkvrename.limits import MAX_MODEL_BYTES
 from onnxkvrename.model.other_files import describe_other_file
 from onnxkvrename.model.proto_reader import read_signature
@@ -29,14 +31,6 @@ from onnxkvrename.model.protobuf import (
     encode_varint,
 )
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.storage.read import (
-    MemoryFile,
-    ModelSource,
-    OpenFile,
-    open_file,
-    read_chunks,
-)
-from onnxkvrename.storage.temp_file import TempFile
 
 _BUFFER_SIZE = 1 << 20
 _FORMATS_BY_MAGIC = (

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.files.read import read_status
 from onnxkvrename.findings import quote_path
-from onnxkvrename.storage.read import read_status
 
 _DATA_NAME = re.compile(r"(?P<stem>.+?)(?:\.onnx)?[._]data(?:[._-]?[0-9]+)?", re.IGNORECASE)
 """The name of external data: ``model.onnx_data``, ``model.onnx.data``, ``model.data``."""

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.files.find import find_jobs
+from onnxkvrename.files.read import resolve_path
 from onnxkvrename.findings import Finding, build_finding, format_list
 from onnxkvrename.qefficient.export_cache import (
     ExportParams,
@@ -14,12 +16,10 @@ from onnxkvrename.qefficient.export_cache import (
     read_export_params,
     rename_export_params,
 )
-from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import find_cached_export
 from onnxkvrename.rules.request import Request, format_rename
 from onnxkvrename.rules.results import ModelReport
-from onnxkvrename.storage.read import resolve_path
 
 REUSE_CODE = "KV402"
 _SPLIT_CODE = "KV303"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.files.find import RenameJob, build_job
+from onnxkvrename.files.read import is_occupied
 from onnxkvrename.findings import Finding, build_finding, quote_path
 from onnxkvrename.model.file import open_model
 from onnxkvrename.qefficient.export_cache import (
@@ -26,17 +28,13 @@ from onnxkvrename.qefficient.export_cache import (
     render_export_params,
 )
 from onnxkvrename.renaming.prepare_sidecars import Sidecar
-from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.kv_model import read_kv_model
 from onnxkvrename.rules.plan import RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, PARAMS_FILE, find_exports, shorten_path
 from onnxkvrename.rules.request import Request, format_rename
-from onnxkvrename.rules.results import ModelReport, RenameJob, report_model
+from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
-from onnxkvrename.storage.directories import is_left_empty
-from onnxkvrename.storage.read import is_directory, is_occupied
-from onnxkvrename.storage.recover import settle_stopped_runs
 
 _OLD_MERGE_FOLDER = "final_data"
 """The directory in an export where older releases put merged files, and all look for them."""
@@ -206,28 +204,6 @@ def _is_earlier_seed(
     return seed.directory.with_name(plain.directory_name) in directories
 
 
-def settle_stopped_seeds(
-    paths: Iterable[Path], report_undone: Callable[[Sequence[Path]], None]
-) -> None:
-    """Undo runs that were stopped before all files of all exports were there.
-
-    Args:
-        paths: The models or directories of the run.
-        report_undone: Called for each run that was undone, with the files that are as before it.
-
-    Raises:
-        KvRenameError: A run cannot be undone, or another one is at work.
-    """
-    directories = list[Path]()
-    for path in map(Path.absolute, paths):
-        directories += (Path(folder) for folder, _, _ in os.walk(path))
-        for directory in (path, *path.parents[:2]):
-            directories.append(directory)
-            if is_directory(directory):
-                directories += (directory / name for name in os.listdir(directory))
-    settle_stopped_runs(directories, report_undone=report_undone, knows_inputs=False)
-
-
 def _require_export_directory(model: Path) -> Path:
     for directory in find_exports(model):
         return directory
@@ -249,8 +225,7 @@ def _plan_seed(directory: Path, rules: Rules, change: TokenChange) -> Seed:
     new_entry = build_renamed_entry(entry, rules, change)
     target = directory.parent / new_entry.directory_name
     is_taken = target != directory and is_occupied(target)
-    # A run that was killed may have made it.
-    if is_taken and not is_left_empty(target) and not _has_entry(target, new_entry):
+    if is_taken and not _has_entry(target, new_entry):
         return Seed(directory, target, new_entry, build_occupied_finding(str(target)))
     return Seed(directory, target, new_entry)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.files.read import read_status
+from onnxkvrename.files.targets import check_free_space, find_writable_directory
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.file import open_model
-from onnxkvrename.renaming.output_path import find_writable_directory
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.kv_model import KvModel
@@ -19,8 +20,6 @@ from onnxkvrename.rules.plan import build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import ReportCheck
-from onnxkvrename.storage.read import read_status
-from onnxkvrename.storage.temp_file import check_free_space
 
 if TYPE_CHECKING:
     from onnxkvrename.layout.updates import BufferUpdate

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, WriteError
+from onnxkvrename.files.run_files import RunFile, RunFiles
 from onnxkvrename.model.external_data import DataFile, has_same_data
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar
-from onnxkvrename.storage.run_files import RunFile, RunFiles
 
 
 class _Output(NamedTuple):

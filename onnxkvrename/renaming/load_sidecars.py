@@ -8,19 +8,18 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
+from onnxkvrename.files.find import RenameJob, build_job, identify_path
+from onnxkvrename.files.read import resolve_path
 from onnxkvrename.renaming.prepare import PreparedModel
 from onnxkvrename.renaming.prepare_sidecars import PreparedSidecar, Sidecar
-from onnxkvrename.rules.find_models import build_job, identify_path
 from onnxkvrename.rules.plan import KvPair, build_minimal_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import Request, SidecarPolicy
-from onnxkvrename.rules.results import RenameJob
 from onnxkvrename.sidecars.decisions import Fact
 from onnxkvrename.sidecars.formats import describe_formats, detect_format, load_sidecar_formats
 from onnxkvrename.sidecars.rewrite import STALE_CODE
 from onnxkvrename.sidecars.search import FoundSidecar, detect_sidecars, read_sidecar_head
 from onnxkvrename.sidecars.stale import find_stale_sidecars
-from onnxkvrename.storage.read import resolve_path
 
 _FOUND: Mapping[SidecarPolicy, Fact] = {"auto": "found", "off": "off"}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxkvrename import __version__
 from onnxkvrename.errors import KvRenameError, MissingFileError, ReadError, WriteError
-from onnxkvrename.storage.temp_file import ProgressCallback
+from onnxkvrename.files.temp_file import ProgressCallback
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
+from onnxkvrename.files.find import RenameJob
+from onnxkvrename.files.read import FileIdentity, is_occupied
+from onnxkvrename.files.targets import check_output, check_result_size, has_result
 from onnxkvrename.findings import Finding
 from onnxkvrename.model.external_data import DataFile, plan_data_copies
 from onnxkvrename.model.file import (
@@ -18,11 +21,6 @@ from onnxkvrename.model.file import (
 )
 from onnxkvrename.model.protobuf import ByteSource, Piece
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.renaming.output_path import (
-    check_output,
-    check_result_size,
-    has_result,
-)
 from onnxkvrename.renaming.parallel import name_worker
 from onnxkvrename.rules.kv_model import (
     KvModel,
@@ -36,9 +34,8 @@ from onnxkvrename.rules.plan import TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import format_compile_call
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
-from onnxkvrename.rules.results import ModelReport, RenameJob, ResultState, report_model
+from onnxkvrename.rules.results import ModelReport, ResultState, report_model
 from onnxkvrename.rules.sidecar_files import find_files_beside
-from onnxkvrename.storage.read import FileIdentity, is_occupied
 
 
 class SplicePlan(NamedTuple):

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError, ModelError
+from onnxkvrename.files.find import RenameJob, build_job, identify_path
+from onnxkvrename.files.read import FileIdentity, open_file, resolve_path
+from onnxkvrename.files.targets import check_output, has_result
 from onnxkvrename.findings import (
     Finding,
     build_finding,
@@ -16,23 +19,16 @@ from onnxkvrename.findings import (
     quote_path,
 )
 from onnxkvrename.limits import MAX_TEXT_BYTES, shorten_text
-from onnxkvrename.renaming.output_path import check_output, has_result
 from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan
-from onnxkvrename.rules.find_models import build_job, identify_path
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import Request
-from onnxkvrename.rules.results import ModelReport, RenameJob, SidecarReport
+from onnxkvrename.rules.results import ModelReport, SidecarReport
 from onnxkvrename.sidecars.bindings import BoundModels
 from onnxkvrename.sidecars.decisions import Decision, Fact, decide
 from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
 from onnxkvrename.sidecars.search import FoundSidecar, Neighbours, read_neighbours, read_value_names
 from onnxkvrename.sidecars.stale import build_unknown_finding
-from onnxkvrename.storage.read import (
-    FileIdentity,
-    open_file,
-    resolve_path,
-)
 
 
 class Sidecar(NamedTuple):

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from onnxkvrename.errors import (
     ModelError,
     RulesError,
 )
+from onnxkvrename.files.find import RenameJob
+from onnxkvrename.files.lock import Locks, open_locks
+from onnxkvrename.files.read import MEMORY, is_directory
+from onnxkvrename.files.staged import WrittenInterrupt, clear_leftovers, find_existing_directory
+from onnxkvrename.files.targets import check_result_size
 from onnxkvrename.findings import CheckError, Finding, promote_to_errors
 from onnxkvrename.model.file import join_pieces, read_model_signature, sum_piece_sizes
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.renaming.batch_checks import check_batch, check_space
-from onnxkvrename.renaming.output_path import check_result_size
 from onnxkvrename.renaming.parallel import map_ordered
-from onnxkvrename.renaming.place import (
-    BatchWriter,
-    PlaceError,
-    Progress,
-)
 from onnxkvrename.renaming.prepare import PreparedModel, prepare_model
-from onnxkvrename.renaming.write import list_tasks
+from onnxkvrename.renaming.write import PlaceError, Progress, list_results, write_results
 from onnxkvrename.rules.check_together import check_models_together
 from onnxkvrename.rules.kv_model import scan_model, splice_model
 from onnxkvrename.rules.lone_sides import has_lone_sides
@@ -35,15 +34,13 @@ from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import (
     ModelReport,
     PlacedInterrupt,
-    RenameJob,
     Report,
     ReportCheck,
     SidecarReport,
     Status,
+    report_placed,
 )
 from onnxkvrename.rules.sidecar_files import find_candidates, find_compiles
-from onnxkvrename.storage.read import MEMORY, is_directory
-from onnxkvrename.storage.recover import settle_stopped_runs
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -86,48 +83,46 @@ def rename_batch(
             written. Nothing has changed.
     """
     check_token_change(request.change)
-    restored = list[Path]()
-    with say_what_was_undone(restored):
-        report = _rename_batch(
-            request, jobs, rules, sidecars, check_reports, progress, executor, restored
-        )
-    return report._replace(restored=tuple(restored))
-
-
-@contextmanager
-def say_what_was_undone(restored: Sequence[Path]) -> Iterator[None]:
-    """Let an interrupt say that a stopped run was undone, if files were restored meanwhile."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        if restored and not stop.args:
-            raise KeyboardInterrupt("a rename that had stopped halfway was undone") from None
-        raise
-
-
-def _rename_batch(
-    request: Request,
-    jobs: Sequence[RenameJob],
-    rules: Rules,
-    sidecars: Sequence[Sidecar],
-    check_reports: ReportCheck,
-    progress: Progress | None,
-    executor: Executor | None,
-    restored: list[Path],
-) -> Report:
-    """Rename models, and add to `restored` the files of stopped runs that are undone first."""
-    directories = [job.target.parent for job in jobs]
-    read = [*request.read_files, *(job.model for job in jobs)]
-    is_half_done = request.writes and settle_stopped_runs(
-        directories, read, restored.extend, knows_inputs=False
-    )
     sidecars = (*sidecars, *_find_sidecars(request, jobs, rules))
-    inputs = [*read, *(item.path for item in sidecars)]
-    models = _prepare_models(request, jobs, rules, progress, executor)
-    models = check_batch(models, request, rules, check_reports)
+    reports = list[Report]()
+    with report_placed(reports), open_locks() as locks:
+        if request.writes:  # so another run changes nothing between a check and the writing
+            all_jobs = [*jobs, *(sidecar.job for sidecar in sidecars)]
+            locks.hold(find_existing_directory(job.target.parent) for job in all_jobs)
+            # Before anything is read: the state of a file is another one without a second name.
+            read = [*request.read_files, *(job.model for job in all_jobs)]
+            clear_leftovers(locks, read, links_only=True)
+        run = _Run(request, jobs, rules, sidecars, check_reports, progress, executor, locks)
+        reports.append(_rename_batch(run))
+    return reports[0]
+
+
+class _Run(NamedTuple):
+    """What a rename works with; the arguments of :func:`rename_batch`, and the locks."""
+
+    request: Request
+    jobs: Sequence[RenameJob]
+    rules: Rules
+    sidecars: Sequence[Sidecar]
+    check_reports: ReportCheck
+    progress: Progress | None
+    executor: Executor | None
+    locks: Locks
+
+
+def _rename_batch(run: _Run) -> Report:
+    """Rename models and sidecars in directories that are locked."""
+    request, jobs, rules, sidecars = run.request, run.jobs, run.rules, run.sidecars
+    models = _prepare_models(request, jobs, rules, run.progress, run.executor)
+    models = check_batch(models, request, rules, run.check_reports)
     prepared_sidecars: tuple[PreparedSidecar, ...] = ()
     if sidecars:
         models, prepared_sidecars = _prepare_sidecars(models, sidecars, request, rules)
+    if request.writes:
+        read = [*request.read_files, *(job.model for job in jobs)]
+        read += [each.path for each in sidecars]
+        read += [file.path for model in models for file in model.data_files]
+        clear_leftovers(run.locks, read)
     if not request.check:
         models = check_space(models)
     models = _check_places(models, prepared_sidecars, request, rules)
@@ -135,16 +130,7 @@ def _rename_batch(
     if not request.writes or any(model.report.failed for model in models):
         sidecar_reports = _list_sidecar_reports(prepared_sidecars)
         return Report(_list_reports(models), sidecar_reports)
-    inputs += [file.path for model in models for file in model.data_files]
-    tasks = list_tasks(models, prepared_sidecars, force=request.force)
-    writer = BatchWriter(tasks, progress, executor, inputs)
-    report = _write_results(models, prepared_sidecars, writer)
-    if is_half_done and not report.failed:
-        try:
-            settle_stopped_runs(directories, inputs)  # this run has finished the work of the other
-        except KeyboardInterrupt:
-            raise PlacedInterrupt(report) from None
-    return report
+    return _write_results(models, prepared_sidecars, run)
 
 
 def _settle(model: PreparedModel, *, strict: bool = False) -> PreparedModel:
@@ -239,20 +225,18 @@ def _prepare_models(
 
 
 def _write_results(
-    models: Sequence[PreparedModel],
-    sidecars: Sequence[PreparedSidecar],
-    writer: BatchWriter,
+    models: Sequence[PreparedModel], sidecars: Sequence[PreparedSidecar], run: _Run
 ) -> Report:
+    force = run.request.force
+    results = list_results(models, sidecars, force=force)
     written = _report_written(models, sidecars)
     try:
-        writer.write()
+        write_results(results, run.progress, run.executor, locks=run.locks, force=force)
     except PlaceError as failure:
         reports = tuple(_build_failure_reports(models, failure))
         return Report(reports, _list_sidecar_reports(sidecars))
-    except KeyboardInterrupt:
-        if writer.is_done:
-            raise PlacedInterrupt(written) from None
-        raise
+    except WrittenInterrupt:
+        raise PlacedInterrupt(written) from None
     return written
 
 

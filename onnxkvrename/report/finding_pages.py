@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.files.read import is_occupied, read_text_file
 from onnxkvrename.findings import CODES
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import fold_text, render_table
-from onnxkvrename.storage.read import is_occupied, read_text_file
 
 _PAGE = "findings.md"
 _PLACES = (

@@ -7,7 +7,7 @@ from contextlib import suppress
 from threading import Lock, Timer
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from onnxkvrename.storage.temp_file import ProgressCallback
+from onnxkvrename.files.temp_file import ProgressCallback
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -57,7 +57,7 @@ class _Bar:
 class ProgressBars:
     """Bars on stderr that appear if the work takes long, and disappear at the end of the context.
 
-    Until then, nothing is loaded or drawn. A ``Progress`` of :mod:`onnxkvrename.renaming.place`.
+    Until then, nothing is loaded or drawn. A ``Progress`` of :mod:`onnxkvrename.renaming.write`.
     """
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.files.read import OpenFile
 from onnxkvrename.findings import Finding
 from onnxkvrename.model.external_data import DataFile, find_data_files
 from onnxkvrename.model.file import open_model, splice_payloads
@@ -28,7 +29,6 @@ from onnxkvrename.rules.plan import (
 )
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, PartPath
-from onnxkvrename.storage.read import OpenFile
 
 _MOVE_OPS = frozenset(("Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"))
 """Operators that may pass a buffer through, as an Identity does."""

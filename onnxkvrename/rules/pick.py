@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, RulesError
+from onnxkvrename.files.find import list_models
+from onnxkvrename.files.read import ModelSource
 from onnxkvrename.findings import format_list
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.rules.find_models import list_models
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles, load_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import ProfileChoice, Rules
-from onnxkvrename.storage.read import ModelSource
 
 
 class _Fit(NamedTuple):
@@ -56,7 +56,10 @@ def pick_rules(paths: Sequence[ModelSource], profile: str | None, rules_path: Pa
         return load_rules(profile, rules_path)
     default = load_rules()
     signatures = []
-    for signature in _read_signatures(paths):
+    for model in list_models(paths):
+        signature = _read_signature(model)
+        if signature is None:
+            continue
         if profile is None and _knows_names(default, signature):
             return default
         signatures.append(signature)
@@ -86,14 +89,13 @@ def choose_rules(signatures: Sequence[Signature], default: Rules) -> Rules:
     return best.rules._replace(choice=ProfileChoice(best.rules.name, True, also))
 
 
-def _read_signatures(paths: Sequence[ModelSource]) -> Iterator[Signature]:
-    """Yield the signatures that can be read; the command itself reports errors."""
-    for model in list_models(paths):
-        try:
-            with open_model(model) as opened:
-                yield opened.signature
-        except ModelError:
-            continue
+def _read_signature(model: ModelSource) -> Signature | None:
+    """Return the signature of a model, ``None`` for one that the command itself reports."""
+    try:
+        with open_model(model) as opened:
+            return opened.signature
+    except ModelError:
+        return None
 
 
 def _knows_names(rules: Rules, signature: Signature) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.storage.read import is_in_memory, read_status
+from onnxkvrename.files.read import is_in_memory, read_status
 
 WINDOW, PREFIXED, MERGED = STAGES = ("window", "prefixed", "merged")
 """The stages of a set's parts: as exported, prepared for the merge, merged."""

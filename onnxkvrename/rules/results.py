@@ -1,10 +1,9 @@
-"""Jobs and reports: what to do with each model, and what became of it."""
+"""Reports: what became of each model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxkvrename.display import show_briefly
@@ -18,27 +17,6 @@ _NO_NAMES: Mapping[str, str] = {}
 
 Status = Literal["renamed", "unchanged", "would-rename", "failed"]
 ResultState = Literal["", "missing", "different"]
-
-
-class RenameJob(NamedTuple):
-    """A model, and where its result goes; :func:`find_models.build_job` makes one.
-
-    Attributes:
-        model: The model.
-        output: Where the result goes, as the user calls it; the model itself for in place.
-        target: The file that the result replaces or makes, as an absolute path.
-        in_place: Whether the result replaces the model.
-        same_directory: Whether the result lies beside the model, so that external data stays.
-        root: The directory that the user gave for results, as an absolute path; no link below
-            it may lead a result elsewhere. ``None`` for in place.
-    """
-
-    model: Path
-    output: Path
-    target: Path
-    in_place: bool
-    same_directory: bool
-    root: Path | None = None
 
 
 @show_briefly
@@ -135,14 +113,11 @@ class Report(NamedTuple):
         models: The models, in the order of the arguments.
         sidecars: The sidecars.
         profile: The profile that recognizes KV names.
-        restored: The files that a stopped run had replaced, and that got their old content before
-            this one began.
     """
 
     models: tuple[ModelReport, ...]
     sidecars: tuple[SidecarReport, ...] = ()
     profile: ProfileChoice | None = None
-    restored: tuple[Path, ...] = ()
 
     @property
     def failed(self) -> bool:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.files.read import is_directory, is_occupied, read_status
 from onnxkvrename.rules.pattern import match_name
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import is_directory, is_occupied, read_status
 
 _COMPILE_DIRECTORY = "qpc-[0-9A-Za-z]+"
 """The names of directories below an export in which QEfficient keeps a compile of it."""

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.files.find import list_folder
+from onnxkvrename.files.read import open_file, read_status, resolve_path
 from onnxkvrename.limits import MAX_FILES, MAX_TEXT_BYTES
 from onnxkvrename.model.file import open_model
-from onnxkvrename.rules.find_models import list_folder
 from onnxkvrename.sidecars.decisions import LEAVE_HINT
 from onnxkvrename.sidecars.formats import SidecarFormat, detect_format
-from onnxkvrename.storage.read import open_file, read_status, resolve_path
 
 _YAML_COST = 8
 """How many bytes of other sidecars a byte of YAML counts as, which takes far longer to parse."""

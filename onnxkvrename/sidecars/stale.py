@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError
+from onnxkvrename.files.read import read_status
 from onnxkvrename.findings import Finding, build_finding, format_count, quote_path
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.checks import find_appended_word
@@ -30,7 +31,6 @@ from onnxkvrename.sidecars.search import (
     read_neighbours,
     read_sidecar_head,
 )
-from onnxkvrename.storage.read import read_status
 
 
 def find_stale_sidecars(

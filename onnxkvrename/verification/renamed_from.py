@@ -19,6 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from onnx import ModelProto
 
 from onnxkvrename.display import show_briefly
+from onnxkvrename.files.read import ModelSource, is_content_of
 from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.model.file import (
@@ -32,7 +33,6 @@ from onnxkvrename.model.protobuf import BLOCK_SIZE, LENGTH, ByteSource, Record, 
 from onnxkvrename.rules.kv_model import KvModel, ScannedModel, scan_model, splice_model
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.storage.read import ModelSource, is_content_of
 
 _HINT = (
     "check that SOURCE is what this model was made from; then rename SOURCE again: the tool that "

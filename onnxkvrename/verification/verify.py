@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import ModelError
+from onnxkvrename.files.read import ModelSource, is_in_memory
 from onnxkvrename.findings import (
     Finding,
     build_names_finding,
@@ -46,7 +47,6 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import ModelReport, ReportCheck, report_model
 from onnxkvrename.sidecars.stale import find_stale_sidecars
-from onnxkvrename.storage.read import ModelSource, is_in_memory
 from onnxkvrename.verification import trace_needs
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.graph_bodies import read_graph

@@ -22,8 +22,8 @@ from kill_commands import (
 from models import saved
 from tiers import thin
 
+from onnxkvrename.files.temp_file import TEMP_PREFIX
 from onnxkvrename.rules.load import PROFILES_DIRECTORY
-from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 MODEL, DATA = "decoder.onnx", "weights.data"
 COMMANDS: dict[str, Callable[[str], tuple[str, ...]]] = {

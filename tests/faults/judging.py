@@ -132,7 +132,7 @@ class Trial:
         require(result.code != -signal.SIGALRM, ANSWERED, f"hangs: {where}")
         self.check_files(left, where)
         if left not in self._completed:
-            self.check_second_run(left, where, could_remove=name not in REMOVING)
+            self.check_second_run(left, where)
             if not list_leftovers(left):
                 self._completed.append(left)
         if result.code == -signal.SIGKILL:
@@ -201,7 +201,7 @@ class Trial:
         is_reason_told = code != 2 or fault.lasting or reason in result.err
         require(is_reason_told, ANSWERED, f"not the reason: {where}")
         if leftovers:
-            is_needed = fault.lasting or name in REMOVING or is_told_to_be_mixed(result)
+            is_needed = fault.lasting or name in REMOVING
             require(is_needed, CLEAN, f"{where}: left {leftovers}")
         if code == 0:
             require(kept == self.new, ANSWERED, where)
@@ -210,22 +210,19 @@ class Trial:
             require(is_told, ANSWERED, f"{where}: done, but not said")
         elif kept != self.old:
             require(is_told_to_be_mixed(result), ALL_OR_NONE, f"{where}: mixed, but not said")
-            is_beyond_help = fault.lasting or not self.system.links
-            require(is_beyond_help, ALL_OR_NONE, f"{where}: mixed")
+            require(fault.lasting, ALL_OR_NONE, f"{where}: mixed")
 
-    def check_second_run(self, left: Tree, where: str, *, could_remove: bool) -> None:
+    def check_second_run(self, left: Tree, where: str) -> None:
         """Check that the same command ends the work, whatever the first run left.
 
-        What the system refused to remove for a directory that has another name by now stays:
-        an empty lock, or the record of a run that is complete.
+        Where directories cannot be locked, what a killed run left stays.
         """
         again = self.run()
         after = walk_tree(self.root)
         leftovers = list_leftovers(left)
         require(again.code == 0, COMPLETED, f"{where}: then {again}")
-        for path in leftovers:
-            if path.endswith("-lock") or (path.endswith("-record") and not could_remove):
-                after.pop(path, None)
+        for path in () if self.system.locks else leftovers:
+            after.pop(path, None)
         require(after == self.new, COMPLETED, f"{where}: then {sorted(after)} after {leftovers}")
 
 

@@ -417,8 +417,8 @@ sys.exit(cli.main(args))
 
 @pytest.mark.parametrize(
     ("place", "call", "nth"),
-    [("in place", "replace", 2), ("old", "link", 2), ("old", "link", 3)],
-    ids=["the second model", "data", "a new model"],
+    [("in place", "replace", 2), ("old", "link", 1), ("old", "replace", 1)],
+    ids=["the second model", "data", "a new directory"],
 )
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
 def test_a_signal_between_two_replacements_leaves_all_as_they_were_or_the_rest_to_do(
@@ -500,6 +500,7 @@ def test_a_directory_that_is_removed_meanwhile_is_an_error(
     big: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, new = os.fsync, tmp_path / "new"
+    new.mkdir()
 
     def remove(descriptor: int) -> None:
         real(descriptor)

@@ -1,4 +1,4 @@
-"""Signals on systems that lack something, and what the program does not survive yet."""
+"""Signals on systems that lack something."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from faults.commands import COMMANDS, Command
 from faults.controls import CONTROLS, Control
 from faults.injection import SYSTEMS, Fault, System
 from faults.judging import BrokenPromise, Trial, in_memory
-from faults.signals import KNOWN_LOSSES, Loss, list_signals, try_signal
+from faults.signals import list_signals
 from kill_commands import needs_fork
 from tiers import thin
 
@@ -35,25 +35,7 @@ def test_signal_on_a_lesser_system_leaves_all_old_or_all_new(
     with in_memory() as root:
         trial = Trial(command, root, system)
         for fault in sample(list_signals(len(trial.count()), 5), 2):
-            try_signal(trial, fault)
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        pytest.param(
-            loss,
-            marks=pytest.mark.xfail(strict=True, raises=BrokenPromise, reason=loss.why),
-            id=str(loss),
-        )
-        for loss in KNOWN_LOSSES
-    ],
-)
-def test_known_loss(loss: Loss) -> None:
-    with in_memory() as root:
-        trial = Trial(BY_NAME[loss.command], root, loss.system)
-        for nth in range(1, len(trial.count()) + 1):
-            trial.try_fault(Fault(nth, -signal.SIGINT, after=True))
+            trial.try_fault(fault)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from faults.commands import COMMANDS, Command
 from faults.controls import CONTROLS
 from faults.injection import ERRNOS, READING_ERRNOS, SYSTEMS, Fault, System
 from faults.judging import Trial, in_memory
-from faults.signals import PLACING, list_signals, try_signal
+from faults.signals import PLACING, list_signals
 from kill_commands import needs_fork
 from tiers import thin
 
@@ -40,16 +40,19 @@ def children_before() -> set[str]:
     return list_children()
 
 
-def list_faults(calls: int, system: System) -> Iterator[Fault]:
+def list_faults(calls: Sequence[str], system: System) -> Iterator[Fault]:
     """Yield the faults: killed at each call, and at every other one an error, once or lasting.
 
-    The errors take turns. A system that lacks something meets one fault at every fifth call.
+    The errors take turns. What puts a file in place meets one each time. A system that lacks
+    something meets one fault at every fifth call.
     """
-    for nth in range(1, calls + 1):
+    for nth, name in enumerate(calls, 1):
         number = ERRNOS[nth // 2 % len(ERRNOS)]
         error = Fault(nth, number, lasting=nth % 4 == 0)
         if system == SYSTEMS[0]:
             yield Fault(nth, -signal.SIGKILL)
+            if name in PLACING:
+                yield Fault(nth, errno.EIO)
             if nth % 2 == 0:
                 yield error
         elif nth % 5 == 0:
@@ -67,7 +70,7 @@ def test_a_fault_at_any_call_leaves_every_file_whole(trial: Trial, sample: Sampl
     calls = trial.count()
     assert {"open", "write", "fsync", "close"} <= set(calls)
     assert not [name for name in calls if name.startswith("uncounted")]
-    for fault in sample(list_faults(len(calls), trial.system), 1):
+    for fault in sample(list_faults(calls, trial.system), 1):
         trial.try_fault(fault)
 
 
@@ -76,7 +79,7 @@ def test_signal_at_any_call_leaves_all_old_or_all_new(trial: Trial, sample: Samp
     placing = [fault for fault in faults if trial.name_call(fault) in PLACING and fault.after]
     others = [fault for fault in faults if fault not in placing]
     for fault in (*sample(placing, 2), *sample(others, 1)):
-        try_signal(trial, fault)
+        trial.try_fault(fault)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_a_fault_on_a_lesser_system_leaves_every_file_whole(
 ) -> None:
     with in_memory() as root:
         trial = Trial(command, root, system)
-        for fault in sample(list_faults(len(trial.count()), system), 2):
+        for fault in sample(list_faults(trial.count(), system), 2):
             trial.try_fault(fault)
 
 
@@ -97,7 +100,7 @@ def test_a_call_that_cannot_look_at_a_file_or_is_interrupted_leaves_every_file_w
 ) -> None:
     for nth in sample(range(1, len(trial.count(reading=True)) + 1, 5), 1):
         trial.try_fault(Fault(nth, READING_ERRNOS[nth % 2], reading=True))
-        try_signal(trial, Fault(nth, -signal.SIGINT, after=True, reading=True))
+        trial.try_fault(Fault(nth, -signal.SIGINT, after=True, reading=True))
 
 
 @pytest.mark.parametrize("trial", thin(COMMANDS, 7), indirect=True, ids=str)
@@ -110,7 +113,7 @@ def test_an_error_after_the_call_leaves_every_file_whole(trial: Trial, sample: S
 def test_a_program_that_is_broken_on_purpose_is_caught(control) -> None:
     with in_memory() as root:
         trial = Trial(control.command, root, prepare=control.break_program)
-        faults = [*list_faults(len(trial.count()), SYSTEMS[0])][::-1]  # results are placed late
+        faults = [*list_faults(trial.count(), SYSTEMS[0])][::-1]  # results are placed late
         assert any(not is_kept(trial, fault) for fault in faults)
 
 
@@ -127,12 +130,13 @@ def test_the_commands_here_are_all_that_write() -> None:
     """A module of the command line that can write has a case here."""
     from test_house import calls, list_trees  # the calls of each module, as written
 
-    writing = {"write_files", "write_page", "Transaction", "TempFile", "run_rename"}
+    writing = {"write_all", "write_file", "write_page", "TempFile", "run_rename"}
     trees = [(name, tree) for name, tree in list_trees() if name.startswith("cli.")]
     assert {name for name, tree in trees if calls(tree) & writing} == {
         "cli.rename",
         "cli.inspect",
         "cli.compare",  # writes its page as inspect does
+        "cli.files",  # that page
     }
 
 

@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto
 from tiers import full
 
 from onnxkvrename import load_rules
+from onnxkvrename.files.read import open_file
 from onnxkvrename.layout.inspect import (
     BufferGroup,
     ExternalFile,
@@ -28,7 +29,6 @@ from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import ExportInfo
 from onnxkvrename.rules.plan import UnchangedName
-from onnxkvrename.storage.read import open_file
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports"

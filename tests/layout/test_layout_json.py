@@ -23,6 +23,7 @@ from schemas import VALIDATOR
 from tiers import thin
 
 from onnxkvrename import KvRenameError, ModelError, compare, load_rules
+from onnxkvrename.files.find import list_models
 from onnxkvrename.findings import CODES, Finding, build_finding
 from onnxkvrename.handoff.consumer_checks import check_consumer
 from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
@@ -33,7 +34,6 @@ from onnxkvrename.layout.layout import KvBuffer, Layout
 from onnxkvrename.layout.load import LoadedLayout, load_layout
 from onnxkvrename.model.signature import Value
 from onnxkvrename.report.documents.inspect_json import DOCUMENT, describe_inspection
-from onnxkvrename.rules.find_models import list_models
 from onnxkvrename.rules.kinds import list_kinds
 from onnxkvrename.rules.plan import UnchangedName
 from onnxkvrename.rules.results import ModelReport

@@ -21,15 +21,16 @@ from onnxkvrename import (
     rename,
     rename_all,
 )
+from onnxkvrename.files.find import build_job
+from onnxkvrename.files.inside import Folder
+from onnxkvrename.files.read import FileIdentity, OpenFile, OutsideError, open_file
+from onnxkvrename.files.temp_file import TempFile, build_key, build_temp_name
 from onnxkvrename.model.external_data import find_data_files
 from onnxkvrename.model.proto_reader import ExternalReference
 from onnxkvrename.renaming.prepare import prepare_model
-from onnxkvrename.renaming.write import WriteTask, write_temp_file
-from onnxkvrename.rules.find_models import build_job
+from onnxkvrename.renaming.write import list_results, write_result
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import Request
-from onnxkvrename.storage.confined import Folder
-from onnxkvrename.storage.read import FileIdentity, OpenFile, OutsideError, open_file
 
 
 @pytest.fixture
@@ -277,7 +278,7 @@ def test_a_directory_there_is_not_replaced_even_with_force(external: Path, tmp_p
     assert [(found.code, found.message) for found in report.findings] == [
         ("KV504", "already exists, and is a directory")
     ]
-    with pytest.raises(WriteError, match="Is a directory"):
+    with pytest.raises(WriteError, match="is a directory"):
         rename(external, "VLLM", output=tmp_path / "m.onnx", force=True)
     assert not (tmp_path / "m.onnx").exists()
 
@@ -386,13 +387,13 @@ def copy_data(model: Path, output: Path, rules: Rules) -> tuple[str, bytes]:
     prepared = prepare_model(job, Request(token="VLLM"), rules)
     if prepared.report.failed:
         return "found", b""
-    ((data_file, target),) = prepared.data_copies
-    ready_file = write_temp_file(WriteTask(0, data_file, target, target, False, False))
-    if isinstance(ready_file, KvRenameError):
+    data = list_results([prepared], (), force=False)[0].output
+    try:
+        with TempFile(output / build_temp_name(build_key(), "new"), data.target) as file:
+            write_result(data, file)
+            return "copied", file.read(0, file.size)
+    except KvRenameError:
         return "refused", b""
-    content = ready_file.temp_path.read_bytes()
-    ready_file.temp_path.unlink()
-    return "copied", content
 
 
 def find_foreign_results(

@@ -20,6 +20,8 @@ from onnx import ModelProto
 from tiers import thin
 
 from onnxkvrename import ModelError, WriteError, rename
+from onnxkvrename.files.read import open_file
+from onnxkvrename.files.temp_file import TempFile
 from onnxkvrename.limits import MAX_MODEL_BYTES
 from onnxkvrename.model.file import (
     build_spliced_source,
@@ -41,8 +43,6 @@ from onnxkvrename.model.protobuf import (
     Span,
     read_fields,
 )
-from onnxkvrename.storage.read import open_file
-from onnxkvrename.storage.temp_file import TempFile
 
 
 def zipped() -> bytes:
@@ -178,7 +178,10 @@ def test_pieces_are_written_in_order_whatever_their_size(
         pieces += [Span(at, size), b"between" * size]
         expected += content[at : at + size] + b"between" * size
         at += size
-    with open_model(path) as opened, TempFile(tmp_path / "y.onnx") as temp_file:
+    with (
+        open_model(path) as opened,
+        TempFile(tmp_path / "y.temp", tmp_path / "y.onnx") as temp_file,
+    ):
         assert b"".join(read_pieces(opened.file, pieces)) == expected
         write_pieces(opened.file, pieces, temp_file)
         assert temp_file.read(0, len(expected) + 1) == expected
@@ -242,7 +245,10 @@ def test_what_was_written_must_read_back_as_planned(tmp_path: Path) -> None:
         (other, "names, dtypes or shapes differ"),
         (b"\xff" * size, "field number|wire type|a number of more"),
     ]:
-        with open_model(path) as model, TempFile(tmp_path / "y.onnx") as temp_file:
+        with (
+            open_model(path) as model,
+            TempFile(tmp_path / "y.temp", tmp_path / "y.onnx") as temp_file,
+        ):
             temp_file.write(content)
             if message is None:
                 check_written_model(temp_file, size, model.signature)

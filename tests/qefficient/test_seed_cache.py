@@ -29,10 +29,10 @@ from qefficient_exports import CAUSAL, DECODER, ENCODER, PARAMS, SPEECH
 from real_exports import EXPORTS, VARYING, names
 from tiers import thin
 
+from onnxkvrename.files import lock
+from onnxkvrename.files.lock import open_locks
+from onnxkvrename.files.temp_file import TEMP_PREFIX
 from onnxkvrename.rules.load import PROFILES_DIRECTORY
-from onnxkvrename.storage import lock
-from onnxkvrename.storage.lock import hold_locks
-from onnxkvrename.storage.temp_file import TEMP_PREFIX
 
 RULES = PROFILES_DIRECTORY / "qeff.toml"
 SEED = ("--prefix", "VLLM", "--seed-cache")
@@ -476,7 +476,7 @@ def test_a_second_run_is_refused_after_a_while_and_takes_nothing_back(
 ) -> None:
     before = below(plain)
     monkeypatch.setattr(lock, "_MAX_WAIT", 0)
-    with hold_locks([plain.parent]):
+    with open_locks([plain.parent]):
         outcome = run(plain, *SEED)
         assert (outcome.code, "processed by another run" in outcome.err) == (2, True)
     assert read_directory(plain.parent) == before

@@ -11,10 +11,9 @@ from models import saved
 from window_sets import build_window, write_windows
 
 from onnxkvrename import Report, load_rules
+from onnxkvrename.files.find import RenameJob, build_job
 from onnxkvrename.renaming.run import rename_batch
-from onnxkvrename.rules.find_models import build_job
 from onnxkvrename.rules.request import Request
-from onnxkvrename.rules.results import RenameJob
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 

@@ -166,8 +166,8 @@ def test_data_that_are_in_place_are_not_replaced_by_those_of_another_model(
     Path("out").mkdir()
     Path("out/w.bin").write_bytes(b"aaaa")
     from onnxkvrename import load_rules
+    from onnxkvrename.files.find import build_job
     from onnxkvrename.renaming.run import rename_batch
-    from onnxkvrename.rules.find_models import build_job
     from onnxkvrename.rules.request import Request
 
     before = snapshot(here)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
 import pytest
-import qefficient_exports
-from kill_commands import needs_fork, read_directory, run_and_kill
 from window_sets import write_windows
 
 
@@ -31,15 +29,14 @@ def test_an_interrupt_after_the_last_file_is_in_place_counts_it(
     args: tuple[str, ...], here: Path, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_windows(Path("d"), 2)
-    real = os.unlink
+    real = os.replace
 
-    def interrupt(path: Path, **how: int | None) -> None:
+    def interrupt(*paths: Path, **how: int | None) -> None:
+        real(*paths, **how)
         if read_tokens(Path("new" if "-d" in args else "d")) == {True}:
-            monkeypatch.setattr(os, "unlink", real)
-            raise KeyboardInterrupt
-        real(path, **how)
+            signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(os, "unlink", interrupt)
+    monkeypatch.setattr(os, "replace", interrupt)
     outcome = run(*args, "--prefix", "VLLM")
     assert outcome.code == 130
     text = outcome.err.strip()
@@ -85,64 +82,3 @@ def test_an_interrupt_before_anything_changed_says_so(
     outcome = run("a", "--prefix", "VLLM")
     line = "error: interrupted: no model was changed; run the same command again\n"
     assert (outcome.code, outcome.err.lstrip()) == (130, line)
-
-
-def test_an_interrupt_after_a_stopped_run_was_undone_says_that(
-    here: Path, run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Models are not what they were when the command began."""
-    place = "onnxkvrename.renaming.run"
-    monkeypatch.setattr(f"{place}.settle_stopped_runs", restore)
-    monkeypatch.setattr(f"{place}.check_batch", interrupt)
-    outcome = run("a", "--prefix", "VLLM")
-    line = "interrupted: a rename that had stopped halfway was undone; run the same command again"
-    assert (outcome.code, outcome.err.lstrip()) == (130, f"error: {line}\n")
-
-
-@needs_fork
-def test_an_interrupt_after_a_stopped_seeding_was_undone_says_that(
-    here: Path, run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for source in ("external", "mla.onnx"):
-        qefficient_exports.write_export(Path("cache"), source)
-    seed = ("cache", "--prefix", "VLLM", "--seed-cache")
-    plain = read_directory(Path("cache"))
-    for nth in count(1):
-        assert run_and_kill("link", nth, *seed, after=True)
-        seeded = [name for name in read_directory(Path("cache")) if ".onnxkvrename-" not in name]
-        if len(seeded) > len(plain):
-            break
-    monkeypatch.setattr("onnxkvrename.qefficient.seed_cache.plan_seeds", interrupt)
-    outcome = run(*seed)
-    line = "interrupted: a rename that had stopped halfway was undone; run the same command again"
-    assert (outcome.code, outcome.err.lstrip()) == (130, f"error: {line}\n")
-    assert read_directory(Path("cache")) == plain
-    outcome = run(*seed)
-    assert (
-        outcome.err.lstrip()
-        == "error: interrupted: no model was changed; run the same command again\n"
-    )
-
-
-def restore(
-    directories: object, inputs: object, report: Callable[[list[Path]], None], **how: object
-) -> bool:
-    report([Path("a/layer_0_1/model.onnx")])
-    return False
-
-
-def test_an_interrupt_while_a_finished_run_is_cleared_says_what_is_in_place(
-    here: Path, run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    def settle(*args: object, **how: object) -> bool:
-        calls.append(args)
-        if len(calls) > 1:
-            raise KeyboardInterrupt
-        return True
-
-    monkeypatch.setattr("onnxkvrename.renaming.run.settle_stopped_runs", settle)
-    outcome = run("a", "--prefix", "VLLM")
-    line = "error: interrupted: all results are in place; run the same command again\n"
-    assert (outcome.code, outcome.err.lstrip(), read_tokens(Path("a"))) == (130, line, {True})

@@ -21,13 +21,13 @@ from terminals import run_on_terminal
 from tiers import full
 
 from onnxkvrename import KvRenameError, Report, __version__, load_rules
+from onnxkvrename.files.find import find_jobs
+from onnxkvrename.files.staged import Output
+from onnxkvrename.files.temp_file import TEMP_PREFIX, TempFile
 from onnxkvrename.renaming import parallel, write
 from onnxkvrename.renaming.parallel import count_useful_processes, map_ordered, open_process_pool
 from onnxkvrename.renaming.run import rename_batch
-from onnxkvrename.renaming.write import WriteTask
-from onnxkvrename.rules.find_models import find_jobs
 from onnxkvrename.rules.request import Request
-from onnxkvrename.storage.temp_file import TEMP_PREFIX, ReadyFile
 
 
 def square(number: int) -> int:
@@ -243,11 +243,15 @@ def test_an_interrupt_ends_the_work_and_leaves_nothing(step: str, tmp_path: Path
 class Elsewhere(ThreadPoolExecutor):
     """An executor whose files are not to be seen here, as on a machine with other disks."""
 
+    def __init__(self, here: Path) -> None:
+        super().__init__(1)
+        self._here = here
+
     def submit(self, *args: Any, **how: Any) -> Future[Any]:
         future = super().submit(*args, **how)
-        for result in future.result():
-            if isinstance(result, ReadyFile):
-                result.temp_path.unlink()
+        future.result()
+        for path in self._here.rglob(f"{TEMP_PREFIX}*-new"):
+            path.unlink()
         return future
 
 
@@ -258,7 +262,7 @@ def test_a_result_that_is_not_to_be_seen_here_is_an_error_and_changes_nothing(
     root = window_sets.write_windows(tmp_path / "in", 3)
     before = snapshot(tmp_path)
     jobs = find_jobs([root], directory=None if place is None else tmp_path / place)
-    with Elsewhere(1) as executor:
+    with Elsewhere(tmp_path) as executor:
         report = rename_batch(Request(token="VLLM"), jobs, load_rules(), executor=executor)
     errors = [model.error for model in report.models if model.error]
     assert [error.hint for error in errors] == [parallel.SAME_FILES_HINT]
@@ -289,14 +293,13 @@ def cluster(shared_cluster: Any) -> Any:
 
 
 def doom() -> int:
-    """In a worker: leave half a draft, and die of the first one that is asked for."""
+    """In a worker: leave half a file, and die of the first one that is asked for."""
 
-    def dying(task: WriteTask) -> None:
-        spilt = task.target.parent / f"{write.TempFile(task.target).temp_path.name}"
-        spilt.write_bytes(b"half")
+    def die(output: Output, file: TempFile, **how: object) -> None:
+        file.temp_path.write_bytes(b"half")  # as where no file is without a name
         os.kill(os.getpid(), signal.SIGKILL)
 
-    write.write_temp_file = dying  # type: ignore[assignment]
+    write.write_result = die
     return os.getpid()
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -19,22 +20,21 @@ from onnxkvrename import (
     load_rules,
     rename,
 )
+from onnxkvrename.files import lock
+from onnxkvrename.files.find import build_job, find_jobs
+from onnxkvrename.files.lock import open_locks
+from onnxkvrename.files.temp_file import (
+    TempFile,
+    build_key,
+    build_temp_name,
+)
 from onnxkvrename.model import external_data as externaldata
 from onnxkvrename.model import file as onnxfile
 from onnxkvrename.renaming import write
 from onnxkvrename.renaming.run import rename_batch
 from onnxkvrename.rules import kv_model
-from onnxkvrename.rules.find_models import build_job, find_jobs
 from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import Status
-from onnxkvrename.storage import lock as locks
-from onnxkvrename.storage.temp_file import (
-    ReadyFile,
-    TempFile,
-    build_file_key,
-    build_key,
-    build_temp_name,
-)
 
 QEFF = load_rules()
 LOOK = Request(dry_run=True)
@@ -284,8 +284,8 @@ def test_one_model_that_cannot_be_written_and_all_are_as_they_were(
 
     def fail(draft: TempFile, *args: Any) -> None:
         real(draft, *args)
-        if draft.target.name == "b.onnx":
-            raise WriteError("no", path=str(draft.target))
+        if draft.display_path.name == "b.onnx":
+            raise WriteError("no", path=str(draft.display_path))
 
     monkeypatch.setattr("onnxkvrename.renaming.write.check_written_model", fail)
     for directory in (None, tmp_path / "new"):
@@ -301,15 +301,15 @@ def test_one_model_that_cannot_take_its_place_and_all_are_as_they_were(
     name: str, tmp_path: Path, snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [saved(models.decoder(), tmp_path / f"{name}.onnx") for name in "abc"]
-    before, real = snapshot(tmp_path), ReadyFile.move_into_place
+    before, real = snapshot(tmp_path), os.replace
 
-    def fail(staged: ReadyFile, **how: bool) -> None:
-        if staged.target.name == name:
-            raise WriteError("no", path=str(staged.display_path))
-        real(staged, **how)
+    def fail(source: Path, target: Path, **how: Any) -> None:
+        if Path(target).name == name and Path(source).name.endswith("-new"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(source, target, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ReadyFile, "move_into_place", fail)
+        patch.setattr(os, "replace", fail)
         report = together(*paths)
     assert [model.path for model in report.models if model.error] == [str(tmp_path / name)]
     assert "renamed" not in statuses(report)
@@ -331,8 +331,7 @@ def test_what_could_not_be_undone_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", once)
         assert statuses(together(*paths)) == ["renamed", "failed", "would-rename"]
-    assert len(os.listdir(tmp_path)) == 11  # models, old and new ones, a record, one on its way
-    assert statuses(together(*paths)) == ["renamed"] * 3
+    assert statuses(together(*paths)) == ["unchanged", "renamed", "renamed"]
     assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx", "c.onnx"]
 
 
@@ -367,7 +366,7 @@ def test_a_file_that_appears_meanwhile_is_left_alone(
 
     def meddle(draft: TempFile, *args: Any, **how: Any) -> None:
         real(draft, *args, **how)
-        if draft.target == theirs:
+        if draft.display_path == theirs:
             theirs.write_bytes(b"theirs")
 
     monkeypatch.setattr(TempFile, "copy_attributes", meddle)
@@ -388,8 +387,7 @@ def test_what_appears_in_a_new_directory_meanwhile_stays(
         theirs.touch()
 
     monkeypatch.setattr(TempFile, "copy_attributes", meddle)
-    monkeypatch.setattr(os, "link", lambda *args, **how: os.stat("/missing"))
-    with pytest.raises(WriteError, match="No such file"):
+    with pytest.raises(WriteError, match=r"Directory not empty.*appeared there"):
         rename(external, "VLLM", output=tmp_path / "new" / "m.onnx")
     assert os.listdir(tmp_path / "new") == ["theirs"]
     assert sorted(os.listdir(tmp_path)) == ["external", "new"]
@@ -485,14 +483,14 @@ def test_a_second_run_in_the_same_directory_is_refused_after_a_while_and_changes
     for name in "abc":
         (tmp_path / name).mkdir()
     paths = [saved(models.decoder(), tmp_path / name / "m.onnx") for name in "abc"]
-    left = paths[1].with_name(build_temp_name(build_key(), build_file_key(), "new"))
+    left = paths[1].with_name(build_temp_name(build_key(), "new"))
     left.touch()
     before = snapshot(tmp_path)
-    monkeypatch.setattr(locks, "_MAX_WAIT", 0)
-    with locks.hold_locks([paths[1].parent]):
-        report = together(*paths)
-        assert statuses(report) == ["would-rename", "failed", "would-rename"]
-        assert "is being processed by another run" in str(report.models[1].error)
+    monkeypatch.setattr(lock, "_MAX_WAIT", 0)
+    said = "is being processed by another run"
+    with open_locks([paths[1].parent]), pytest.raises(WriteError, match=said) as caught:
+        together(*paths)
+    assert caught.value.path == str(tmp_path / "b")
     assert snapshot(tmp_path) == before
     assert statuses(together(*paths)) == ["renamed"] * 3
     assert not left.exists()
@@ -500,7 +498,7 @@ def test_a_second_run_in_the_same_directory_is_refused_after_a_while_and_changes
 
 def test_a_model_of_which_a_dead_run_has_kept_a_link_is_renamed_at_once(decoder: Path) -> None:
     """Killed between keeping a way back and the replacement. To clear it is no change."""
-    os.link(decoder, decoder.with_name(build_temp_name(build_key(), build_file_key(), "old")))
+    os.link(decoder, decoder.with_name(build_temp_name(build_key(), "old")))
     assert rename(decoder, "VLLM", dry_run=True).status == "would-rename"
     assert len(os.listdir(decoder.parent)) == 2
     assert rename(decoder, "VLLM").status == "renamed"
@@ -535,13 +533,10 @@ def test_a_plain_rename_resolves_few_paths(decoder: Path, monkeypatch: pytest.Mo
     assert len(resolved) <= 6
 
 
-def test_a_plain_rename_writes_no_record_and_looks_for_no_data(
-    decoder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plain_rename_looks_for_no_data(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
         raise AssertionError(args)
 
-    monkeypatch.setattr("onnxkvrename.storage.transaction.write_record", fail)
     monkeypatch.setattr("onnxkvrename.rules.kv_model.find_data_files", fail)
     monkeypatch.setattr("onnxkvrename.rules.kv_model.read_export_info", fail)
     assert rename(decoder, "VLLM").status == "renamed"

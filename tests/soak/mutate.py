@@ -45,27 +45,24 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDER = Path("tests/soak/record_lines")
 MODULES = (
     "rules/plan.py",
-    "rules/checks/pairs.py",
+    "rules/checks.py",
     "rules/windows.py",
     "model/occurrences.py",
     "model/protobuf.py",
     "model/proto_reader.py",
     "model/file.py",
     "model/external_data.py",
-    "model/metadata.py",
-    "storage/confined.py",
-    "storage/copy.py",
-    "storage/directories.py",
-    "storage/lock.py",
-    "storage/read.py",
-    "storage/record.py",
-    "storage/recover.py",
-    "storage/temp_file.py",
-    "storage/transaction.py",
-    "storage/write_file.py",
-    "renaming/place.py",
+    "files/copy.py",
+    "files/inside.py",
+    "files/lock.py",
+    "files/new_directories.py",
+    "files/read.py",
+    "files/signals.py",
+    "files/staged.py",
+    "files/step.py",
+    "files/targets.py",
+    "files/temp_file.py",
     "renaming/write.py",
-    "renaming/output_path.py",
     "renaming/prepare.py",
     "renaming/batch_checks.py",
     "renaming/run.py",
@@ -77,7 +74,7 @@ MODULES = (
 """Modules that plan, check, splice, save and print."""
 FAULTS = ("tests/faults/test_rename_faults.py", "tests/faults/test_writing_commands.py")
 """Minutes of faults at every call, only for the packages that write files."""
-WRITING = ("storage", "renaming")
+WRITING = ("files", "renaming")
 LEFT_OUT = ("tests/test_house.py", "tests/test_ci.py")
 """Test files that judge texts, those of the mutants among them."""
 FIRST_BATCH = 2

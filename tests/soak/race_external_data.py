@@ -34,10 +34,10 @@ import numpy as np
 import onnx
 
 from onnxkvrename import KvRenameError, Rules, load_rules, rename
+from onnxkvrename.files.inside import Folder
+from onnxkvrename.files.read import OpenFile, OutsideError, open_file
 from onnxkvrename.model.external_data import DataFile
 from onnxkvrename.renaming import write
-from onnxkvrename.storage.confined import Folder
-from onnxkvrename.storage.read import OpenFile, OutsideError, open_file
 
 LOCATION = "sub/weights.bin"
 SECRET = b"secret!!"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from onnxkvrename.files.read import is_in_memory
 from onnxkvrename.findings import (
     format_bytes,
     format_count,
@@ -22,7 +23,6 @@ from onnxkvrename.model.signature import UNDECLARED, format_dtype, format_shape
 from onnxkvrename.report.inert import escape_text, shorten_text
 from onnxkvrename.rules.kinds import get_kind_traits
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED
-from onnxkvrename.storage.read import is_in_memory
 
 _FEW, _SOME = 3, 6
 """Things of a sort that are listed: long ones, and short ones."""

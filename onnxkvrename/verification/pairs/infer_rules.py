@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, RulesError
+from onnxkvrename.files.read import ModelSource
 from onnxkvrename.findings import quote_path
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
@@ -15,7 +16,6 @@ from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.rules_text import StateNames, clean_comment, split_suffix, write_rules
-from onnxkvrename.storage.read import ModelSource
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_states

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
+from onnxkvrename.files.read import MemoryFile, ModelSource, is_in_memory
 from onnxkvrename.findings import Finding, build_finding, format_count, quote_path
 from onnxkvrename.limits import MAX_SEARCHED_NODES
 from onnxkvrename.model.file import open_model
@@ -15,7 +16,6 @@ from onnxkvrename.rules.check_together import NO_CACHE_HINT
 from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import find_profiles
-from onnxkvrename.storage.read import MemoryFile, ModelSource, is_in_memory
 from onnxkvrename.verification.pairs.infer_rules import (
     TracedModel,
     carries_token,

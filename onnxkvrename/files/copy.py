@@ -6,9 +6,8 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
-from onnxkvrename.storage.read import OpenFile, close_quietly, read_at, read_chunks
+from onnxkvrename.files.read import OpenFile, close_quietly, read_at, read_chunks
 
 _PIPE_SIZE = 1 << 20
 _STEP_SIZE = 1 << 26
@@ -22,7 +21,7 @@ class SourceError(OSError):
 
 
 def copy_range(source: int, target: int, offset: int, size: int) -> Iterator[int]:
-    """Append bytes of one file to another.
+    """Append bytes of one file to another; holes of a sparse file stay holes.
 
     Args:
         source: Descriptor to read from.
@@ -37,6 +36,35 @@ def copy_range(source: int, target: int, offset: int, size: int) -> Iterator[int
         SourceError: The source ends early, or cannot be read.
         OSError: A file cannot be read or written. What was copied so far is in the target.
     """
+    end = offset + size
+    while offset < end:
+        data, stop = _find_data(source, offset, end)
+        if data > offset:
+            os.ftruncate(target, os.fstat(target).st_size + data - offset)
+            os.lseek(target, 0, os.SEEK_END)
+            yield data - offset
+        yield from _copy_data(source, target, data, stop - data)
+        offset = stop
+
+
+def _find_data(source: int, offset: int, end: int) -> tuple[int, int]:
+    """Return where the next data of a file begin and stop, before an end.
+
+    Where the system does not tell, all are data; and where the file is shorter than that end, as
+    that is met when it is read.
+    """
+    if not hasattr(os, "SEEK_DATA"):
+        return offset, end
+    try:
+        data = os.lseek(source, offset, os.SEEK_DATA)
+        return min(data, end), min(os.lseek(source, data, os.SEEK_HOLE), end)
+    except OSError as error:
+        if error.errno == errno.ENXIO and os.fstat(source).st_size >= end:
+            return end, end  # nothing but a hole
+    return offset, end
+
+
+def _copy_data(source: int, target: int, offset: int, size: int) -> Iterator[int]:
     can_splice = hasattr(os, "splice")
     while size > 0:
         copied = 0
@@ -94,11 +122,11 @@ def _read_and_write(source: int, target: int, offset: int, size: int) -> int:
         raise SourceError(error.errno, error.strerror) from None
     if not data:
         raise SourceError(errno.EIO, "it became shorter while it was copied")
-    write_all(target, data)
+    write_all_bytes(target, data)
     return len(data)
 
 
-def write_all(descriptor: int, data: bytes | bytearray) -> None:
+def write_all_bytes(descriptor: int, data: bytes | bytearray) -> None:
     """Write all of `data`, in as many steps as the system needs."""
     with memoryview(data) as view:
         done = 0
@@ -123,23 +151,3 @@ def has_same_bytes(first: OpenFile, second: OpenFile) -> bool:
             return False
         offset += len(chunk)
     return offset == first.size
-
-
-def count_free_bytes(directory: Path) -> int | None:
-    """Return the bytes that a disk has left for this user, ``None`` if the system does not tell.
-
-    Args:
-        directory: A directory on that disk.
-
-    Raises:
-        OSError: The disk cannot be queried.
-    """
-    if not hasattr(os, "statvfs"):
-        return None
-    try:
-        status = os.statvfs(directory)
-    except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
-            return None
-        raise
-    return status.f_bavail * status.f_frsize

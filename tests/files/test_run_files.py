@@ -1,12 +1,16 @@
+"""No result destroys another file of the run."""
+
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
+from files.conftest import refuse
 
 from onnxkvrename import ModelError, WriteError
-from onnxkvrename.storage.run_files import RunFiles
+from onnxkvrename.files.run_files import RunFiles
 
 
 @pytest.fixture
@@ -31,37 +35,37 @@ def check(output: str, *, read: str = "model", written: str | None = None) -> No
 
 
 @pytest.mark.parametrize(
-    "output",
-    ["model", "./model", "out/../model", "link", "alias/model", "alias/alias/link", "twin"],
+    ("output", "read"),
+    [
+        *((name, "model") for name in ("model", "./model", "out/../model", "link", "twin")),
+        *((name, "model") for name in ("alias/model", "alias/alias/link")),
+        # What a model needs may come later: its weights, for example.
+        *((f"alias/{name}", name) for name in ("missing", "out/missing", "none/missing")),
+    ],
 )
-def test_an_output_is_no_file_that_is_read_however_it_is_called(output: str, here: Path) -> None:
-    with pytest.raises(WriteError, match="the model model"):
-        check(output)
-    with pytest.raises(WriteError, match=f"is the model {here / 'model'}"):
-        check(output, read=str(here / "model"))
-
-
-@pytest.mark.parametrize("read", ["missing", "out/missing", "none/missing"])
-def test_nor_is_it_one_that_is_missing(read: str, here: Path) -> None:
-    """What a model needs may come later: its weights, for example."""
-    with pytest.raises(WriteError, match="is the model"):
-        check(f"alias/{read}", read=read)
+def test_an_output_is_no_file_that_is_read_however_it_is_called(
+    output: str, read: str, here: Path
+) -> None:
+    for path in (read, str(here / read)):
+        with pytest.raises(WriteError, match=f"is the model {path}"):
+            check(output, read=path)
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [("new", "new"), ("new", "alias/new"), ("none/new", "none/a/../new"), ("out/x", "out/x")],
+    ("first", "second", "fault"),
+    [
+        ("new", "new", "is the result new"),
+        ("new", "alias/new", "is the result alias/new"),
+        ("none/new", "none/a/../new", "is the result none/a"),
+        ("new/a/file", "new", "is below new"),
+        ("new", "new/a/file", r"must be .* new/a/file"),
+    ],
 )
-def test_two_outputs_are_two_files(first: str, second: str, here: Path) -> None:
-    with pytest.raises(WriteError, match=f"{first}: is the result {second}"):
+def test_two_outputs_are_two_files_of_which_none_is_below_the_other(
+    first: str, second: str, fault: str, here: Path
+) -> None:
+    with pytest.raises(WriteError, match=f"{first}: {fault}"):
         check(first, written=second)
-
-
-def test_no_output_goes_below_another_one(here: Path) -> None:
-    with pytest.raises(WriteError, match="is below new"):
-        check("new/a/file", written="new")
-    with pytest.raises(WriteError, match=r"must be .* new/a/file"):
-        check("new", written="new/a/file")
 
 
 @pytest.mark.parametrize("output", ["new", "out/model", "out/new", "models", "Model"])
@@ -91,10 +95,7 @@ def test_where_case_does_not_count_another_spelling_is_the_same_file(
 
 
 def test_what_is_at_a_path_must_be_known(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: object) -> os.stat_result:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "lstat", fail)
+    monkeypatch.setattr(os, "lstat", refuse(errno.EIO))
     with pytest.raises(ModelError, match="Input/output error"):
         check("new")
 
@@ -102,20 +103,10 @@ def test_what_is_at_a_path_must_be_known(here: Path, monkeypatch: pytest.MonkeyP
 def test_a_directory_is_resolved_once_for_all_files_in_it(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def count_calls(number: int) -> int:
-        calls = 0
-        real = os.lstat
-
-        def count(path: object) -> os.stat_result:
-            nonlocal calls
-            calls += 1
-            return real(path)  # type: ignore[arg-type]
-
-        files = RunFiles()
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "lstat", count)
-            for index in range(number):
-                files.add_input(here / "out" / str(index), "a model")
-        return calls
-
-    assert count_calls(200) - count_calls(100) == 100
+    calls, real = list[object](), os.lstat
+    monkeypatch.setattr(os, "lstat", lambda path: (calls.append(path), real(path))[1])
+    files, counts = RunFiles(), list[int]()
+    for index in range(200):
+        files.add_input(here / "out" / str(index), "a model")
+        counts.append(len(calls))
+    assert counts[-1] - counts[99] == 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,6 @@ OPEN_FLAGS = (
 
 MEMORY = Path("<memory>")
 """The directory that the paths of models in memory name; nothing is in it."""
-_REPOSITORY_PREFIX = "models--"
 MAX_PATH_LENGTH = 1 << (15 if os.name == "nt" else 12)
 """Characters of a path, above which no system opens it and its parts are not looked at."""
 
@@ -367,34 +366,3 @@ def _resolve_path(path: str) -> str:
     if is_link(resolved):
         return _resolve_path(os.path.join(directory, os.readlink(resolved)))
     return resolved
-
-
-def find_repository(path: Path, parts: Collection[str] = ("snapshots",)) -> Path | None:
-    """Return the directory ``models--NAME`` of a Hugging Face cache that a path is in.
-
-    Args:
-        path: A path without links, in a snapshot or a blob; nothing need be there.
-        parts: The directories of the repository that it may be in, ``snapshots`` or ``blobs``.
-    """
-    for directory in path.parents:
-        if directory.name.startswith(_REPOSITORY_PREFIX):
-            below = path.relative_to(directory).parts
-            if len(below) >= 2 and below[0] in parts:
-                return directory
-    return None
-
-
-CACHE_FAULT = "is in a Hugging Face cache, where no file may change"
-
-
-def find_cache(path: Path) -> Path | None:
-    """Return the repository of a Hugging Face cache that a file is in, or would be.
-
-    Args:
-        path: The file. Links above it are followed; the file itself is not if it is a link.
-
-    Raises:
-        ModelError: It cannot be determined where the path leads.
-    """
-    place = Path(resolve_path(path.parent), path.name)
-    return find_repository(place, ("blobs", "snapshots"))

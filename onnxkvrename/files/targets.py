@@ -1,30 +1,32 @@
-"""Check that a result can go where it is asked to, and whether it is already there."""
+"""Where results may go: to no file that the run needs, and to none that is not meant."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
-from onnxkvrename.limits import MAX_MODEL_BYTES
-from onnxkvrename.rules.results import RenameJob
-from onnxkvrename.storage.confined import check_no_link
-from onnxkvrename.storage.directories import find_existing_directory
-from onnxkvrename.storage.read import (
-    CACHE_FAULT,
-    find_cache,
+from onnxkvrename.files.find import RenameJob
+from onnxkvrename.files.inside import CACHE_FAULT, check_inside, find_cache
+from onnxkvrename.files.read import (
     has_content,
     is_directory,
     is_link,
     is_occupied,
+    open_file,
     read_status,
     resolve_path,
 )
-from onnxkvrename.storage.temp_file import list_temp_paths
+from onnxkvrename.files.staged import find_existing_directory
+from onnxkvrename.files.temp_file import list_temp_paths
+from onnxkvrename.files.write_errors import SPACE_HINT, translate_write_errors
+from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
+from onnxkvrename.limits import MAX_MODEL_BYTES
 
 _MAX_COUNTS = 10
 """Counts of the names of a file while a run that is at work makes and removes some."""
@@ -61,7 +63,7 @@ def check_output_place(job: RenameJob, *others: Path) -> None:
         return
     for path in (job.target, *(Path(os.path.abspath(path)) for path in others)):
         if path.parent != job.root:
-            check_no_link(path, job.root)
+            check_inside(job.root, path)
         repository = find_cache(path)
         if repository is not None and not _is_copied_folder(repository, job.root):
             named = job.output if path == job.target else path
@@ -207,6 +209,7 @@ def _count_links(path: Path, status: os.stat_result) -> int:
 
 
 def _count_kept_names(path: Path, status: os.stat_result) -> int:
+    """Return how many temporary names of runs a file has."""
     count = 0
     with suppress(OSError):
         for kept in list_temp_paths(Path(os.path.abspath(path)).parent):
@@ -236,3 +239,96 @@ def find_writable_directory(job: RenameJob) -> Path:
             hint="write to another directory",
         )
     return directory
+
+
+def check_not_cached(output: Path) -> None:
+    """Raise :class:`WriteError` for a file that would be in a Hugging Face cache."""
+    if find_cache(output) is not None:
+        elsewhere = "./" if find_cache(Path(output.name)) is None else "~/"
+        target = elsewhere + quote_word(output.name)
+        hint = f"run the same command with {target} instead"
+        raise WriteError(CACHE_FAULT, path=str(output), hint=hint)
+
+
+def check_regular(output: Path) -> None:
+    """Raise :class:`WriteError` where a directory, a device or the like is."""
+    status = read_status(output)
+    if status is not None and stat.S_ISDIR(status.st_mode):
+        raise WriteError("is a directory", path=str(output), hint="pass a file path")
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        raise WriteError("already exists and is not a regular file", path=str(output))
+
+
+def check_replaceable(output: Path, kind: str, start: str) -> None:
+    """Raise unless nothing is at a path, or a file that an earlier run of the command made.
+
+    Args:
+        output: The file to write, without ``--force``.
+        kind: What such a file is, with its article: ``a page made by COMMAND``.
+        start: A regular expression for its beginning, of at most 512 bytes. A file that only
+            mentions the command is another one.
+
+    Raises:
+        WriteError: Another file is there.
+        ModelError: It cannot be determined what is there.
+    """
+    status = read_status(output, follow_links=False)
+    if status is None or is_directory(output):  # this has an error of its own
+        return
+    if stat.S_ISREG(status.st_mode):
+        with open_file(output) as file:
+            if re.match(start.encode("utf-8"), file.read(0, 512)):
+                return
+    raise WriteError(
+        f"already exists and is not {kind}",
+        path=str(output),
+        hint=_suggest_force(output, "choose another name, or `--force` replaces it"),
+    )
+
+
+def _suggest_force(output: Path, hint: str) -> str:
+    """Return a hint that names ``--force``; another one where a model would be lost."""
+    if any(str(path).lower().endswith(".onnx") for path in (output, resolve_path(output))):
+        return "choose another name: a file that ends in .onnx is a model"
+    return hint
+
+
+def check_free_space(directory: Path, size: int, target: Path) -> None:
+    """Check that a disk has `size` bytes left; it passes where the system does not tell.
+
+    Args:
+        directory: A directory on that disk.
+        size: The bytes that are needed.
+        target: The file that needs them, for the error.
+
+    Raises:
+        WriteError: The disk has fewer.
+    """
+    with translate_write_errors(target):
+        free = _count_free_bytes(directory)
+    if free is not None and free < size:
+        raise WriteError(
+            f"needs {size:,} bytes, but the disk has {free:,} left",
+            path=str(target),
+            hint=SPACE_HINT,
+        )
+
+
+def _count_free_bytes(directory: Path) -> int | None:
+    """Return the bytes that a disk has left for this user, ``None`` if the system does not tell.
+
+    Args:
+        directory: A directory on that disk.
+
+    Raises:
+        OSError: The disk cannot be queried.
+    """
+    if not hasattr(os, "statvfs"):
+        return None
+    try:
+        status = os.statvfs(directory)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP):
+            return None
+        raise
+    return status.f_bavail * status.f_frsize

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxkvrename.errors import MissingFileError, ModelError, WriteError
-from onnxkvrename.findings import find_similar, quote_path, quote_word
-from onnxkvrename.rules.results import RenameJob
-from onnxkvrename.storage.read import (
+from onnxkvrename.files.read import (
     MemoryFile,
     ModelSource,
     is_directory,
@@ -20,10 +18,32 @@ from onnxkvrename.storage.read import (
     read_status,
     resolve_path,
 )
-from onnxkvrename.storage.temp_file import TEMP_PREFIX
+from onnxkvrename.files.temp_file import TEMP_PREFIX
+from onnxkvrename.findings import find_similar, quote_path, quote_word
 
 _URL = r"(?i)[a-z][a-z0-9+.-]+://|(?:s3|gs|gcs|az|abfss?|wasbs?|hdfs|https?|ftp|file|hf):/"
 """The start of a URL, also as it is left in a `Path`, which makes one slash of two."""
+
+
+class RenameJob(NamedTuple):
+    """A model, and where its result goes; :func:`build_job` makes one.
+
+    Attributes:
+        model: The model.
+        output: Where the result goes, as the user calls it; the model itself for in place.
+        target: The file that the result replaces or makes, as an absolute path.
+        in_place: Whether the result replaces the model.
+        same_directory: Whether the result lies beside the model, so that external data stays.
+        root: The directory that the user gave for results, as an absolute path; no link below
+            it may lead a result elsewhere. ``None`` for in place.
+    """
+
+    model: Path
+    output: Path
+    target: Path
+    in_place: bool
+    same_directory: bool
+    root: Path | None = None
 
 
 def check_is_local(path: str, *, is_output: bool = False) -> None:

@@ -1,11 +1,7 @@
 """Temporary files: written beside their targets, and on the disk before they replace them.
 
 A temporary file has no name (`O_TMPFILE`) where the system supports that. When it is complete,
-it gets a temporary name that no pattern for models matches. One rename then moves it to the
-target.
-
-All temporary names of one run have the same key, 24 random hexadecimal digits: those of the
-files that it writes, of the old files that it keeps, and of the record of both.
+it gets a temporary name that no pattern for models matches.
 """
 
 from __future__ import annotations
@@ -13,30 +9,26 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from onnxkvrename.errors import ModelError, WriteError
-from onnxkvrename.storage.confined import open_parent
-from onnxkvrename.storage.copy import SourceError, copy_range, count_free_bytes, write_all
-from onnxkvrename.storage.read import OpenFile, close_quietly, is_occupied, read_at
+from onnxkvrename.files.copy import SourceError, copy_range, write_all_bytes
+from onnxkvrename.files.inside import open_inside
+from onnxkvrename.files.read import OpenFile, close_quietly, read_at
+from onnxkvrename.files.write_errors import build_write_error, translate_write_errors
 
 TEMP_PREFIX = ".onnxkvrename-"
 """Start of every temporary name. None ends in `.onnx`: some exporters take any file in a
 window's directory that does."""
-LOCK_NAME = f"{TEMP_PREFIX}lock"
-"""The lock file of a directory that cannot be locked itself."""
-RECORD_SUFFIX = "-record"
-"""End of the name of a record."""
 TEMP_NAME = re.compile(
-    rf"{re.escape(TEMP_PREFIX)}(?:(?P<key>[0-9a-f]{{24}})(?:-[0-9a-f]{{12}}-[a-z]{{3,5}}|{RECORD_SUFFIX})|lock)"
+    rf"{re.escape(TEMP_PREFIX)}(?P<key>[0-9a-f]{{24}})-[0-9a-f]{{12}}-[a-z]{{3,4}}"
 )
-"""Every name that this program gives to a temporary file, a copy, a record or a lock."""
-NO_LINK_ERRNOS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""Errors of a file system without hard links."""
+"""Every name that this program gives to a temporary file, a backup or a directory in the making."""
 
 _NOT_KEPT_ERRNOS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of an owner or an access control list that the user or the file system cannot set."""
@@ -45,46 +37,24 @@ _SKIPPED_ERRNOS = (*(*_NOT_KEPT_ERRNOS, errno.ENODATA, errno.E2BIG, errno.ERANGE
 ACCESS_LIST = "system.posix_acl_access"
 """The attribute that is an access control list (acl(5))."""
 
-_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_SPACE_HINT = "free some space, or write to another disk"
-_DIRECTORY_HINT = "its directory must be writable"
-_ERROR_HINTS = {
-    errno.ENOSPC: _SPACE_HINT,
-    errno.EDQUOT: _SPACE_HINT,
-    errno.EFBIG: "raise the file size limit (ulimit -f)",
-    errno.EROFS: "write to another directory",
-    errno.EACCES: _DIRECTORY_HINT,
-    errno.EPERM: _DIRECTORY_HINT,
-    errno.EEXIST: "a file appeared there during the run; run the same command again",
-    errno.ENOENT: "create its directory first",
-    errno.ENOTDIR: "create its directory first",
-}
-"""How to fix an error of the system."""
-
 ProgressCallback = Callable[[int], None]
 """Called with the number of bytes or models that were done since the last call."""
 
 
 def build_key() -> str:
-    """Return a new key, which nobody can guess."""
+    """Return a new key for all temporary names of a run, which nobody can guess."""
     return os.urandom(12).hex()
 
 
-def build_file_key() -> str:
-    """Return a new key of a file, by which it differs from others of its run."""
-    return os.urandom(6).hex()
-
-
-def build_temp_name(key: str, file_key: str, kind: Literal["new", "old", "move", "probe"]) -> str:
-    """Return a temporary name.
+def build_temp_name(key: str, kind: Literal["new", "old", "dir"]) -> str:
+    """Return a new temporary name.
 
     Args:
         key: The key of the run.
-        file_key: The key of the file.
-        kind: ``new`` for what the run writes, ``old`` for what it replaces, ``move`` for a
-            second name of either that is about to become the target, ``probe`` for an empty file.
+        kind: ``new`` for a file that the run writes, ``old`` for one that it replaces, ``dir`` for
+            a directory that it makes.
     """
-    return f"{TEMP_PREFIX}{key}-{file_key}-{kind}"
+    return f"{TEMP_PREFIX}{key}-{os.urandom(6).hex()}-{kind}"
 
 
 def list_temp_paths(directory: Path, key: str | None = None) -> list[Path]:
@@ -103,56 +73,47 @@ def list_temp_paths(directory: Path, key: str | None = None) -> list[Path]:
     return [directory / match[0] for match in found if match and key in (None, match["key"])]
 
 
-def remove_temp_files(
+def has_leftovers(directory: Path) -> bool:
+    """Return whether something has a temporary name in a directory that can be listed."""
+    with suppress(OSError):
+        return bool(list_temp_paths(directory))
+    return False
+
+
+def remove_leftovers(
     directory: Path,
     key: str | None = None,
-    kept: Iterable[str] = (),
     *,
+    kept: Collection[str] = (),
     links_only: bool = False,
-    any_owner: bool = False,
 ) -> None:
-    """Remove the temporary files in a directory; what cannot be removed stays.
+    """Remove what has a temporary name in a directory; what cannot be removed stays.
 
-    The caller holds the lock of the directory, perhaps by its lock file, which stays.
+    Without a key, only what is surely of a run that was killed goes: the caller has locked the
+    directory, and it is of the user who runs this; for root, also of the owner of the directory.
 
     Args:
         directory: The directory.
-        key: The key of one run, whose record stays; by default, all are removed but records and
-            what they name.
+        key: The key of a run of this process; by default, that of any.
         kept: Names that are never removed.
-        links_only: Remove nothing but further names of files, so that no content is lost: for a
-            run that does not yet know what it reads.
-        any_owner: Remove those of other users as well. The key is of a run of this user, who
-            may have replaced files of others, by force.
+        links_only: Remove nothing but further names of files.
     """
     with suppress(OSError):
-        paths = list_temp_paths(directory, key)
-        recorded = [path.name for path in paths if path.name.endswith(RECORD_SUFFIX)]
-        runs = [name.removesuffix(RECORD_SUFFIX) for name in recorded]
-        protected = (*runs, *kept) if key is None else tuple(kept)
-        for path in paths:
-            if path.name.endswith((RECORD_SUFFIX, LOCK_NAME)) or path.name.startswith(protected):
+        owners = _find_trusted_owners(directory) if key is None else None
+        for path in list_temp_paths(directory, key):
+            status = os.lstat(path)
+            is_ours = owners is None or status.st_uid in owners
+            is_meant = not links_only or status.st_nlink > 1
+            if path.name in kept or not (is_ours and is_meant):
                 continue
-            if not links_only or os.lstat(path).st_nlink > 1:
-                remove_file_of_run(path, any_owner=any_owner)
+            if not stat.S_ISDIR(status.st_mode):
+                with suppress(OSError):
+                    os.unlink(path)
+            elif path.name.endswith("-dir") and not links_only:
+                shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_file_of_run(path: Path, *, any_owner: bool = False) -> None:
-    """Remove a file with a temporary name, if it is surely one of ours.
-
-    That is a regular file of the user who runs this; for root, also of the owner of the directory.
-    What a run has replaced may be a link, and of anyone if the key is known to be of this user.
-    """
-    with suppress(OSError):
-        status, owners = os.lstat(path), find_trusted_owners(path.parent)
-        is_ours = stat.S_ISREG(status.st_mode)
-        if path.name.endswith(("-old", "-move")):
-            is_ours |= stat.S_ISLNK(status.st_mode)
-        if is_ours and (any_owner or owners is None or status.st_uid in owners):
-            os.unlink(path)
-
-
-def find_trusted_owners(directory: Path) -> set[int] | None:
+def _find_trusted_owners(directory: Path) -> set[int] | None:
     """Return the users whose files in a directory may be ours; ``None`` where there are no users.
 
     Raises:
@@ -164,88 +125,6 @@ def find_trusted_owners(directory: Path) -> set[int] | None:
     return {user} if user else {user, os.stat(directory).st_uid}
 
 
-class ReadyFile(NamedTuple):
-    """A complete file under a temporary name, its bytes on the disk.
-
-    Any process that sees the same files may move it.
-
-    Attributes:
-        temp_path: The temporary name.
-        target: Where the file belongs.
-        overwrites_target: Whether it may replace a file there.
-        display_path: The target in messages.
-        root: A directory above both, below which no link may lead to them.
-    """
-
-    temp_path: Path
-    target: Path
-    overwrites_target: bool
-    display_path: Path
-    root: Path | None = None
-
-    def move_into_place(self, *, keeps_name: bool) -> None:
-        """Give the file the name of its target, by one call.
-
-        Args:
-            keeps_name: Whether the temporary name stays as well, where there are hard links.
-
-        Raises:
-            WriteError: That failed, or a file has appeared there that must not be
-                overwritten. The target is then as it was.
-        """
-        with translate_write_errors(self.display_path):
-            put_in_place(
-                self.temp_path,
-                self.target,
-                replaces=self.overwrites_target,
-                keeps_name=keeps_name,
-                root=self.root,
-            )
-
-
-def put_in_place(
-    temp_path: Path,
-    target: Path,
-    *,
-    replaces: bool,
-    keeps_name: bool = True,
-    root: Path | None = None,
-) -> None:
-    """Give a file the name of its target, by one call.
-
-    Args:
-        temp_path: The temporary name, in the directory of the target.
-        target: The target.
-        replaces: Whether the target may be there.
-        keeps_name: Whether the temporary name stays as well, where there are hard links.
-        root: A directory above both, below which no link may lead to them.
-
-    Raises:
-        WriteError: A link would lead out of the root.
-        OSError: That failed, or the target is there and must not be. It is as it was.
-    """
-    with open_parent(target, root) as (path, directory):
-        source = name = path.with_name(temp_path.name)
-        if keeps_name or not replaces:
-            name = path.with_name(f"{source.name.rpartition('-')[0]}-move") if replaces else path
-            try:
-                os.link(
-                    source,
-                    name,
-                    src_dir_fd=directory,
-                    dst_dir_fd=directory,
-                    follow_symlinks=False,
-                )
-            except OSError as error:
-                if error.errno not in NO_LINK_ERRNOS or (not replaces and is_occupied(target)):
-                    raise
-                name = source  # the file system has no links: a rename is the next best thing
-        if name != path:
-            os.replace(name, path, src_dir_fd=directory, dst_dir_fd=directory)
-        elif not keeps_name:
-            _remove_temp_file(source, directory)
-
-
 class TempFile:
     """A file that is being written, beside its target.
 
@@ -253,33 +132,23 @@ class TempFile:
     error ends it, no file is left. Until a mode is set, only its owner can read it.
 
     Args:
-        target: Where the file belongs.
-        display_path: The target in messages, by default the same path.
-        root: A directory above the target, below which no link may lead to it.
-        key: The key of the run, which its temporary name has; by default a new one.
-        progress: Called with the number of bytes of each step.
+        temp_path: The temporary name that it gets.
+        display_path: Its target in messages.
+        root: A directory above both, below which no link may lead to them.
+
+    Attributes:
+        progress: Called with the number of bytes of each step, if it is set.
 
     Raises:
-        WriteError: No file can be written in the directory of the target. All methods raise
-            it, too, with the reason and a hint.
+        WriteError: No file can be written in that directory. All methods raise it, too, with the
+            reason and a hint.
     """
 
-    def __init__(
-        self,
-        target: Path,
-        display_path: Path | None = None,
-        root: Path | None = None,
-        key: str | None = None,
-        progress: ProgressCallback | None = None,
-    ) -> None:
-        self.progress = progress
-        self.target, self.root = target, root
-        self.display_path = display_path or target
-        self.temp_path = target.parent / build_temp_name(
-            key or build_key(), build_file_key(), "new"
-        )
+    def __init__(self, temp_path: Path, display_path: Path, root: Path | None = None) -> None:
+        self.progress: ProgressCallback | None = None
+        self.temp_path, self.display_path, self.root = temp_path, display_path, root
         self.is_finished = False
-        with translate_write_errors(self.display_path), open_parent(self.temp_path, root) as place:
+        with translate_write_errors(self.display_path), open_inside(root, self.temp_path) as place:
             self.descriptor, self.has_name = _create_temp_file(*place, 0o600)
 
     def __enter__(self) -> TempFile:
@@ -303,7 +172,7 @@ class TempFile:
     def write(self, data: bytes | bytearray) -> None:
         """Append bytes."""
         with translate_write_errors(self.display_path):
-            write_all(self.descriptor, data)
+            write_all_bytes(self.descriptor, data)
         if self.progress is not None:
             self.progress(len(data))
 
@@ -330,7 +199,7 @@ class TempFile:
         except SourceError as error:
             raise ModelError(f"cannot be read: {error.strerror}", path=str(source.path)) from None
         except OSError as error:
-            raise _build_write_error(self.display_path, error, source.path) from None
+            raise build_write_error(self.display_path, error, source.path) from None
 
     def copy_attributes(
         self, source: OpenFile, *, owner: bool, force: bool, mask: int = 0o777
@@ -422,7 +291,7 @@ class TempFile:
         """
         if not hasattr(os, "fchmod"):
             return
-        path = self.temp_path.with_name(build_temp_name(build_key(), build_file_key(), "probe"))
+        path = self.temp_path.with_name(_build_probe_name(self.temp_path.name))
         with translate_write_errors(self.display_path):
             descriptor, has_name = _create_temp_file(path, None, 0o666)
             try:
@@ -433,11 +302,8 @@ class TempFile:
                 close_quietly(descriptor)
             os.fchmod(self.descriptor, mode)
 
-    def finish(self, *, replace: bool) -> ReadyFile:
+    def finish(self) -> None:
         """Flush the bytes to the disk, and give the file its temporary name.
-
-        Args:
-            replace: Whether the file may replace another one at the target.
 
         Raises:
             WriteError: That failed. No file is left once the context ends.
@@ -445,10 +311,15 @@ class TempFile:
         with translate_write_errors(self.display_path):
             os.fsync(self.descriptor)
             if not self.has_name:
-                with open_parent(self.temp_path, self.root) as (path, directory):
+                with open_inside(self.root, self.temp_path) as (path, directory):
                     _link_descriptor(self.descriptor, path, directory)
         self.is_finished = True
-        return ReadyFile(self.temp_path, self.target, replace, self.display_path, self.root)
+
+
+def _build_probe_name(name: str) -> str:
+    """Return a further temporary name with the key of another one."""
+    match = TEMP_NAME.fullmatch(name)
+    return build_temp_name(match["key"] if match else build_key(), "new")
 
 
 def list_attributes(file: int | Path) -> list[str]:
@@ -509,48 +380,7 @@ def _remove_temp_file(path: Path, directory: int | None = None) -> None:
         os.unlink(path, dir_fd=directory)
 
 
-def check_free_space(directory: Path, size: int, target: Path) -> None:
-    """Check that a disk has `size` bytes left; it passes where the system does not tell.
-
-    Args:
-        directory: A directory on that disk.
-        size: The bytes that are needed.
-        target: The file that needs them, for the error.
-
-    Raises:
-        WriteError: The disk has fewer.
-    """
-    with translate_write_errors(target):
-        free = count_free_bytes(directory)
-    if free is not None and free < size:
-        raise WriteError(
-            f"needs {size:,} bytes, but the disk has {free:,} left",
-            path=str(target),
-            hint=_SPACE_HINT,
-        )
-
-
 def cut_permissions(mode: int) -> int:
     """Return permission bits that allow group and others only what both of them may do."""
     common = (mode >> 3) & mode & 0o7
     return (mode & 0o700) | common << 3 | common
-
-
-@contextmanager
-def translate_write_errors(target: Path) -> Iterator[None]:
-    """Turn an OSError of the context into a :class:`WriteError` for `target`, with a hint."""
-    try:
-        yield
-    except OSError as error:
-        raise _build_write_error(target, error) from None
-
-
-def _build_write_error(target: Path, error: OSError, source: Path | None = None) -> WriteError:
-    """Return the error of a target. With a source, either file may be at fault."""
-    reason = error.strerror or str(error)
-    if source is not None and error.errno not in (*_FULL_ERRNOS, errno.EROFS):
-        reason += f", while {source} was copied"
-    hint = _ERROR_HINTS.get(error.errno or 0)
-    if hint == _DIRECTORY_HINT and not os.access(target.parent, os.W_OK | os.X_OK):
-        reason, hint = f"{target.parent} is not writable", "write to another directory"
-    return WriteError(f"cannot be written: {reason}", path=str(target), hint=hint)

@@ -12,23 +12,23 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from onnxkvrename.errors import WriteError
-from onnxkvrename.storage.read import (
+from onnxkvrename.files.read import (
     OpenFile,
     OutsideError,
     build_changed_error,
     close_quietly,
-    find_repository,
     is_link,
     open_file,
     resolve_path,
     translate_read_errors,
 )
 
+_REPOSITORY_PREFIX = "models--"
 _BLOB = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 """The name of a blob: the SHA-1 of git, or the SHA-256 of a large file."""
 _CAN_WALK = {os.open, os.stat} <= os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
@@ -112,12 +112,12 @@ def _is_open_at(file: OpenFile, real_path: Path) -> bool:
     return os.path.samestat(status, file.status) and resolve_path(real_path) == str(real_path)
 
 
-def check_no_link(path: Path, root: Path) -> None:
+def check_inside(root: Path, path: Path) -> None:
     """Check that no directory between another one and a path is a symbolic link.
 
     Args:
-        path: The path of a result; what is there itself does not count.
         root: The directory that the user gave. It may be a link, or be reached through some.
+        path: The path of a result; what is there itself does not count.
 
     Raises:
         WriteError: One is.
@@ -129,13 +129,13 @@ def check_no_link(path: Path, root: Path) -> None:
 
 
 @contextmanager
-def open_parent(path: Path, root: Path | None) -> Iterator[tuple[Path, int | None]]:
+def open_inside(root: Path | None, path: Path) -> Iterator[tuple[Path, int | None]]:
     """Open the directory of a path to write in it, reached without symbolic links.
 
     Args:
+        root: The directory above the path that the user gave, which exists; ``None`` where links
+            may lead anywhere, as in place.
         path: The path of a result.
-        root: The directory above it that the user gave, which exists; ``None`` where links may
-            lead anywhere, as in place.
 
     Yields:
         A path, and the descriptor of the directory that it is relative to. Without a root, and
@@ -148,7 +148,7 @@ def open_parent(path: Path, root: Path | None) -> Iterator[tuple[Path, int | Non
     """
     if root is None or not _CAN_WALK:
         if root is not None:
-            check_no_link(path, root)
+            check_inside(root, path)
         yield path, None
         return
     *names, name = path.relative_to(root).parts
@@ -179,3 +179,34 @@ def _build_link_error(directory: Path, root: Path) -> WriteError:
         path=str(directory),
         hint="remove the link, or write elsewhere with -o or -d",
     )
+
+
+def find_repository(path: Path, parts: Collection[str] = ("snapshots",)) -> Path | None:
+    """Return the directory ``models--NAME`` of a Hugging Face cache that a path is in.
+
+    Args:
+        path: A path without links, in a snapshot or a blob; nothing need be there.
+        parts: The directories of the repository that it may be in, ``snapshots`` or ``blobs``.
+    """
+    for directory in path.parents:
+        if directory.name.startswith(_REPOSITORY_PREFIX):
+            below = path.relative_to(directory).parts
+            if len(below) >= 2 and below[0] in parts:
+                return directory
+    return None
+
+
+CACHE_FAULT = "is in a Hugging Face cache, where no file may change"
+
+
+def find_cache(path: Path) -> Path | None:
+    """Return the repository of a Hugging Face cache that a file is in, or would be.
+
+    Args:
+        path: The file. Links above it are followed; the file itself is not if it is a link.
+
+    Raises:
+        ModelError: It cannot be determined where the path leads.
+    """
+    place = Path(resolve_path(path.parent), path.name)
+    return find_repository(place, ("blobs", "snapshots"))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onnxkvrename.errors import WriteError
-from onnxkvrename.storage.read import is_directory, read_status, resolve_path
+from onnxkvrename.files.read import is_directory, read_status, resolve_path
 
 _Key = str | tuple[int, int] | tuple[int, int, str]
 """The identity of a file: its path without links; its device and inode; those of its directory, and

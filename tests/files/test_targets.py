@@ -10,10 +10,10 @@ import models
 import pytest
 
 from onnxkvrename import ModelError, ModelReport, WriteError, rename
-from onnxkvrename.renaming import output_path as destination
-from onnxkvrename.renaming.output_path import find_writable_directory
-from onnxkvrename.rules.find_models import build_job
-from onnxkvrename.storage.temp_file import build_file_key, build_key, build_temp_name
+from onnxkvrename.files import targets
+from onnxkvrename.files.find import build_job
+from onnxkvrename.files.targets import find_writable_directory
+from onnxkvrename.files.temp_file import build_key, build_temp_name
 
 
 def attempt(model: Path, output: Path | None = None, **options: bool) -> ModelReport:
@@ -166,11 +166,11 @@ def test_a_result_that_no_reader_takes_is_refused_before_work_starts(
     decoder: Path, renamed: bytes, snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = snapshot(decoder.parent)
-    monkeypatch.setattr(destination, "MAX_MODEL_BYTES", len(renamed) - 1)
+    monkeypatch.setattr(targets, "MAX_MODEL_BYTES", len(renamed) - 1)
     with pytest.raises(ModelError, match=f"would have {len(renamed):,} bytes.*external data"):
         attempt(decoder)
     assert snapshot(decoder.parent) == before
-    monkeypatch.setattr(destination, "MAX_MODEL_BYTES", len(renamed))
+    monkeypatch.setattr(targets, "MAX_MODEL_BYTES", len(renamed))
     assert attempt(decoder).status == "renamed"
 
 
@@ -178,12 +178,12 @@ def test_a_result_that_no_reader_takes_is_refused_before_work_starts(
 def test_no_option_promises_a_result_that_no_reader_takes(
     option: str, decoder: Path, renamed: bytes, run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(destination, "MAX_MODEL_BYTES", len(renamed) - 1)
+    monkeypatch.setattr(targets, "MAX_MODEL_BYTES", len(renamed) - 1)
     outcome = run(decoder, "--prefix", "VLLM", option)
     assert outcome.code == 2
     assert f"would have {len(renamed):,} bytes" in outcome.err
     assert "would change" not in outcome.out
-    monkeypatch.setattr(destination, "MAX_MODEL_BYTES", len(renamed))
+    monkeypatch.setattr(targets, "MAX_MODEL_BYTES", len(renamed))
     assert run(decoder, "--prefix", "VLLM", option).code == (0 if option == "--dry-run" else 1)
 
 
@@ -203,7 +203,7 @@ def test_a_new_directory_is_gone_again_if_the_result_could_not_be_written(
 
 
 def test_links_that_a_dead_run_has_left_are_no_other_peoples(decoder: Path) -> None:
-    os.link(decoder, decoder.with_name(build_temp_name(build_key(), build_file_key(), "old")))
+    os.link(decoder, decoder.with_name(build_temp_name(build_key(), "old")))
     assert attempt(decoder, dry_run=True).status == "would-rename"
     hard_link(decoder)
     with pytest.raises(WriteError, match="has 2 hard links"):
@@ -211,9 +211,7 @@ def test_links_that_a_dead_run_has_left_are_no_other_peoples(decoder: Path) -> N
 
 
 def test_a_link_with_almost_such_a_name_is(decoder: Path) -> None:
-    os.link(
-        decoder, decoder.with_name(f"{build_temp_name(build_key(), build_file_key(), 'old')}-x")
-    )
+    os.link(decoder, decoder.with_name(f"{build_temp_name(build_key(), 'old')}-x"))
     with pytest.raises(WriteError, match="has 2 hard links"):
         attempt(decoder)
 
@@ -222,10 +220,8 @@ def test_a_link_that_a_living_run_takes_away_meanwhile_is_no_fault(
     decoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hard_link(decoder)
-    gone = decoder.with_name(build_temp_name(build_key(), build_file_key(), "old"))
-    monkeypatch.setattr(
-        "onnxkvrename.renaming.output_path.list_temp_paths", lambda directory: [gone]
-    )
+    gone = decoder.with_name(build_temp_name(build_key(), "old"))
+    monkeypatch.setattr("onnxkvrename.files.targets.list_temp_paths", lambda directory: [gone])
     with pytest.raises(WriteError, match="has 2 hard links"):
         attempt(decoder, dry_run=True)
 
@@ -259,7 +255,7 @@ def test_a_file_there_that_cannot_be_read_is_not_called_different(
     def fail(path: Path, *args: object) -> bool:
         raise ModelError("cannot be read: Input/output error", path=str(path))
 
-    monkeypatch.setattr(destination, "has_content", fail)
+    monkeypatch.setattr(targets, "has_content", fail)
     with pytest.raises(ModelError, match="cannot be read: Input/output"):
         attempt(decoder, output)
     assert attempt(decoder, output, force=True).status == "renamed"

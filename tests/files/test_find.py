@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from onnxkvrename import ModelError, WriteError
-from onnxkvrename.rules.find_models import find_jobs
-from onnxkvrename.storage.temp_file import TEMP_PREFIX
+from onnxkvrename.files.find import find_jobs
+from onnxkvrename.files.temp_file import TEMP_PREFIX
 
 
 @pytest.fixture
