@@ -83,16 +83,22 @@ def show_decoder(
     return add
 
 
+def make_files(code: str) -> None:
+    """Make the files of an example in the working directory."""
+    shutil.copytree(FIXTURES, "fixtures")
+    make = EXAMPLES[code].make
+    if make is not None:
+        make()
+
+
 def run_example(code: str) -> tuple[tuple[str, int], tuple[str, int]]:
     """Return what the commands of an example and those of its fix print, and their exit codes."""
     example = EXAMPLES[code]
     before = Path.cwd()
     directory = Path(tempfile.mkdtemp()).resolve()
     try:
-        shutil.copytree(FIXTURES, directory / "fixtures")
         os.chdir(directory)
-        if example.make is not None:
-            example.make()
+        make_files(code)
         return run_commands(example.commands), run_commands(example.fix)
     finally:
         os.chdir(before)

@@ -73,7 +73,8 @@ def build_loaded_side(
         and not (finding.code == "KV001" and loaded.layout.buffers)
     )
     side = build_handoff_side(label, loaded.layout, consumer, rules)
-    if path is not None and path.suffix != ".json":
+    is_file = path is None or path.suffix == ".json" or len(loaded.reports) == 1
+    if path is not None and not is_file:
         side = side._replace(rename=side.rename._replace(models=(path,)))
     return side._replace(path=str(path or ""), model_finding=next(model_errors, None))
 

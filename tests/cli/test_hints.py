@@ -12,7 +12,9 @@ from pathlib import Path
 
 import onnx
 import pytest
-from conftest import COMMAND, FIXTURES, Run
+from conftest import COMMAND, FIXTURES, Run, Sample
+from finding_examples import EXAMPLES, make_files
+from finding_examples import run_commands as run_quietly
 from hints import find_commands, run_commands, split_words
 from models import saved
 
@@ -278,3 +280,72 @@ def test_a_step_of_an_optimizer_is_not_offered_as_a_cache(name: str, run: Run) -
     outcome = run(path, "--prefix", "KV", "-n")
     assert (outcome.code, "no cache found in the graph either" in outcome.err) == (1, True)
     assert find_commands(outcome.err) == []
+
+
+# Each hint with a command, on the examples of all findings
+
+_FINDING = re.compile(r": (?:error|warning) (KV[0-9]+): .*\n  -> (.*)")
+_OTHER_COMMANDS = (
+    "verify MODELS",
+    "verify MODELS --target vllm-qaic",
+    "verify MODELS --prefix X",
+    "inspect MODELS",
+    "compare MODELS",
+    "MODELS --target vllm-qaic --check",
+    "MODELS --target vllm-qaic",
+    "MODELS --prefix X",
+    "MODELS --strip",
+)
+_ELSEWHERE = {"--seed-cache", "-d", "-o", "--rules"}
+"""Options of commands that leave the files as they were, and so the finding about them."""
+_DECISIONS = {"KV402": "whether to seed, to write elsewhere or to force is for the user to decide"}
+"""Findings whose commands exclude one another."""
+_NOT_TOLD = {
+    "KV308": "verify and compare do not say that the rename needs the encoder as well",
+    "KV401": "an export whose hash is wrong must be made again",
+    "KV501": "compare reads no external data",
+    "KV502": "compare reads no external data",
+    "KV503": "compare reads no external data",
+}
+"""Examples of which commands other than their own show a hint whose command is refused."""
+
+
+def list_typed(code: str) -> list[str]:
+    """The command of an example, then others for the same models."""
+    own = EXAMPLES[code].commands[-1]
+    words = shlex.split(own)
+    paths = [word for word in words[words[0] in ("verify", "inspect", "compare") :] if "." in word]
+    paths += [word for word in words if word in ("windows", "cache", "export")]
+    models = [path for path in paths if Path(path).exists() and not path.endswith(".toml")]
+    rules = words[words.index("--rules") :][:2] if "--rules" in words else []
+    typed = shlex.join([*models, *rules])
+    others = [each.replace("MODELS", typed) for each in _OTHER_COMMANDS]
+    return [own, *(each for each in others if each[0] != "c" or len(models) < 3)]
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_the_command_of_a_hint_removes_the_finding(
+    code: str, tmp_path: Path, run: Run, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = tmp_path / "example"
+    original.mkdir()
+    monkeypatch.chdir(original)
+    make_files(code)
+    run_quietly(EXAMPLES[code].commands[:-1])
+    own, *others = list_typed(code)
+    for number, typed in enumerate([own, *(() if code in _NOT_TOLD else sample(others, 1))]):
+        monkeypatch.chdir(shutil.copytree(original, tmp_path / f"{number}"))
+        hints: dict[str, list[str]] = {}
+        for found, hint in _FINDING.findall(run(*shlex.split(typed), "-v").err):
+            hints.setdefault(found, []).extend(find_commands(hint))
+        for found, commands in hints.items():
+            if not commands or found in _DECISIONS:
+                continue
+            monkeypatch.chdir(shutil.copytree(original, tmp_path / f"{number}-{found}"))
+            run(*shlex.split(typed), "-q")
+            text = " ".join(f"`{command}`" for command in commands)
+            last = run_commands(text, run)
+            again = run(*shlex.split(typed), "-q")
+            if not _ELSEWHERE.isdisjoint(split_words(commands[-1])):
+                again = last
+            assert f" {found}: " not in again.err, (typed, commands)
