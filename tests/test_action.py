@@ -217,9 +217,7 @@ def test_the_summary_is_a_table_of_the_results(machine: Machine) -> None:
     )
     *rows, total = read_summary(outcome.summary)
     file = "windows/layer_{0}_{1}/Tiny_layer_tmp_{0}_{1}.onnx"
-    names = (
-        "4 of 4 names lack VLLM (first: past_key.{}); run `onnxkvrename --prefix=VLLM -- windows`"
-    )
+    names = "4 of 4 names lack VLLM (first: past_key.{}); run `onnxkvrename windows --prefix VLLM`"
     assert rows == [
         ["error", file.format(n, n + 1), "KV token missing", names.format(n)] for n in range(3)
     ]
