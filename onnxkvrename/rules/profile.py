@@ -291,12 +291,11 @@ class Rules(NamedTuple):
                 "words beside it, as in (?P<part>key|value), in place of a wildcard; where the "
                 "token comes first, write (?P<token>(?:[A-Za-z0-9]+_)?)"
             )
-        fault = f"is not read back as {match.part}, layer {match.layer}, token {token or 'none'}"
-        if text and not match.is_apart(text):
-            fault = "has the token in a word"
+        word = f"{token} as a word" if token else "no token"
         raise RulesError(
             f"kv[{match.rule.number}].{match.side}: {shorten_text(match.found.string)!r} would "
-            f"become {shorten_text(match.replace(text, suffix))!r}, which {fault}",
+            f"become {shorten_text(match.replace(text, suffix))!r}, which does not read as "
+            f"{match.part}, layer {match.layer}, with {word}",
             path=self.name,
             hint=", or ".join(hints) or None,
         )

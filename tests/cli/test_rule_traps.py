@@ -44,14 +44,15 @@ TRAPS = {
         QEFF_NAMES,
         r"'{token}past_{part}\.{layer}'",
         "'{input}_RetainedState'",
-        "kv[0].input: 'past_key.0' would become '_VLLMpast_key.0', which has the token in a word (",
+        "kv[0].input: 'past_key.0' would become '_VLLMpast_key.0', which does not read as key, "
+        "layer 0, with VLLM as a word (",
     ),
     "a wildcard that takes the token": (
         ("{part}.{layer}_in", "{part}.{layer}_out"),
         r"'{part}\.{layer}{token}.*'",
         r"'{part}\.{layer}{token}.*'",
-        "kv[0].input: 'key.0_in' would become 'key.0_VLLM_in', which is not read back as key, "
-        "layer 0, token VLLM (let {token} alone match _VLLM",
+        "kv[0].input: 'key.0_in' would become 'key.0_VLLM_in', which does not read as key, "
+        "layer 0, with VLLM as a word (let {token} alone match _VLLM",
     ),
 }
 
@@ -152,7 +153,7 @@ def test_a_name_that_looks_like_a_token_stays_if_the_rules_keep_it(tmp_path: Pat
     line = "cache_last_channel_next -> cache_last_channel_VLLM_next"
     check_bijection(model, rules, line, run)
     outcome = run(model, "--prefix", "len", "--rules", rules)
-    assert (outcome.code, "'cache_last_channel_len', which is not" in outcome.err) == (2, True)
+    assert (outcome.code, "'cache_last_channel_len', which does not" in outcome.err) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["past_key_0_in", "past_1_key", "past_0_0"])
@@ -173,6 +174,6 @@ def test_a_hint_of_an_error_is_a_command_that_can_be_pasted(tmp_path: Path, run)
     rules = write(tmp_path, f"{names}\noutput = 'out\\.{{layer}}\\.{{part}}{{token}}'")
     outcome = run(*shlex.split(f"{model} --prefix scale --rules {rules}"))
     assert outcome.code == 2
-    assert "'in.0.key' would become 'in.0.key_scale', which is not read back" in outcome.err
+    assert "'in.0.key' would become 'in.0.key_scale', which does not read as key" in outcome.err
     assert "choose another token, for example VLLM" in outcome.err
     assert run(model, "--prefix", "VLLM", "--rules", rules).code == 0

@@ -350,7 +350,7 @@ def test_a_scale_is_no_key_with_a_token(tmp_path: Path, run) -> None:
     outcome = run(model, "--prefix", "scale")
     assert outcome.code == 2
     assert "past_key_values.0.key_scale'" in outcome.err
-    assert "read back" in outcome.err
+    assert "does not read as key, layer 0, with scale as a word" in outcome.err
     assert "for example VLLM" in outcome.err
 
 

@@ -167,7 +167,7 @@ def test_rules_that_could_not_be_undone_are_an_error_of_the_rules(tmp_path: Path
     )
     path = changed(tmp_path, tokens("", "T"))
     with pytest.raises(
-        RulesError, match=r"lossy: kv\[0\]\.input: .* would become .* not read back"
+        RulesError, match=r"lossy: kv\[0\]\.input: .* would become .* does not read as"
     ):
         verify_model(path, lossy, VerifyRequest())
 
