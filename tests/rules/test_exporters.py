@@ -24,6 +24,10 @@ from models import saved
 from onnx import ModelProto, TensorProto
 from tiers import thin
 
+from onnxkvrename.rules.load import load_rules, read_profile
+from onnxkvrename.rules.parse import parse_rules
+from onnxkvrename.rules.profile import SIDES
+
 STATE = ("batch_size", 8, 3)
 OWN = ("past_key_values.{layer}.decoder.{part}", "present.{layer}.decoder.{part}")
 CROSS = ("past_key_values.{layer}.encoder.{part}", "present.{layer}.encoder.{part}")
@@ -314,6 +318,21 @@ def test_it_is_known_takes_the_token_and_comes_back(name: str, tmp_path: Path, r
     assert all("VLLM" in new for new in new_names)
     assert run(model, "--strip", "-q").code == 0
     assert model.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_a_token_is_read_as_one(name: str) -> None:
+    """So the program asks it of rules of the user's own alone, which takes time."""
+    profile, build, _ = MODELS[name]
+    rules, own = load_rules(profile), parse_rules(read_profile(profile), profile)
+    graph = build().graph
+    names = [(side, value.name) for side in SIDES for value in getattr(graph, side)]
+    for side, plain in names:
+        match = rules.match(side, plain)
+        for token in ("VLLM", "Conv", "T0") if match is not None else ():
+            renamed = own.match(side, rules.rename(match, token))
+            assert renamed is not None
+            assert (renamed.pair_key, renamed.token) == (match.pair_key, token)
 
 
 LONE = {"Optimum, later steps", "transformers, first step"}
