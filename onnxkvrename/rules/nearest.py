@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from onnxkvrename.rules.pattern import match_name, write_expression
+from onnxkvrename.rules.pattern import match_name
 from onnxkvrename.rules.profile import KvRule, Rules
 
-_PIECE = re.compile(r"(\{[a-z]+\}|\(\?P<\w+>(?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))")
-"""What a pattern is split at: shorthand, and named groups with up to two levels of others."""
+_PIECE = re.compile(r"(\(\?P<\w+>(?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))")
+"""What a pattern is split at: named groups, with up to two levels of others in them."""
+_GROUP = re.compile(r"\(\?P<(\w+)>")
+_ODD = "(?P<odd>.*)"
 
 
 class NearRule(NamedTuple):
@@ -18,7 +20,7 @@ class NearRule(NamedTuple):
 
     Attributes:
         rule: The rule.
-        piece: What the rule has there, in its own words.
+        piece: What the rule has there: a group, by its shorthand, or a part of the pattern.
         found: What the name has there.
     """
 
@@ -36,12 +38,12 @@ def find_nearest(all_rules: Iterable[Rules], side: str, name: str) -> NearRule |
 
 def _list_near(rules: Rules, side: str, name: str) -> Iterator[NearRule]:
     for rule in rules.kv_rules:
-        written = [piece for piece in _PIECE.split(rule.patterns[side]) if piece]
-        for index, piece in enumerate(written):
-            around = "".join((*written[:index], "(?P<odd>.*)", *written[index + 1 :]))
+        pieces = [piece for piece in _PIECE.split(rule.expressions[side]) if piece]
+        for index, piece in enumerate(pieces):
             try:
-                match = match_name(write_expression(around, rule.shorthand), name)
+                match = match_name("".join((*pieces[:index], _ODD, *pieces[index + 1 :])), name)
             except ValueError:  # the piece has one of two parentheses
                 continue
             if match is not None:
-                yield NearRule(rule, piece, match["odd"])
+                group = _GROUP.match(piece)
+                yield NearRule(rule, f"{{{group[1]}}}" if group else piece, match["odd"])

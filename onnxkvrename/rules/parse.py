@@ -103,16 +103,12 @@ def _parse_rules(document: ObjectReader, name: str, *, is_built_in: bool) -> Rul
 def _list_words(rules: Iterable[KvRule], side: str) -> Iterator[tuple[str, KvRule]]:
     """Yield texts of which one is in each name of a rule: its parts, or all that is fixed."""
     for rule in rules:
-        pattern = rule.patterns[side]
-        if _has_group(pattern, "part"):
+        if rule.says_part(side):
             yield from ((part.removeprefix(rule.prefix), rule) for part in rule.roles)
         else:
-            before, _, after = map(read_literal, pattern.partition("{token}"))
-            yield "" if before is None or after is None else before, rule
-
-
-def _has_group(pattern: str, group: str) -> bool:
-    return f"{{{group}}}" in pattern or f"(?P<{group}>" in pattern
+            before, _, after = rule.expressions[side].partition(SHORTHAND["token"])
+            is_one_name = read_literal(after) is not None
+            yield (is_one_name and read_literal(before)) or "", rule
 
 
 def _parse_kv_rule(
@@ -122,32 +118,30 @@ def _parse_kv_rule(
 
     Its keys name parts by their roles; those without one as names do.
     """
-    patterns = {side: table.read_string(side) for side in SIDES}
-    patterns["output"] = patterns["output"].replace("{input}", patterns["input"])
-    roles = _read_roles(table, patterns["input"])
+    texts = {side: table.read_string(side) for side in SIDES}
+    texts["output"] = texts["output"].replace("{input}", texts["input"])
+    roles = _read_roles(table, texts["input"])
     shorthand = {**shorthand, "part": write_alternatives("part", roles)}
+    expressions = {}
+    for side, text in texts.items():
+        with _name_key(table, side):
+            expressions[side] = write_expression(text, shorthand)
     word = _read_choice(table, "kind", list_kind_words())
     kind = table.read_string("name", default=word)
     if not kind:
         raise table.build_error("kind", "is missing: write one, such as kind = 'attention'")
-    prefix = f"{kind}." if _has_group(patterns["input"], "kind") else ""
+    prefix = f"{kind}." if "(?P<kind>" in texts["input"] else ""
     parts = {role or part: f"{prefix}{part}" for part, role in roles.items()}
     beside = _read_texts(table, "beside")
     _check_words(table, "beside", beside, parts)
     alone = table.read_strings("alone", default=[])
     _check_words(table, "alone", alone, SIDES)
-    expressions = {}
-    for side, pattern in patterns.items():
-        with _name_key(table, side):
-            expressions[side] = write_expression(pattern, shorthand)
     return KvRule(
         file,
         number,
         kind,
         word or kind,
-        patterns,
         expressions,
-        shorthand,
         prefix,
         table.read_integer("layer", 0) if "layer" in table.values else 0,
         {f"{prefix}{part}": role for part, role in roles.items()},
@@ -166,19 +160,16 @@ def _read_roles(table: ObjectReader, pattern: str) -> dict[str, str]:
     _check_words(table, "roles", roles, ROLES)
     named = [*roles.values(), *table.read_strings("parts", default=[])]
     named += [table.read_string("part")] if "part" in table.values else []
-    parts: Sequence[str | None] = named or ("key", "value")
+    parts: Sequence[str] = named or ("key", "value")
     own = re.search(r"\(\?P<part>(.*?)\)", pattern)
     if own is not None:
-        parts = [read_literal(part) for part in own[1].split("|")]
-        if None in parts:
+        parts = [part for text in own[1].split("|") if (part := read_literal(text))]
+        if len(parts) <= own[1].count("|"):
             raise table.build_error("input", "must list its parts, as in (?P<part>key|value)")
-    elif len(parts) != 1 and not _has_group(pattern, "part"):
-        raise table.build_error("part", "is missing, and so is (?P<part>key|value) in input")
-    listed = [part for part in parts if part is not None]
-    _check_words(table, "roles", named, listed)
-    own_roles = {part: part for part in listed if part in ROLES and part not in roles}
+        _check_words(table, "roles", named, parts)
+    own_roles = {part: part for part in parts if part in ROLES and part not in roles}
     by_part = own_roles | {part: role for role, part in roles.items()}
-    return {part: by_part.get(part, "") for part in listed}
+    return {part: by_part.get(part, "") for part in parts}
 
 
 def _check_groups(table: ObjectReader, side: str, rule: KvRule) -> None:
@@ -189,8 +180,8 @@ def _check_groups(table: ObjectReader, side: str, rule: KvRule) -> None:
         raise table.build_error(side, "has no {token}: write it where a token goes")
     if ("layer" in groups) == ("layer" in table.values):
         raise table.build_error(side, "needs {layer}, or layer = 0 where names do not say it")
-    if ("part" in groups) != _has_group(rule.patterns["input"], "part"):
-        raise table.build_error(side, "has no {part}, as input has")
+    if "part" not in groups and (len(rule.roles) > 1 or rule.says_part("input")):
+        raise table.build_error(side, "needs {part}, or part = 'key' where names do not say it")
 
 
 @contextmanager

@@ -55,9 +55,7 @@ class KvRule(NamedTuple):
         number: Its place among the rules there, from 0.
         kind: The kind of buffer. Some rules may have the same one, each with some of its parts.
         cache: The word for what vLLM calls it (`rules.kinds`); the kind if the file says none.
-        patterns: The pattern of each side, as the rule has it.
-        expressions: The same as regular expressions.
-        shorthand: The groups of those that the patterns have in braces.
+        expressions: The pattern of each side, as a regular expression.
         prefix: What names of parts have in front that names of buffers have elsewhere.
         layer: The layer of names that say none.
         roles: Its parts, each with its content, such as ``key``; empty if that is not known.
@@ -75,9 +73,7 @@ class KvRule(NamedTuple):
     number: int
     kind: str
     cache: str
-    patterns: Mapping[str, str]
     expressions: Mapping[str, str]
-    shorthand: Mapping[str, str]
     prefix: str
     layer: int
     roles: Mapping[str, str]
@@ -97,6 +93,10 @@ class KvRule(NamedTuple):
     def traits(self) -> tuple[object, ...]:
         """What is the same in all rules of a kind."""
         return self.cache, self.update, self.alone, self.is_open
+
+    def says_part(self, side: str) -> bool:
+        """Return whether names say the part."""
+        return "(?P<part>" in self.expressions[side]
 
     def match(self, side: str, name: str, *, can_have_token: bool = True) -> NameMatch | None:
         """Split a name, or return ``None`` if this rule does not match it."""

@@ -94,7 +94,7 @@ def test_match_tells_of_rules_of_ones_own_where_they_fail(tmp_path: Path, run: A
 
     shown = show(text)
     assert "  input  kv.0.key_in{token}  kv[0]  attention  key  0\n" in shown
-    assert "kv.0.value_in  nearly: kv[0], 'value' in place of (?P<part>key|valve)\n" in shown
+    assert "kv.0.value_in  nearly: kv[0], 'value' in place of {part}\n" in shown
     assert "kv.0.key_out  nearly: kv[0], '_out' in place of _on\n" in shown
     assert "kv.1.value_out\n" in shown  # which fails at two places
     keep = "[[keep]]\nreason = 'ours'\npattern = 'kv.0.*'"

@@ -64,7 +64,11 @@ ROLES = 'roles = { key = "k", value = "v" }'
         ("in_(?P<part>k", "in_((?P<part>k", "kv[0].input: is not a regular expression"),
         ("input =", "inputs =", "kv[0].inputs: is not a known key; did you mean input?"),
         ("input = 'in_(?P<part>k|v|ks){layer}{token}'", "", "kv[0].input: is missing"),
-        ("(?P<part>k|v|ks){layer}{token}'", "k{layer}{token}'", "kv[0].part: is missing"),
+        (
+            "(?P<part>k|v|ks){layer}{token}'",
+            "k{layer}{token}'",
+            "kv[0].input: needs {part}, or part = 'key' where",
+        ),
         ("k|v|ks", "[a-z]+", "kv[0].input: must list its parts, as in (?P<part>key|value)"),
         ("k|v|ks", "k.v", "kv[0].input: must list its parts"),
         ("k|v|ks", "v|ks", "kv[0].roles: k is not one of v, ks"),

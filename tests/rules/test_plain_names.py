@@ -62,7 +62,7 @@ def test_a_name_that_is_listed_is_no_other_one_with_a_token() -> None:
     [
         (ROW.replace("3", "-1"), "kv[0].layer: is less than 0"),
         (ROW.replace("layer = 3", ""), "kv[0].input: needs {layer}, or layer = 0"),
-        (ROW.replace('part = "key"', ""), "kv[0].part: is missing"),
+        (ROW.replace('part = "key"', ""), "kv[0].input: needs {part}, or part = 'key' where"),
         (ROW.replace("'a{token}'", "'a'"), "kv[0].input: has no {token}"),
         (ROW + "more = 1", "kv[0].more: is not"),
     ],
