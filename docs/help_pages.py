@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from onnxkvrename.cli.main import COMMANDS, load_command
-from onnxkvrename.findings import CODES
+from onnxkvrename.finding_table import CODES
 
 
 class MarkdownFormatter(click.HelpFormatter):
@@ -72,7 +72,8 @@ def render_help(name: str) -> str:
 def render_codes() -> str:
     """Return the table that leads to the passage of each code."""
     rows = [
-        f"| [{code}](#{code.lower()}) | {severity} | {escape_markdown(meaning)} |"
-        for code, (severity, meaning) in CODES.items()
+        f"| [{row.code}](#{row.code.lower()}) | {row.name} | {row.severity} "
+        f"| {escape_markdown(row.title)} |"
+        for row in CODES.values()
     ]
-    return "\n".join(["| code | severity | meaning |", "|---|---|---|", *rows])
+    return "\n".join(["| code | name | severity | title |", "|---|---|---|---|", *rows])

@@ -1,126 +1,19 @@
-"""Findings: what can be wrong with a model, each with its code."""
+"""Findings: what is wrong with a model, each with a code of `finding_table`."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError
+from onnxkvrename.finding_table import CODES, Severity
 from onnxkvrename.limits import MAX_LISTED
 
-Severity = Literal["error", "warning"]
 UNKNOWN_TRANSFER = "KV630"
 """The finding of a value of which it is not known whether decode gets it."""
 _BYTE_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-CODES: dict[str, tuple[Severity, str]] = {
-    "KV001": ("error", "no KV buffer in any of the models"),
-    "KV101": ("error", "retained output without its input"),
-    "KV102": ("error", "KV input without its retained output"),
-    "KV103": ("error", "dtype differs between input and retained output"),
-    "KV104": (
-        "error",
-        "rank, a size or the order of axes differs between input and retained output",
-    ),
-    "KV105": ("error", "retained output that no node produces"),
-    "KV106": ("error", "one name is both input and retained output, or is declared twice"),
-    "KV107": ("warning", "KV input that no node reads"),
-    "KV108": ("warning", "a layer with a part missing (a key without its value)"),
-    "KV109": ("warning", "layers missing between the first and the last"),
-    "KV110": ("error", "retained output that is not a later state of its own input"),
-    "KV111": ("warning", "retained buffer that no rule matches: not renamed"),
-    "KV112": ("warning", "KV output with a suffix that some consumers do not match with an input"),
-    "KV113": ("warning", "retained output that could not be traced to its input: not proved"),
-    "KV114": ("warning", "buffer that is read but never written: it passes through unchanged"),
-    "KV115": ("error", "onnx's checker rejects the model"),
-    "KV116": ("error", "a KV buffer without the token, or another value with it"),
-    "KV120": (
-        "warning",
-        "a cache that grows: its output does not fit into its input (an error where it must)",
-    ),
-    "KV121": (
-        "error",
-        "the model differs from its source in more than names of KV buffers (--renamed-from)",
-    ),
-    "KV123": ("warning", "operators that onnx does not define: their nodes were not checked"),
-    "KV124": ("warning", "a local function defined more than once, with the same bytes"),
-    "KV125": ("error", "a value with the name of a cache, but with too few axes for one"),
-    "KV201": ("error", "a new name is already in use"),
-    "KV202": ("error", "buffers already carry a different token"),
-    "KV204": ("warning", "the token differs from a known consumer's token only in capitals"),
-    "KV205": ("warning", "a program of the exporter looks for the old names"),
-    "KV301": ("error", "a layer in two windows"),
-    "KV302": ("error", "a layer in no window"),
-    "KV303": ("error", "files of one model with different tokens, or only some with a token"),
-    "KV304": ("error", "the layers in a file differ from those in its name"),
-    "KV305": (
-        "error",
-        "windows that do not fit together: a value is missing or has a different type",
-    ),
-    "KV306": ("error", "windows of different models or exports"),
-    "KV307": ("error", "a merged file differs from the windows"),
-    "KV308": ("error", "an encoder without the decoder whose buffers it fills, or the reverse"),
-    "KV401": ("error", "export directory whose hash does not match its JSON"),
-    "KV402": (
-        "warning",
-        "renamed in place in QEfficient's cache: a later export reuses it (an error if not forced)",
-    ),
-    "KV403": ("error", "the directory of the seeded export already holds something else"),
-    "KV404": ("warning", "a name in a sidecar is not in the model (an error if none is)"),
-    "KV405": ("warning", "a sidecar names only one side of a pair"),
-    "KV406": (
-        "warning",
-        "a sidecar or a compile has old names (an error for a sidecar that must be updated)",
-    ),
-    "KV407": ("error", "an export that QEfficient would not look for under its new names"),
-    "KV501": ("error", "external data outside the model's directory"),
-    "KV502": ("error", "external data missing, or not a regular file"),
-    "KV503": ("error", "external data shorter than the model says, or a malformed entry"),
-    "KV504": ("error", "another file is already where one would be written"),
-    "KV601": (
-        "error",
-        "a KV buffer that the consumer does not select, for example without its token",
-    ),
-    "KV602": ("error", "an output that the consumer selects, but does not match with an input"),
-    "KV603": ("error", "a name whose layer the consumer cannot read, or reads wrongly"),
-    "KV604": ("error", "too few or too many outputs that start with log, which prefill counts"),
-    "KV605": ("error", "a buffer that the consumer slices as if it had a context axis"),
-    "KV606": (
-        "warning",
-        "layers with different cache shapes: the consumer's LMCache connector will not start",
-    ),
-    "KV607": ("warning", "buffers that the consumer declares as full attention, but that are not"),
-    "KV608": (
-        "error",
-        "a value that is not a KV buffer, but is selected as one (a warning if harmless)",
-    ),
-    "KV609": ("error", "inputs and outputs that the consumer pairs differently from the graph"),
-    "KV610": ("error", "a dtype or a shape that the consumer cannot transfer"),
-    "KV611": ("error", "a buffer on one side of a hand-off only"),
-    "KV612": ("error", "dtype differs between prefill and decode"),
-    "KV613": ("error", "rank or a fixed dimension differs between prefill and decode"),
-    "KV614": (
-        "error",
-        "a window on one side, a different window or the whole context on the other",
-    ),
-    "KV615": ("error", "axes in a different order on the two sides"),
-    "KV616": ("error", "tokens differ between prefill and decode, or nothing is selected"),
-    "KV617": ("error", "a buffer that decode reads as a different one"),
-    "KV618": ("error", "a buffer whose bytes are at different offsets on the two sides"),
-    "KV624": (
-        "error",
-        "the numbers of selected inputs and outputs differ: prefill counts them, and stops",
-    ),
-    UNKNOWN_TRANSFER: (
-        "error",
-        "an input that decode requires and the consumer does not move: whether decode gets it is "
-        "not known",
-    ),
-}
-"""Severity and meaning of every code; `docs/findings.md` explains each."""
 
 
 @show_briefly
@@ -166,7 +59,7 @@ class CheckError(KvRenameError):
 
 def build_finding(code: str, name: str, message: str, hint: str) -> Finding:
     """Return a finding with the severity of its code."""
-    return Finding(code, CODES[code][0], name, message, hint)
+    return Finding(code, CODES[code].severity, name, message, hint)
 
 
 def build_names_finding(

@@ -1,7 +1,7 @@
 """An example of each finding: how the models are made, what is run on them, and what fixes it.
 
-`findings_page.py` writes the finding that an example prints into its passage of
-docs/findings.md. `python tests/finding_examples.py KV617` prints all that it prints.
+`findings_page.py` writes the finding that an example prints into docs/findings.md.
+`python tests/finding_examples.py KV617` prints all that it prints.
 """
 
 from __future__ import annotations

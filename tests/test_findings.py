@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from onnxkvrename.finding_table import CODES
 from onnxkvrename.findings import (
     begin_message,
     build_finding,
@@ -80,3 +83,17 @@ def test_a_number_goes_with_its_noun() -> None:
         "1,000 names",
     ]
     assert [format_count(count, "axis", "axes") for count in (1, 2)] == ["1 axis", "2 axes"]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_row_has_a_name_in_words_and_says_why_and_what_to_do_in_sentences(code: str) -> None:
+    row = CODES[code]
+    assert re.fullmatch(r"[a-z]+(?:-[a-z]+){1,3}", row.name)
+    assert not row.title.endswith(".")
+    assert row.why.endswith(".")
+    assert row.fix.endswith(".")
+
+
+def test_codes_and_names_are_in_the_table_once() -> None:
+    assert len({row.name for row in CODES.values()}) == len(CODES)
+    assert list(CODES) == sorted(CODES)

@@ -9,7 +9,7 @@ from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import find_width, print_lines
 from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.options import Example, Option
-from onnxkvrename.report.finding_pages import describe_finding, render_finding_list
+from onnxkvrename.report.explain_text import describe_finding, render_finding_list
 from onnxkvrename.report.formats import Line
 
 
@@ -22,14 +22,15 @@ class ExplainArguments(NamedTuple):
 @declare_command(
     "explain",
     ExplainArguments,
-    "Exit codes: 0 done; 2 there is no such code; 130 interrupted.",
+    "Exit codes: 0 done; 2 there is no such finding; 130 interrupted.",
     Example("onnxkvrename explain KV402", "Explain a finding."),
     Example("onnxkvrename explain", "List all findings."),
 )
 def command(arguments: ExplainArguments) -> int:
     """Explain findings: what they mean, why they matter, how to fix them.
 
-    CODE is the code of a finding, such as KV402. Without one, all codes are listed.
+    CODE is the code of a finding, such as KV402, or its name, such as renamed-in-cache. Without
+    one, all findings are listed.
     """
     if not arguments.codes:
         print_lines(render_finding_list(find_width(sys.stdout)))

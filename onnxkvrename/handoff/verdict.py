@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from onnxkvrename.finding_table import CODES
 from onnxkvrename.findings import (
-    CODES,
     UNKNOWN_TRANSFER,
     Finding,
     begin_message,
@@ -99,7 +99,7 @@ class RootCause(NamedTuple):
         finding: The finding.
         buffer_ids: The buffers that are wrong themselves; empty if it is not about buffers.
         difference: The difference between the two sides of these buffers, if it is about one.
-        own_summary: A summary that says more than the meaning of the finding's code.
+        own_summary: A summary that says more than the title of the finding's code.
     """
 
     finding: Finding
@@ -109,7 +109,7 @@ class RootCause(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """The finding in a few words: in general, the meaning of its code.
+        """The finding in a few words: in general, the title of its code.
 
         KV001 says which side has no cache, KV624 which names the consumer does not select, KV630
         what is not known.
@@ -121,7 +121,7 @@ class RootCause(NamedTuple):
             return self.finding.message
         if self.finding.code == "KV624" and self.finding.name:
             return f"{self.finding.subject} {self.finding.message.partition(';')[0]}".lstrip()
-        return self.own_summary or CODES[self.finding.code][1]
+        return self.own_summary or CODES[self.finding.code].title
 
     @property
     def is_undecided(self) -> bool:

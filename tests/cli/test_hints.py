@@ -102,7 +102,7 @@ def test_after_a_suggested_command_the_same_is_not_found_again(
          "suffix.onnx --prefix X --strict --normalize"),
         ("verify wrong.onnx --strict", "`--prefix vllmKvCache --replace`",
          "wrong.onnx --prefix vllmKvCache --replace --strict"),
-        ("explain 999", "`onnxkvrename explain` lists all codes", "explain"),
+        ("explain 999", "`onnxkvrename explain` lists all", "explain"),
     ],
 )  # fmt: skip
 def test_an_option_that_is_named_mends_the_command(

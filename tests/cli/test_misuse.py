@@ -104,8 +104,8 @@ def test_a_file_called_like_a_command_is_a_model(run: Run) -> None:
 
 def test_the_number_of_a_code_is_enough(run: Run) -> None:
     assert run("explain", "402") == run("explain", "KV402")
-    assert run("explain", "1").out.startswith("KV001\n")
-    assert "no finding has the code 999" in run("explain", "999").err
+    assert run("explain", "1").out.startswith("KV001 no-kv-buffers\n")
+    assert "no such finding: 999 (" in run("explain", "999").err
 
 
 def test_one_model_is_both_sides(run: Run) -> None:

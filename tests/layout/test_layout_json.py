@@ -24,7 +24,8 @@ from tiers import thin
 
 from onnxkvrename import KvRenameError, ModelError, compare, load_rules
 from onnxkvrename.files.find import list_models
-from onnxkvrename.findings import CODES, Finding, build_finding
+from onnxkvrename.finding_table import CODES
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.handoff.consumer_checks import check_consumer
 from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
 from onnxkvrename.layout import layout as layouts
@@ -232,7 +233,7 @@ def test_a_finding_says_of_which_model() -> None:
         {
             "model": "m.onnx",
             "code": "KV109",
-            "severity": CODES["KV109"][0],
+            "severity": CODES["KV109"].severity,
             "name": "",
             "message": "a",
             "hint": "b",

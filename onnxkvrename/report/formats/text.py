@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, Severity, format_count
+from onnxkvrename.finding_table import Severity
+from onnxkvrename.findings import Finding, format_count
 from onnxkvrename.report.formats import Answer, FileResult, Format, Line, Span, build_line
 from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_parts
 
