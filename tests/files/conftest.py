@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, NoReturn
 
 import pytest
 
@@ -35,3 +36,21 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "no links":
         monkeypatch.setattr(os, "link", refuse(errno.EPERM))
     return str(request.param)
+
+
+def watch_calls(
+    patch: pytest.MonkeyPatch,
+    names: Sequence[str],
+    meet: Callable[[int, str, Callable[..., Any]], Any],
+) -> None:
+    """Let each call of these functions of `os` be made by another one.
+
+    That gets the number of the call, from 1, the name of the function, and what makes the call.
+    """
+    numbers = count(1)
+
+    def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **how: meet(next(numbers), name, lambda: real(*args, **how))
+
+    for name in names:
+        patch.setattr(os, name, wrap(name, getattr(os, name)))

@@ -17,8 +17,8 @@ from onnxkvrename.files.read import open_file
 
 CONTENT = bytes(range(251)) * 1024
 SIZE = 200_000
+MEGABYTE = 1 << 20
 Copy = Callable[..., bytes]
-needs_splice = pytest.mark.skipif(not hasattr(os, "splice"), reason="no splice on this system")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def copy(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(copying, "_PIPE_SIZE", 1 << 16)
     before = set(os.listdir("/dev/fd"))
 
-    def call(offset: int = 5, size: int = SIZE, head: bytes = b"") -> bytes:
+    def call(offset: int = 5, size: int = SIZE, head: bytes = b"head") -> bytes:
         reader = os.open(source, os.O_RDONLY)
         writer = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
@@ -61,21 +61,15 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("either")
-@pytest.mark.parametrize(
-    ("offset", "head"), [(0, b""), (4096, b"h" * 4096), (7, b""), (0, b"head"), (4097, b"h")]
-)
 @pytest.mark.parametrize("size", [0, 1, SIZE])
-def test_a_part_is_appended_wherever_it_is(size: int, offset: int, head: bytes, copy: Copy) -> None:
+@pytest.mark.parametrize(("offset", "head"), [(0, b""), (4096, b"h" * 4096), (4097, b"h")])
+def test_part_is_appended_wherever_it_is(size: int, offset: int, head: bytes, copy: Copy) -> None:
     assert copy(offset, size, head) == head + CONTENT[offset : offset + size]
 
 
-MEGABYTE = 1 << 20
-
-
 @pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("head", [b"", b"head"])
-@pytest.mark.parametrize("parts", [(0,), (8,), (0, 8, 15), ()], ids=str)
-def test_holes_stay_holes(parts: tuple[int, ...], head: bytes, source: Path, copy: Copy) -> None:
+@pytest.mark.parametrize("parts", [(0, 8, 15), (8,), ()], ids=str)
+def test_holes_stay_holes(parts: tuple[int, ...], source: Path, copy: Copy) -> None:
     """The file has 16 MB, of which some have a few bytes of data."""
     source.write_bytes(b"")
     os.truncate(source, 16 * MEGABYTE)
@@ -85,70 +79,53 @@ def test_holes_stay_holes(parts: tuple[int, ...], head: bytes, source: Path, cop
             file.write(b"data")
     if source.stat().st_blocks * 512 > 4 * MEGABYTE:
         pytest.skip("this file system has no holes")
-    assert copy(3, 16 * MEGABYTE - 3, head) == head + source.read_bytes()[3:]
+    assert copy(3, 16 * MEGABYTE - 3) == b"head" + source.read_bytes()[3:]
     assert source.with_name("target").stat().st_blocks * 512 < 4 * MEGABYTE
 
 
-# How splice(2) may behave. Each call is one into the pipe or one out of it.
+def refuse_at(nth: int, number: int) -> Callable[[int, bool], int]:
+    return lambda n, is_in: refuse(number)() if n == nth else 9_000
 
 
-def break_splice(behave: Callable[[int, bool], int], patch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Ask for the greatest size of each call by its number and direction."""
+@pytest.mark.skipif(not hasattr(os, "splice"), reason="no splice on this system")
+@pytest.mark.parametrize(
+    ("behave", "error"),
+    [
+        (lambda nth, is_in: 1000, None),
+        (lambda nth, is_in: MEGABYTE if is_in else 999, None),
+        (lambda nth, is_in: 0, None),
+        (lambda nth, is_in: MEGABYTE if is_in else 0, None),
+        (lambda nth, is_in: 1000 if nth < 5 else 0, None),
+        *((refuse_at(nth, errno.EINVAL), None) for nth in range(6)),
+        *((refuse_at(0, no), None) for no in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)),
+        *((refuse_at(0, no), no) for no in (errno.ENOSPC, errno.EIO)),
+    ],
+)
+def test_copy_is_whole_whatever_splice_moves(
+    behave: Callable[[int, bool], int],
+    error: int | None,
+    copy: Copy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The greatest size of each call depends on its number and direction. Where splice is refused,
+    the rest is copied by hand; a disk that fails is an error."""
     real, calls = os.splice, count()
 
     def call(source: int, target: int, size: int, **how: int) -> int:
         most = behave(next(calls), "offset_src" in how)
         return real(source, target, min(size, most), **how) if most else 0
 
-    patch.setattr(os, "splice", call)
-    return calls
-
-
-@needs_splice
-@pytest.mark.parametrize(
-    "behave",
-    [
-        lambda nth, is_in: 1000,
-        lambda nth, is_in: 1 << 20 if is_in else 999,
-        lambda nth, is_in: 0,
-        lambda nth, is_in: 1 << 20 if is_in else 0,
-        lambda nth, is_in: 1000 if nth < 5 else 0,
-    ],
-    ids=["short", "short out", "nothing", "nothing out", "nothing later"],
-)
-def test_whatever_splice_moves_the_copy_is_whole(
-    behave: Callable[[int, bool], int], copy: Copy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = break_splice(behave, monkeypatch)
-    assert copy() == CONTENT[5 : 5 + SIZE]
-    assert next(calls)
-
-
-@needs_splice
-@pytest.mark.parametrize("nth", range(6))
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM])
-def test_splice_may_be_refused_at_any_call(
-    number: int, nth: int, copy: Copy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What has been moved by then is not moved again, and what is in the pipe is not lost."""
-    break_splice(lambda n, is_in: refuse(number)() if n == nth else 9_000, monkeypatch)
-    assert copy(5, SIZE, b"head") == b"head" + CONTENT[5 : 5 + SIZE]
-
-
-@needs_splice
-@pytest.mark.parametrize("nth", [0, 1, 4])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_a_disk_that_fails_is_no_reason_to_copy_by_hand(
-    number: int, nth: int, copy: Copy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    break_splice(lambda n, is_in: refuse(number)() if n >= nth else 9_000, monkeypatch)
+    monkeypatch.setattr(os, "splice", call)
+    if error is None:
+        assert copy() == b"head" + CONTENT[5 : 5 + SIZE]
+        return
     monkeypatch.setattr(copying, "_read_and_write", refuse(errno.EBADF))
-    with pytest.raises(OSError, match=os.strerror(number)):
+    with pytest.raises(OSError, match=os.strerror(error)):
         copy()
 
 
 @pytest.mark.parametrize("size", [1000, 0])
-def test_a_write_that_takes_little_is_continued_and_one_that_takes_nothing_an_error(
+def test_short_write_is_continued_and_empty_one_is_an_error(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.write
@@ -163,17 +140,14 @@ def test_a_write_that_takes_little_is_continued_and_one_that_takes_nothing_an_er
 
 
 @pytest.mark.usefixtures("either")
-@pytest.mark.parametrize("left", [0, 5, 5000])
-def test_a_source_that_becomes_shorter_is_refused(left: int, source: Path, copy: Copy) -> None:
+@pytest.mark.parametrize("left", [0, 5000])
+def test_source_that_becomes_shorter_is_refused(left: int, source: Path, copy: Copy) -> None:
     os.truncate(source, left)
     with pytest.raises(SourceError, match="became shorter"):
         copy()
 
 
-BIG = b"a" * (1 << 20)
-
-
-@pytest.mark.parametrize("first", [b"", b"abc", b"a" * MEGABYTE + b"b", b"b" + b"a" * MEGABYTE])
+@pytest.mark.parametrize("first", [b"", b"abc", b"a" * MEGABYTE + b"b"])
 @pytest.mark.parametrize("second", [b"", b"ab", b"abd", b"a" * MEGABYTE + b"b"])
 def test_files_are_the_same_if_all_bytes_are(first: bytes, second: bytes, tmp_path: Path) -> None:
     for name, content in (("first", first), ("second", second)):
