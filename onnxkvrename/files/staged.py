@@ -157,6 +157,8 @@ def write_all(
         finally:
             with defer_signals():
                 run.clean_up()
+                if run.is_complete:
+                    run.flush()
     except KeyboardInterrupt:
         if run.is_complete:
             raise WrittenInterrupt from None
@@ -309,7 +311,7 @@ class _Run:
             _check_source(output)
 
     def place(self, deliver_signals: Callable[[], None]) -> None:
-        """Give all files their names, or none; then flush the directories.
+        """Give all files their names, or none.
 
         Signals are delivered between two steps: then all is put back.
         """
@@ -330,17 +332,6 @@ class _Run:
             self._undo(error)
             raise
         self.is_complete = True
-        named = (step for step in self.steps if not step.is_private)
-        for directory in dict.fromkeys(step.target.parent for step in named):
-            try:
-                _flush_directory(directory)
-            except OSError as error:
-                raise FlushError(
-                    "all results are in place, but the directory could not be flushed to the "
-                    f"disk: {error.strerror}",
-                    path=str(directory),
-                    hint="check the disk; after a power cut, run the same command again",
-                ) from None
 
     def _plan_steps(self) -> list[Step]:
         """Return what gets its name, in this order: other files, new directories, models."""
@@ -422,6 +413,24 @@ class _Run:
         places |= {top.parent for top in self.new_directories}
         for directory in places:
             remove_leftovers(directory, self.key)
+
+    def flush(self) -> None:
+        """Bring the names of all results to the disk, and that those of temporary files are gone.
+
+        Raises:
+            FlushError: That failed.
+        """
+        named = (step for step in self.steps if not step.is_private)
+        for directory in dict.fromkeys(step.target.parent for step in named):
+            try:
+                _flush_directory(directory)
+            except OSError as error:
+                raise FlushError(
+                    "all results are in place, but the directory could not be flushed to the "
+                    f"disk: {error.strerror}",
+                    path=str(directory),
+                    hint="check the disk; after a power cut, run the same command again",
+                ) from None
 
 
 def _read_planned(outputs: Sequence[Output]) -> dict[Path, os.stat_result]:

@@ -298,7 +298,7 @@ def test_result_that_cannot_be_undone_is_named_and_completed_later(
 
 
 def watch_disk(patch: pytest.MonkeyPatch) -> list[str]:
-    """Return what will have happened: names that are flushed, and names that are given."""
+    """Return what will have happened: what is flushed, and names that are given or removed."""
     events = list[str]()
 
     def flush(descriptor: int) -> None:
@@ -306,14 +306,19 @@ def watch_disk(patch: pytest.MonkeyPatch) -> list[str]:
         is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
         events.append(f"flush {Path(path).name if is_directory else 'a file'}")
 
-    real = os.replace
+    real_replace, real_unlink = os.replace, os.unlink
 
     def replace(source: Any, target: Any, **how: Any) -> None:
-        real(source, target, **how)
+        real_replace(source, target, **how)
         events.append(Path(target).name)
+
+    def unlink(path: Any, **how: Any) -> None:
+        real_unlink(path, **how)
+        events.append("remove")
 
     patch.setattr(os, "fsync", flush)
     patch.setattr(os, "replace", replace)
+    patch.setattr(os, "unlink", unlink)
     return events
 
 
@@ -321,7 +326,7 @@ def watch_disk(patch: pytest.MonkeyPatch) -> list[str]:
 def test_models_come_last_and_nothing_has_its_name_before_its_bytes_are_flushed(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new directory is complete before it has its name."""
+    """A new directory is complete before it has its name. What is removed does not come back."""
     monkeypatch.setattr(os, "O_TMPFILE", 0, raising=False)
     monkeypatch.setattr(os, "link", refuse(errno.EPERM))  # so all get their names by renames
     events = watch_disk(monkeypatch)
@@ -333,7 +338,8 @@ def test_models_come_last_and_nothing_has_its_name_before_its_bytes_are_flushed(
     write_outputs(build_outputs(here, ["a", "c", "made/in/x"]), write)
     assert [event for event in events if TEMP_PREFIX not in event] == [
         *["flush a file"] * 5,  # three results, two backups
-        *("c", "x", "flush in", "made", "a", "flush here"),
+        *("c", "x", "flush in", "made", "a"),
+        *("remove", "remove", "flush here"),
     ]
 
 

@@ -71,6 +71,7 @@ def test_shared_file_is_changed_in_place_only_with_force(
         (build_temp_name(build_key(), "old"), False),
         (f"{build_temp_name(build_key(), 'old')}-x", True),
     ],
+    ids=["ours", "almost ours"],
 )
 def test_link_that_a_killed_run_has_left_does_not_count(
     name: str, is_shared: bool, decoder: Path, monkeypatch: pytest.MonkeyPatch
