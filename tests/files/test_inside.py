@@ -79,7 +79,12 @@ OUT = "leads out"
 OUTSIDE = ("to_outside", "to_outside_directory/w.bin", "absolute_outside", "sub/far", "..", "/")
 OUTSIDE += ("to_here_and_out/w.bin", "../secret/w.bin", "sub/../../secret/w.bin", "../w.bin")
 NO_FILE = {"nothing": "no such file", "w.bin/x": "Not a directory", "": "is a directory"}
-NO_FILE |= {"to_sub": "is a directory", "circle": "Too many levels", "n\0": "cannot be read"}
+NO_FILE |= {
+    "pipe": "not a regular",
+    "to_sub": "is a directory",
+    "circle": "Too many levels",
+    "n\0": "cannot be read",
+}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +103,7 @@ def test_only_files_in_the_directory_are_opened_whatever_links_do(
 ) -> None:
     (here.parent / "here2").mkdir()
     (here.parent / "here2" / "w.bin").touch()
+    os.mkfifo(here / "pipe")
     for directory in (here, here.parent / "other_name"):
         if expected.startswith("here/"):
             assert read(directory, location) == expected

@@ -21,6 +21,7 @@ from onnxkvrename.files.read import (
     open_file,
     read_chunks,
     read_status,
+    read_text_file,
     resolve_path,
 )
 
@@ -80,6 +81,19 @@ def test_any_change_of_an_open_file_is_noticed(
         change(source)
         assert not is_file_unchanged(source, file.identity)
         assert not is_file_unchanged(source, travelled)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [(b"x" * 11, "11 bytes"), (b"\xff", "UTF-8"), (b"\xef\xbb\xbf1234567", None)],
+)
+def test_text_must_be_short_and_utf8(content: bytes, fault: str | None, source: Path) -> None:
+    source.write_bytes(content)
+    if fault is None:
+        assert read_text_file(source, limit=10) == "1234567"
+        return
+    with pytest.raises(ModelError, match=fault):
+        read_text_file(source, limit=10)
 
 
 # What is at a path.

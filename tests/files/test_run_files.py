@@ -1,6 +1,6 @@
-"""No result destroys another file of the run, whatever the system answers.
+"""No result destroys another file of the run.
 
-`tests/renaming/test_file_clashes.py` has the ways in which a user may ask for that.
+`tests/renaming/test_file_clashes.py` shows it at the command line.
 """
 
 from __future__ import annotations
@@ -18,11 +18,38 @@ from onnxkvrename.files.run_files import RunFiles
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a model, and another name for it."""
+    """A working directory with a model, another name for it, and another directory."""
     (tmp_path / "model").write_text("model")
     os.link(tmp_path / "model", tmp_path / "twin")
+    (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("output", "written", "fault"),
+    [
+        # What a model needs may come later: its weights, for example.
+        ("alias/missing", "another", "is the model missing"),
+        ("none/new", "none/a/../new", "is the result none/a"),
+        ("new/a/file", "new", "is below new"),
+        ("new", "new/a/file", "must be a directory that holds new/a/file"),
+        ("models", "another", None),
+    ],
+)
+def test_output_is_a_file_of_its_own_and_none_is_below_another(
+    output: str, written: str, fault: str | None, here: Path
+) -> None:
+    (here / "alias").symlink_to(".")
+    files = RunFiles()
+    files.add_input(here / "missing", "the model missing")
+    files.add_output(Path(written), f"the result {written}")
+    result = files.add_output(Path(output), "the output")
+    if fault is None:
+        files.check_output(result)
+        return
+    with pytest.raises(WriteError, match=f"{output}: {fault}"):
+        files.check_output(result)
 
 
 def test_result_in_place_replaces_its_source_and_nothing_else(
@@ -36,13 +63,16 @@ def test_result_in_place_replaces_its_source_and_nothing_else(
     files.add_input(Path("twin"), "external data of another model")
     with pytest.raises(WriteError, match="model: is external data"):
         files.check_output(result)
-    real = os.lstat
-    spelled = {str(here / "MODEL"): here / "model"}
+    files.add_input(here / "out" / "missing", "the missing file")
+    spelled = {str(here / name): here / name.lower() for name in ("MODEL", "OUT")}
     with monkeypatch.context() as patch:
-        patch.setattr(os, "lstat", lambda path: real(spelled.get(str(path), path)))
-        result = files.add_output(Path("MODEL"), "the output")
-    with pytest.raises(WriteError, match="MODEL: is the"):
-        files.check_output(result)
+        for name in ("stat", "lstat"):
+            real = getattr(os, name)
+            patch.setattr(os, name, lambda path, real=real: real(spelled.get(str(path), path)))
+        results = [files.add_output(Path(path), "a result") for path in ("MODEL", "OUT/missing")]
+    for result in results:
+        with pytest.raises(WriteError, match=f"{result.path}: is the"):
+            files.check_output(result)
     monkeypatch.setattr(os, "lstat", refuse(errno.EIO))
     with pytest.raises(ModelError, match="Input/output error"):
         files.add_output(Path("new"), "the output")

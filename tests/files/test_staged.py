@@ -8,8 +8,7 @@ import shutil
 import signal
 import stat
 import struct
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -95,7 +94,7 @@ REMOVING = ("unlink", "scandir", "lstat", "rmdir", "open", "close")
 
 
 class Fault:
-    """Lets the ``nth`` call of the system meet something.
+    """Lets the ``nth`` call of the system meet something, and perhaps all later ones.
 
     Attributes:
         met: The name of the function that was called.
@@ -108,9 +107,10 @@ class Fault:
     def __call__(self, nth: int, name: str, call: Callable[[], Any]) -> Any:
         """Make a call, or let it meet that."""
         self.calls = nth
-        if nth != self.nth:
+        if nth == self.nth:
+            self.met = name
+        elif not self.met or self.meet is not interrupt_again_and_again:
             return call()
-        self.met = name
         return self.meet(call)
 
 
@@ -136,6 +136,10 @@ def interrupt_late(call: Callable[[], Any]) -> Any:
         signal.raise_signal(signal.SIGINT)
 
 
+def interrupt_again_and_again(call: Callable[[], Any]) -> Any:
+    return interrupt(call)
+
+
 def write_with(fault: Fault, here: Path) -> BaseException | None:
     """Write all, and return the error that a fault leads to."""
     with open_locks([here]) as locks, pytest.MonkeyPatch.context() as patch:
@@ -147,7 +151,9 @@ def write_with(fault: Fault, here: Path) -> BaseException | None:
     return None
 
 
-@pytest.mark.parametrize("meet", [fail, fail_late, interrupt, interrupt_late])
+@pytest.mark.parametrize(
+    "meet", [fail, fail_late, interrupt, interrupt_late, interrupt_again_and_again]
+)
 def test_error_or_interrupt_at_any_call_leaves_all_or_none(
     meet: Callable[..., Any], system: str, here: Path, sample: Sample
 ) -> None:
@@ -165,6 +171,7 @@ def test_error_or_interrupt_at_any_call_leaves_all_or_none(
         if isinstance(error, KeyboardInterrupt) or fault.met not in REMOVING:
             assert found == drop_temporary(found), where
             assert os.path.isdir(here / "made") is (drop_temporary(found) == NEW), where
+        assert meet in (fail, fail_late) or isinstance(error, KeyboardInterrupt), where
         is_done = error is None or isinstance(error, WrittenInterrupt | FlushError)
         assert drop_temporary(found) == (NEW if is_done else OLD), where
         if found == OLD:
@@ -265,29 +272,47 @@ def test_source_that_has_changed_has_no_result(is_late: bool, name: str, here: P
     assert read_state(here) == OLD
 
 
+def test_file_of_a_worker_that_is_not_visible_here_is_an_error(here: Path) -> None:
+    def map_elsewhere(work: Callable[[Any], Any], stages: Sequence[Any]) -> Iterator[Any]:
+        for stage in stages:
+            written = work(stage)
+            written.unlink()
+            yield written
+
+    outputs, expected = build_outputs(here), r"a: .*not visible here .*all workers"
+    with open_locks() as locks, pytest.raises(WriteError, match=expected):
+        write_all(outputs, write_text, locks=locks, map_stages=map_elsewhere)
+    assert read_state(here) == OLD
+
+
 # Where it cannot be undone.
 
 
+@pytest.mark.parametrize("name", ["replace", "lstat"])
 def test_result_that_cannot_be_undone_is_named_and_completed_later(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk becomes read-only before the last of three files."""
-    calls, real = count(1), os.replace
+    """A disk becomes read-only before the last of three files, or answers nothing any more."""
+    broken, replaced = {"replace", name}, 0
 
-    def break_disk(*args: Any, **how: Any) -> None:
-        if next(calls) >= 3:
+    def break_disk(nth: int, name: str, call: Callable[[], Any]) -> Any:
+        nonlocal replaced
+        replaced += name == "replace"
+        if replaced >= 3 and name in broken:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        real(*args, **how)
+        return call()
 
     outputs = build_outputs(here, ["c", "link", "a"])
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", break_disk)
+        watch_calls(patch, ["replace", "lstat"], break_disk)
         with pytest.raises(UndoError) as caught:
             write_outputs(outputs)
+    new = ["c", "link"] if name == "replace" else ["c", "link", "a"]  # perhaps new
     error = caught.value
-    assert (error.new_paths, error.path) == ((here / "c", here / "link"), "a")
+    assert (error.new_paths, error.path) == (tuple(here / each for each in new), "a")
     assert "Read-only file system; the undo failed as well" in error.message
-    assert "2 of 3 results are new (c, link), the others as they" in error.message
+    said = f"{len(new)} of 3 results are new ({', '.join(new)}), the others as they"
+    assert said in error.message
     assert error.hint == "to finish the work, run the same command again"
     assert read_state(here) == {**OLD, "c": NEW["c"], "link": NEW["link"]}
     write_outputs(outputs)

@@ -6,6 +6,7 @@ import errno
 import os
 import struct
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,19 @@ def test_file_has_what_was_written_and_copied(source: Path, tmp_path: Path) -> N
     assert TEMP_NAME.fullmatch(name)
     assert len(name) < 64
     assert not name.endswith(".onnx")
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_file_that_is_not_finished_or_fails_is_gone(
+    is_finished: bool, system: str, tmp_path: Path
+) -> None:
+    with suppress(KeyboardInterrupt), create(tmp_path / "target.onnx") as temp_file:
+        temp_file.write(b"half")
+        assert len(os.listdir(tmp_path)) == (system != "unnamed")
+        if is_finished:
+            temp_file.finish()
+            raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
