@@ -137,7 +137,8 @@ def explain_summaries(
     for index, graph in zip(unknown, graphs, strict=True):
         if isinstance(graph, TracedModel) and graph.list_names():
             outputs = [value.name for value in graph.signature.outputs]
-            base = build_no_buffers_finding(outputs, rules)._replace(severity="warning")
+            base = build_no_buffers_finding(outputs, rules, summaries[index].path)
+            base = base._replace(severity="warning")
             hint = suggest_rules_file(graph, _format_inspect)
             findings = (*summaries[index].findings, explain_graph(base, graph, None, hint))
             explained[index] = summaries[index]._replace(findings=findings)

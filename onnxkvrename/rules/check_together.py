@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import find_profiles
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import Request
 
+_MATCH_COMMAND = "onnxkvrename profiles --match"
 NO_CACHE_HINT = (
     "export the model with its cache as inputs and outputs; if it is an encoder, pass its decoder"
 )
@@ -39,7 +40,8 @@ def check_models_together(
         for index in without:
             outputs = models[index].output_names
             if len(without) == len(models) and is_complete:
-                findings[index].append(build_no_buffers_finding(outputs, rules))
+                path = models[index].path
+                findings[index].append(build_no_buffers_finding(outputs, rules, path))
             else:
                 findings[index] += _check_other_profiles(outputs, rules)
     if connected and is_complete:
@@ -57,9 +59,22 @@ def check_models_together(
     return findings
 
 
-def build_no_buffers_finding(outputs: Iterable[str], rules: Rules | None = None) -> Finding:
-    """Return finding KV001 for a model without buffers: the rules match none of the outputs."""
+def build_no_buffers_finding(
+    outputs: Iterable[str], rules: Rules | None = None, path: str = ""
+) -> Finding:
+    """Return finding KV001 for a model without buffers: the rules match none of the outputs.
+
+    Args:
+        outputs: The outputs of the model.
+        rules: The rules; ``None`` for those that no user has chosen.
+        path: The model; empty for one in memory.
+    """
     names = list(outputs)
+    if rules is not None and not rules.is_built_in and path:
+        words = f"{quote_path(path)} --rules {quote_path(rules.name)}"
+        message = f"no name matches the rules of {rules.name}: the outputs are {format_list(names)}"
+        hint = f"`{_MATCH_COMMAND} {words}` shows where each name fails"
+        return build_finding("KV001", "", message, hint)
     own_profile = "" if rules is None else rules.name
     others = [name for name in find_profiles(names) if name != own_profile]
     if others:
@@ -69,6 +84,11 @@ def build_no_buffers_finding(outputs: Iterable[str], rules: Rules | None = None)
     if not names:
         message = "no KV buffer: the model has no outputs"
     return build_finding("KV001", "", message, NO_CACHE_HINT)
+
+
+def is_about_own_rules(finding: Finding) -> bool:
+    """Return whether KV001 says that rules of the user match no name."""
+    return _MATCH_COMMAND in finding.hint
 
 
 def _check_other_profiles(outputs: Iterable[str], rules: Rules) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from onnxkvrename.limits import MAX_SEARCHED_NODES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Signature
-from onnxkvrename.rules.check_together import NO_CACHE_HINT
+from onnxkvrename.rules.check_together import NO_CACHE_HINT, is_about_own_rules
 from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import find_profiles
@@ -126,6 +126,8 @@ def explain_graph(
         token: The token that is asked for; ``None`` for any.
         hint: What to do about caches that rules can be written for.
     """
+    if is_about_own_rules(finding):
+        return finding
     if isinstance(graph, RulesError):
         message = f"{finding.message}; the graph has caches, but {graph.message}"
         return finding._replace(message=message, hint=graph.hint or hint)
