@@ -9,10 +9,14 @@ from onnxkvrename.api.files import run_rename, use_token_of_target
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer, print_choice, show_progress
 from onnxkvrename.files.read import is_occupied
+from onnxkvrename.files.targets import is_protected
 from onnxkvrename.options import Example
 from onnxkvrename.report.rename_text import build_rename_answer
 from onnxkvrename.rules.request import Request, format_rename
 from onnxkvrename.rules.results import Report, report_placed
+
+_ELSEWHERE = Path("renamed")
+"""Where the command of a failing ``--check`` writes if it may not write in place."""
 
 
 @declare_command(
@@ -46,6 +50,7 @@ def command(request: Request) -> int:
 def _format_fix(request: Request, report: Report) -> str:
     """Return the command that writes what ``--check`` finds, over a different result that is there.
 
+    Where a model may not be replaced, as one that is read-only, it writes to a new directory.
     A text file that changes has a different one in its place where there is one.
     """
     places = (item.output for item in report.sidecars if item.status == "would-rename")
@@ -53,4 +58,7 @@ def _format_fix(request: Request, report: Report) -> str:
     is_elsewhere = any((request.output, request.directory, request.seed_cache))
     if is_different or (is_elsewhere and any(is_occupied(Path(place)) for place in places)):
         request = request._replace(force=True)
+    pending = (Path(model.path) for model in report.models if model.status == "would-rename")
+    if not (is_elsewhere or request.force) and any(map(is_protected, pending)):
+        request = request._replace(directory=_ELSEWHERE)
     return format_rename(request)

@@ -180,6 +180,17 @@ def check_in_place_write(path: Path, status: os.stat_result, *, force: bool) -> 
     raise WriteError(fault, path=str(path), hint=f"{_ELSEWHERE_HINT}, or use --force")
 
 
+def is_protected(path: Path) -> bool:
+    """Return whether :func:`check_in_place_write` refuses a file without ``--force``."""
+    status = read_status(path)
+    try:
+        if status is not None:
+            check_in_place_write(path, status, force=False)
+    except WriteError:
+        return True
+    return False
+
+
 def _check_not_cached(path: Path) -> None:
     """Raise for a file of a Hugging Face cache, be it a blob or, without links, a real file."""
     repository = find_cache(Path(resolve_path(path)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -165,3 +166,21 @@ def test_of_a_result_that_is_there_and_different_the_command_is_forced(
     assert paste(command, run) == 0
     assert place.read_bytes() == content
     assert run(*typed.split(), "--check").code == 0
+
+
+@pytest.mark.parametrize("protect", ["read-only", "link", "twin"])
+def test_the_command_for_a_model_that_may_not_be_replaced_writes_elsewhere(
+    protect: str, run: Run
+) -> None:
+    if protect == "read-only":
+        Path("half.onnx").chmod(0o444)
+    elif protect == "link":
+        Path("half.onnx").rename("real.onnx")
+        Path("half.onnx").symlink_to("real.onnx")
+    else:
+        os.link("half.onnx", "twin.onnx")
+    outcome = run("half.onnx", *TARGET, "--check")
+    command = f"{FIX} -d renamed"
+    assert (outcome.code, f"run `{command}`" in outcome.err) == (1, True)
+    assert paste(command, run) == 0
+    assert run("renamed", *TARGET, "--check").code == 0
