@@ -17,7 +17,7 @@ from onnxkvrename.findings import (
 )
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferName, ConsumerView
-from onnxkvrename.rules.request import format_rename
+from onnxkvrename.rules.request import suggest_rename
 
 _BOTH_SIDES_HINT = "export the model again: a buffer needs both sides"
 NAMES_HINT = (
@@ -36,12 +36,12 @@ def format_rename_command(view: ConsumerView, *, replace: bool = False) -> str:
     All files of a set must be renamed together, a merged model with its windows.
     """
     rename = view.rename._replace(replace=replace or view.rename.replace)
-    return f"`{format_rename(rename, seeds=True)}`"
+    return suggest_rename(rename)
 
 
 def _format_normalizing(view: ConsumerView) -> str:
     rename = view.rename._replace(normalize=True)
-    return f"`{format_rename(rename, seeds=True)}`"
+    return suggest_rename(rename)
 
 
 def format_renaming_hint(consumer: Consumer) -> str:

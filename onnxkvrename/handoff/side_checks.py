@@ -41,7 +41,7 @@ from onnxkvrename.handoff.selection import (
 )
 from onnxkvrename.handoff.worker import HAS_NO_BUFFER, HandoffSide
 from onnxkvrename.model.signature import format_shape
-from onnxkvrename.rules.request import format_rename
+from onnxkvrename.rules.request import suggest_rename
 
 _SIDE_CODES = ("KV120", "KV602", "KV606", "KV609", "KV610", UNKNOWN_TRANSFER)
 """Findings of one side that are also findings of a hand-off, if they are errors.
@@ -132,7 +132,7 @@ def _choose_token_hint(sides: Sequence[CheckedSide], *, replace: bool) -> str:
         rename = next((each for each in renames if each.target is None), renames[0])
         models = tuple(dict.fromkeys(path for each in renames for path in each.models))
         rename = rename._replace(models=models, replace=replace)
-        hint = f"`{format_rename(rename, seeds=True)}`"
+        hint = suggest_rename(rename)
     return _choose_hint(side, hint)
 
 

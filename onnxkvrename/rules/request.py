@@ -195,19 +195,28 @@ class Request(NamedTuple):
         return (self.rules,) if isinstance(self.rules, Path) else ()
 
 
-def format_rename(
-    request: Request, rules: Rules | Path | None = None, *, seeds: bool = False
-) -> str:
+def suggest_rename(request: Request, rules: Rules | None = None) -> str:
+    """Return the hint to rename as a request asks.
+
+    Where a rename in place is refused, in QEfficient's cache, it makes a renamed copy.
+
+    Args:
+        request: What is asked for.
+        rules: As for :func:`format_rename`.
+    """
+    seeding = _seed_exports(request)
+    command = f"`{format_rename(seeding, rules)}`"
+    return command if seeding == request else f"{command} makes a renamed copy: then pass that"
+
+
+def format_rename(request: Request, rules: Rules | Path | None = None) -> str:
     """Return the command that renames as a request asks, each word quoted for a shell.
 
     Args:
         request: What is asked for.
         rules: The rules that were chosen, which count if it asks for none; or a file of rules to
             use instead.
-        seeds: Seed exports of QEfficient's cache, where a rename in place is refused.
     """
-    if seeds:
-        request = _seed_exports(request)
     if isinstance(rules, Path):
         request = request._replace(profile=None, rules=rules)
     elif (request.profile or request.rules) is None:

@@ -44,7 +44,7 @@ from onnxkvrename.rules.kv_model import KvModel, scan_model
 from onnxkvrename.rules.lone_sides import list_unmatched
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
+from onnxkvrename.rules.request import RULES_FILE, Request, format_rename, suggest_rename
 from onnxkvrename.rules.results import ModelReport, ReportCheck, report_model
 from onnxkvrename.sidecars.stale import find_stale_sidecars
 from onnxkvrename.verification import trace_needs
@@ -469,7 +469,7 @@ def _suggest_token(
     is_joined = model.part is not None or model.plan.feeds or model.needs
     models = request.models if is_joined else (path,)
     rename = Request(models, known, replace=tokens != {""})
-    command = f"`{format_rename(rename, rules, seeds=True)}`"
+    command = suggest_rename(rename, rules)
     if tokens == {known}:
         command = f"`{_format_verify(path, request, token=known)}`"
     return command if known == expected else f"{consumer} selects names with {known}: {command}"
