@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-from onnxkvrename.errors import KvRenameError
 from onnxkvrename.files.run_files import RunFiles
 from onnxkvrename.files.staged import write_file
 from onnxkvrename.files.targets import check_not_cached, check_regular, check_replaceable
-from onnxkvrename.findings import format_list, quote_path
 
 
 def collect_inputs(inputs: Iterable[tuple[Path | None, str]]) -> RunFiles:
@@ -60,12 +58,3 @@ def write_page(path: Path, page: str, files: RunFiles) -> None:
         KvRenameError: It cannot be written; an existing file is as it was.
     """
     write_file(path, page.encode("utf-8"), files.list_inputs())
-
-
-def check_one_model(requirement: str, models: Sequence[str]) -> None:
-    """Raise :class:`KvRenameError` for several models, where something requires one."""
-    if len(models) > 1:
-        raise KvRenameError(
-            f"{requirement}, not {len(models):,}: {format_list(models, limit=3)}",
-            hint=f"pass one of them, such as {quote_path(models[0])}",
-        )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from onnxkvrename.api.unnamed_caches import suggest_rename, warn_of_stops
-from onnxkvrename.cli.files import check_one_model
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import ModelError
@@ -38,7 +37,7 @@ class PairsArguments(NamedTuple):
         str | None,
         Option(
             "--as",
-            "Print a rules file for the names of one model.",
+            "Print a rules file for the names of the models.",
             choices=("rules",),
             excludes=("output_format",),
         ),
@@ -62,12 +61,11 @@ def command(arguments: PairsArguments) -> int:
     `--as rules` prints.
     """
     paths = [job.model for job in find_jobs(arguments.models)]
-    if arguments.form is not None:
-        check_one_model("--as is for one model", [str(path) for path in paths])
     results = [_trace(path) for path in paths]
     answer = _build_answer(results)
-    if arguments.form is not None and isinstance(results[0], TracedModel):
-        answer = answer._replace(render_text=partial(_render_rules, results[0]), files=())
+    if arguments.form is not None:
+        failed = tuple(file for file in answer.files if file.error is not None)
+        answer = answer._replace(render_text=partial(_render_rules, results), files=failed)
     return print_answer(answer, arguments.output_format)
 
 
@@ -129,15 +127,18 @@ def _build_row(pair: StatePair) -> tuple[str, ...]:
     )
 
 
-def _render_rules(model: TracedModel, width: int | None) -> Iterator[Line]:
-    """Yield rules for the names of a model, as TOML."""
-    yield from map(Line, draft_rules(model).rstrip("\n").split("\n"))
-    if not model.buffers:
+def _render_rules(results: Sequence[TracedModel | ModelError], width: int | None) -> Iterator[Line]:
+    """Yield rules for the names of models, as TOML; nothing if one cannot be read."""
+    models = [result for result in results if isinstance(result, TracedModel)]
+    if len(models) < len(results):
+        return
+    yield from map(Line, draft_rules(*models).rstrip("\n").split("\n"))
+    if not any(model.buffers for model in models):
         yield Line(
             "no pair is proved: the rules are comments until you remove the # where they are right",
             err=True,
         )
-    word = find_last_word(model)
+    word = next(filter(None, map(find_last_word, models)), "")
     if word:
         yield Line(
             f"all names carry {word}: if that is a token, make the rules from the model "

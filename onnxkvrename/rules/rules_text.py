@@ -4,90 +4,73 @@ from __future__ import annotations
 
 import re
 import string
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 from onnxkvrename import __version__
 from onnxkvrename.errors import RulesError
 from onnxkvrename.limits import shorten_text
+from onnxkvrename.rules.name_patterns import KvTable, Nature
 from onnxkvrename.rules.profile import UPDATES
 
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _WORD_CHARACTERS = frozenset(string.ascii_letters + string.digits)
-_NUMBER = re.compile("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])")
+_END = re.compile(r"[._-](?:in|input|out|output)\Z")
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
 
 
-class StateNames(NamedTuple):
-    """The names of a pair.
+def find_suffixes(input_name: str, output_name: str) -> tuple[str, str]:
+    """Return what follows a token in the names of both sides.
 
-    Attributes:
-        input: The name of the input.
-        output: The name of the output, without `suffix`.
-        suffix: What follows a token in the name of the output.
-        kind: The kind of buffer, such as ``attention``.
-        update: How it is updated; empty if that is not known.
-        is_quantized: Whether it holds integers, which scales belong to.
+    That is what the output's name has after the input's (``past.0``, ``past.0_out``), and what
+    both have after the layer (``past_0_in``, ``past_0_out``), as profiles have it.
     """
-
-    input: str
-    output: str
-    suffix: str
-    kind: str
-    update: str
-    is_quantized: bool = False
-
-
-class _PlacedState(NamedTuple):
-    """A pair with a part and a layer, which its names suggest."""
-
-    names: StateNames
-    part: str
-    layer: int
+    more = output_name.removeprefix(input_name)
+    if more not in ("", output_name):
+        return "", "" if more[0] in _WORD_CHARACTERS else more
+    (stem, before), (output_stem, after) = map(split_end, (input_name, output_name))
+    is_layer = stem == output_stem and stem[-1:].isdigit()
+    is_in_and_out = before[1:2] == "i" and after[1:2] == "o"
+    return (before, after) if is_layer and is_in_and_out else ("", "")
 
 
-def split_suffix(input_name: str, output_name: str) -> tuple[str, str]:
-    """Return an output's name without what it has after its input's, and that.
-
-    A rename puts the token before it, so it must not begin in the middle of a word.
-    """
-    suffix = output_name.removeprefix(input_name)
-    if suffix in ("", output_name) or suffix[0] in _WORD_CHARACTERS:
-        return output_name, ""
-    return input_name, suffix
+def split_end(name: str) -> tuple[str, str]:
+    """Return a name without ``_in``, ``_out`` or such a word at its end, and that."""
+    end = _END.search(name)
+    return (name, "") if end is None else (name[: end.start()], end[0])
 
 
 def write_rules(
-    states: Sequence[StateNames],
+    tables: Sequence[KvTable],
     title: str,
-    kept_names: Mapping[str, str] = _NO_NAMES,
-    notes: Mapping[str, str] = _NO_NAMES,
+    keep: Mapping[str, str] = _NO_NAMES,
+    notes: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
-    """Return rules that list the names of pairs, in TOML.
+    """Return rules in TOML.
 
-    The title, for the first line, says which model they are from.
-    Names in `kept_names` are left alone, each with the reason; `notes` say more of some of them, in
-    comments.
+    Args:
+        tables: What they say of each kind of names.
+        title: The models that they are from, for the first line.
+        keep: Patterns of names that are left alone, each with the reason.
+        notes: What comments say above the table of each reason.
 
     Raises:
         RulesError: A name cannot be written in TOML.
     """
-    placed = list(_place_states(states))
     lines = [
         f"# {clean_comment(title)}, found by dataflow with onnxkvrename {__version__}.",
         "#",
         "# To rename them: onnxkvrename MODEL --prefix TOKEN --rules THIS_FILE",
-        *_write_tables(placed),
+        *_write_tables(tables),
     ]
-    for reason in dict.fromkeys(kept_names.values()):
-        names = [name for name, why in kept_names.items() if why == reason]
+    for reason in dict.fromkeys(keep.values()):
+        patterns = [pattern for pattern, why in keep.items() if why == reason]
         lines += [
             "",
-            *(f"# {clean_comment(notes[name])}" for name in names if name in notes),
+            *(f"# {clean_comment(note)}" for note in notes.get(reason, ())),
             "[[keep]]",
             f"reason = {_quote(reason)}",
-            f"pattern = {_quote('|'.join(map(re.escape, names)))}",
+            f"pattern = {_quote('|'.join(patterns))}",
         ]
     return "\n".join(lines) + "\n"
 
@@ -97,99 +80,71 @@ def clean_comment(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _place_states(states: Iterable[StateNames]) -> Iterator[_PlacedState]:
-    """Yield states with their layers and parts: the number that varies most, and what is left.
+def _write_tables(tables: Sequence[KvTable]) -> Iterator[str]:
+    """Yield the lines of each table."""
+    kinds = _name_kinds(tables)
+    quantized = {
+        state.part for table in tables for state in table.states if state.names.is_quantized
+    }
+    for table in tables:
+        kind, update, is_open, is_alone = table.nature
+        first, *others = table.parts
+        yield from ("", "[[kv]]", f'kind = "{kind}"')
+        if kinds[first] != kind:
+            yield f'name = "{kinds[first]}"'
+        yield f"input = {_quote(table.input)}"
+        yield f"output = {_quote(table.output)}"
+        if not table.is_pattern:
+            yield f"layer = {table.states[0].layer}"
+        if table.roles:
+            yield f"roles = {_write_words(table.roles)}"
+        elif not others:
+            yield f"part = {_quote(first)}"
+        if update in UPDATES:
+            yield f'update = "{update}"'
+        beside = {
+            part: main
+            for part in table.parts
+            if part not in quantized
+            for main in quantized
+            if part.startswith(main) and kinds[part] == kinds[main]
+        }
+        if beside:
+            yield f"beside = {_write_words(beside)}"
+        if is_open:
+            yield "by_shape = true"
+        if is_alone:
+            yield 'alone = ["output"]'
 
-    Without a number in the inputs that may be a layer, it is one of the outputs.
+
+def _write_words(words: Mapping[str, str]) -> str:
+    """Return a table of words as a value of TOML."""
+    rows = (f"{_quote_key(key)} = {_quote(value)}" for key, value in words.items())
+    return f"{{ {', '.join(rows)} }}"
+
+
+def _quote_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _quote(key)
+
+
+def _name_kinds(tables: Iterable[KvTable]) -> dict[str, str]:
+    """Return the name of each part's kind, which has the parts of the same layers and update.
+
+    Each layer of a model must have all parts of its kinds.
     """
-    known: set[tuple[str, int]] = set()
-    natures: dict[str, tuple[str, str]] = {}
-    groups: dict[str, list[StateNames]] = {}
-    for state in states:
-        groups.setdefault(_NUMBER.sub("0", state.input), []).append(state)
-    for alike in groups.values():
-        names = inputs = [_NUMBER.split(state.input) for state in alike]
-        outputs = [_NUMBER.split(state.output) for state in alike]
-        layer_at = _find_layer_number(inputs, outputs)
-        if layer_at is None and len({_NUMBER.sub("0", state.output) for state in alike}) == 1:
-            layer_at = _find_layer_number(outputs, ())
-            names = inputs if layer_at is None else outputs
-        for state, parts in zip(alike, names, strict=True):
-            layer = 0 if layer_at is None else int(parts[layer_at])
-            words = [text for at, text in enumerate(parts) if at != layer_at]
-            part = _make_part_name(words)
-            unique, count = part, 1
-            nature = state.kind, state.update  # one for each part
-            while (unique, layer) in known or natures.setdefault(unique, nature) != nature:
-                count += 1
-                unique = f"{part}_{count}"
-            known.add((unique, layer))
-            yield _PlacedState(state, unique, layer)
-
-
-def _find_layer_number(
-    names: Sequence[Sequence[str]], others: Sequence[Sequence[str]]
-) -> int | None:
-    """Return which number of names that differ in numbers alone is the layer, by its position.
-
-    The number of a value, as exporters give one to what has no name, is none: a layer has several
-    parts, or is in the other names as well, or layers are counted from 0.
-
-    Args:
-        names: The names, divided into texts and numbers.
-        others: The names of the other sides, divided likewise; none if they do not count.
-    """
-
-    def may_be_layer(at: int) -> bool:
-        numbers = [parts[at] for parts in names]
-        is_in_others = bool(others) and all(
-            number in other[1::2] for number, other in zip(numbers, others, strict=True)
-        )
-        counts = {*Counter(numbers).values()}
-        is_counted = {*map(int, numbers)} == {*range(len({*numbers}))}
-        return is_in_others or is_counted or (len(counts) == 1 and min(counts) > 1)
-
-    positions = filter(may_be_layer, range(1, len(names[0]), 2))
-    return max(positions, key=lambda at: (len({parts[at] for parts in names}), -at), default=None)
-
-
-def _make_part_name(words: Sequence[str]) -> str:
-    """Return a name for a part, of what stands around the layer."""
-    return re.sub("[^0-9A-Za-z]+", "_", "_".join(words)).strip("_") or "state"
-
-
-def _write_tables(states: Sequence[_PlacedState]) -> Iterator[str]:
-    """Yield a table for each state."""
-    kinds = _name_kinds(states)
-    quantized = {state.part for state in states if state.names.is_quantized}
-    for names, part, layer in states:
-        yield from ("", "[[kv]]", f'kind = "{names.kind}"')
-        if kinds[part] != names.kind:
-            yield f'name = "{kinds[part]}"'
-        yield f"input = {_quote(f'{re.escape(names.input)}{{token}}')}"
-        yield f"output = {_quote(f'{re.escape(names.output)}{{token}}{re.escape(names.suffix)}')}"
-        yield f"layer = {layer}"
-        yield f"part = {_quote(part)}"
-        if names.update in UPDATES:
-            yield f'update = "{names.update}"'
-        for main in quantized:
-            if part.startswith(main) and part not in quantized and kinds[part] == kinds[main]:
-                yield f"beside = {{ {_quote(part)} = {_quote(main)} }}"
-
-
-def _name_kinds(states: Iterable[_PlacedState]) -> dict[str, str]:
-    """Return the name of each part's kind, which has the parts of the same layers and update."""
-    layers: dict[str, set[int]] = {}
-    natures: dict[str, tuple[str, str]] = {}
-    for names, part, layer in states:
-        layers.setdefault(part, set()).add(layer)
-        natures[part] = names.kind, names.update
-    found: dict[tuple[str, str, frozenset[int]], str] = {}
+    layers: dict[str, set[tuple[int, frozenset[int]]]] = {}
+    natures: dict[str, Nature] = {}
+    for table in tables:
+        for state in table.states:
+            layers.setdefault(state.part, set()).add((state.layer, state.names.models))
+            natures[state.part] = table.nature
+    found: dict[tuple[Nature, Collection[tuple[int, frozenset[int]]]], str] = {}
     kinds = {}
     for part, nature in natures.items():
-        key = (*nature, frozenset(layers[part]))
-        number = 1 + sum(kind == key[0] for kind, *_ in found)
-        kinds[part] = found.setdefault(key, key[0] if number == 1 else f"{key[0]}_{number}")
+        key = nature, frozenset(layers[part])
+        number = 1 + sum(nature.kind == other.kind for other, _ in found)
+        name = nature.kind if number == 1 else f"{nature.kind}_{number}"
+        kinds[part] = found.setdefault(key, name)
     return kinds
 
 

@@ -18,7 +18,7 @@ from onnxkvrename.findings import CheckError
 from onnxkvrename.model.proto_reader import read_signature
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.profile import Rules
-from onnxkvrename.rules.rules_text import split_suffix
+from onnxkvrename.rules.rules_text import find_suffixes
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_states
 from onnxkvrename.verification.pairs.infer_rules import TracedModel, infer_rules
@@ -48,8 +48,9 @@ def name_by_hand(decoder: NamedDecoder, token: str, inputs: Collection[str]) -> 
     names = {}
     for name in inputs:
         output = decoder.buffers[name]
-        rest, suffix = split_suffix(name, output)
-        names |= {name: f"{name}_{token}", output: f"{rest}_{token}{suffix}"}
+        before, after = find_suffixes(name, output)
+        names[name] = f"{name.removesuffix(before)}_{token}{before}"
+        names[output] = f"{output.removesuffix(after)}_{token}{after}"
     model = onnx.ModelProto.FromString(decoder.model.SerializeToString())
     for value in (*model.graph.input, *model.graph.output):
         value.name = names.get(value.name, value.name)
