@@ -304,13 +304,14 @@ def _suggest_force(output: Path, hint: str) -> str:
     return hint
 
 
-def check_free_space(directory: Path, size: int, target: Path) -> None:
+def check_free_space(directory: Path, size: int, target: Path, *, own: int) -> None:
     """Check that a disk has `size` bytes left; it passes where the system does not tell.
 
     Args:
         directory: A directory on that disk.
-        size: The bytes that are needed.
-        target: The file that needs them, for the error.
+        size: The bytes that all results there need.
+        target: A result, for the error.
+        own: The bytes that it needs with its data.
 
     Raises:
         WriteError: The disk has fewer.
@@ -318,8 +319,9 @@ def check_free_space(directory: Path, size: int, target: Path) -> None:
     with translate_write_errors(target):
         free = _count_free_bytes(directory)
     if free is not None and free < size:
+        together = " with the other results" if size > own else ""
         raise WriteError(
-            f"needs {size:,} bytes, but the disk has {free:,} left",
+            f"needs {size:,} bytes{together}, but the disk has {free:,} left",
             path=str(target),
             hint=SPACE_HINT,
         )

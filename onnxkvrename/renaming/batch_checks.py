@@ -78,31 +78,36 @@ def check_batch(
 
 
 def check_space(items: Sequence[PreparedModel]) -> tuple[PreparedModel, ...]:
-    """Return the models, with an error for each whose disk cannot hold its files as well."""
-    claimed: Counter[int | None] = Counter()
-    checked = []
-    for item in items:
-        if item.report.error is None:
+    """Return the models, with an error for each whose disk cannot hold the files of all."""
+    places: dict[int, tuple[Path, int | None, int]] = {}  # of each model that writes
+    checked = list(items)
+    for index, item in enumerate(items):
+        if item.report.error is None and (needed := _count_needed_bytes(item)):
             try:
-                _claim_space(item, claimed)
+                directory = find_writable_directory(item.job)
+                status = read_status(directory)
             except KvRenameError as error:
-                item = item._replace(report=item.report._replace(error=error))
-        checked.append(item)
+                checked[index] = item._replace(report=item.report._replace(error=error))
+                continue
+            places[index] = directory, None if status is None else status.st_dev, needed
+    totals: Counter[int | None] = Counter()
+    for _, device, needed in places.values():
+        totals[device] += needed
+    for index, (directory, device, needed) in places.items():
+        item = items[index]
+        try:
+            check_free_space(directory, totals[device], item.job.output, own=needed)
+        except KvRenameError as error:
+            checked[index] = item._replace(report=item.report._replace(error=error))
     return tuple(checked)
 
 
-def _claim_space(item: PreparedModel, claimed: Counter[int | None]) -> None:
-    """Add what a model needs to the bytes that are claimed of each device, if there is space."""
-    if item.splice_plan is None or not (item.needs_write or item.data_copies):
-        return
-    directory = find_writable_directory(item.job)
-    status = read_status(directory)
-    device = None if status is None else status.st_dev
-    needed = sum(file.size for file, _ in item.data_copies)
-    if item.needs_write:
-        needed += item.splice_plan.size
-    check_free_space(directory, claimed[device] + needed, item.job.output)
-    claimed[device] += needed
+def _count_needed_bytes(item: PreparedModel) -> int:
+    """Return the bytes of the files that are written for a model."""
+    if item.splice_plan is None:
+        return 0
+    copied = sum(file.size for file, _ in item.data_copies)
+    return copied + (item.splice_plan.size if item.needs_write else 0)
 
 
 def _drop_filled(

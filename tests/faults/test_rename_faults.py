@@ -485,7 +485,7 @@ def test_a_full_disk_is_an_error(
     shutil.copyfile(big, little_disk / "m.onnx")
     if not foreseen:
         monkeypatch.setattr(
-            "onnxkvrename.renaming.batch_checks.check_free_space", lambda *args: None
+            "onnxkvrename.renaming.batch_checks.check_free_space", lambda *args, **how: None
         )
     said = "but the disk has .* left" if foreseen else "No space left on device"
     with pytest.raises(WriteError, match=rf"{said} \(free some space"):
