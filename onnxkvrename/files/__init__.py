@@ -1,1 +1,1 @@
-"""Bytes on disk: read, copy, temporary files, locks, transactions. Nothing else writes."""
+"""Bytes on disk: found, read, and replaced all or none. Nothing else writes."""
