@@ -452,6 +452,7 @@ def leave(here: Path) -> None:
     os.link(here / "a", here / LEFT["old"])
     (here / LEFT["dir"] / "in").mkdir(parents=True)
     (here / LEFT["dir"] / "in" / "x").write_text("half")
+    (here / "shortcut").symlink_to(LEFT["new"])
     (here / ALMOST).write_text("theirs")
     (here / build_temp_name(build_key(), "new")).mkdir()
 
@@ -466,6 +467,7 @@ def list_left(here: Path) -> set[str]:
         ([], False, set()),
         ([], True, {"new", "dir"}),
         ([LEFT["new"]], False, {"new"}),
+        (["shortcut"], False, {"new"}),
         ([LEFT["old"]], True, {"new", "dir", "old"}),
         ([f"{LEFT['dir']}/in/x"], False, {"dir"}),
     ],
