@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from onnxkvrename.cli.main import COMMANDS, load_command
-from onnxkvrename.finding_table import CODES
+from onnxkvrename.findings import CODES
 
 
 class MarkdownFormatter(click.HelpFormatter):

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
-from onnxkvrename.findings import quote_path, quote_word
+from onnxkvrename.text import quote_path, quote_word
 
 _NO_RESULT = {"jobs", "dask", "output_format", "quiet", "verbose", "check", "dry_run"}
 """Fields that change no result: how the work is done, what is shown, and whether to write."""

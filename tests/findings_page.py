@@ -13,14 +13,14 @@ from pathlib import Path
 
 from finding_examples import run_example
 
-from onnxkvrename.finding_table import CODES
+from onnxkvrename.findings import CODES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
 
 _HEAD = """\
 # Findings
 
-<!-- Made by `python tests/findings_page.py`; the texts are in onnxkvrename/finding_table.py. -->
+<!-- Made by `python tests/findings_page.py`; the texts are in onnxkvrename/findings.py. -->
 
 A finding is something that is, or may be, wrong with a model. A code never changes its meaning. \
 If one model has an error, no model of the command is written, and the exit code is 1. \

@@ -17,7 +17,7 @@ from findings_page import render_finding, render_page, render_passage
 from help_pages import on_page_markdown
 
 from onnxkvrename.cli.main import COMMANDS, DEFAULT_COMMAND, load_command
-from onnxkvrename.finding_table import CODES
+from onnxkvrename.findings import CODES
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

@@ -4,17 +4,14 @@ import re
 
 import pytest
 
-from onnxkvrename.finding_table import CODES
 from onnxkvrename.findings import (
+    CODES,
     begin_message,
     build_finding,
     build_names_finding,
-    find_similar,
-    format_count,
-    format_list,
     promote_to_errors,
-    suggest_similar,
 )
+from onnxkvrename.text import find_similar, format_count, format_list, suggest_similar
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 
 import onnxkvrename
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.finding_table import CODES
+from onnxkvrename.findings import CODES
 
 PACKAGE = Path(onnxkvrename.__file__).parent
 ROOT = Path(__file__).resolve().parent.parent

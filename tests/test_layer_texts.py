@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxkvrename.findings import (
+from onnxkvrename.text import (
     format_layer_numbers,
     format_layer_runs,
     format_layers,

@@ -19,7 +19,7 @@ from real_exports import EXPORTS
 from tiers import full
 
 from onnxkvrename import rename
-from onnxkvrename.finding_table import CODES
+from onnxkvrename.findings import CODES
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 TEXT = (ROOT / "docs" / "qefficient.md").read_text("utf-8")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.files.read import MemoryFile, ModelSource
-from onnxkvrename.findings import CheckError, Finding, quote_path
+from onnxkvrename.findings import CheckError, Finding
 from onnxkvrename.layout.load import LoadedLayout, replace_findings
 from onnxkvrename.model.file import open_model
 from onnxkvrename.rules.check_together import build_no_buffers_finding
@@ -17,6 +17,7 @@ from onnxkvrename.rules.lone_sides import list_unmatched
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename
 from onnxkvrename.rules.results import Report
+from onnxkvrename.text import quote_path
 from onnxkvrename.verification.pairs.infer_rules import TracedModel, find_last_word
 from onnxkvrename.verification.pairs.other_sides import explain_lone_sides, join_commands
 from onnxkvrename.verification.pairs.unnamed_caches import (

@@ -16,7 +16,7 @@ from onnxkvrename.cli.options import (
     parse_dim_sizes,
 )
 from onnxkvrename.cli.output import print_answer, print_choice
-from onnxkvrename.findings import decide_exit_code, quote_path, quote_word
+from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.handoff.compare import Handoff
 from onnxkvrename.handoff.find_consumers import DEFAULT_CONSUMER, load_consumer
 from onnxkvrename.layout.load import (
@@ -54,6 +54,7 @@ from onnxkvrename.report.formats import (
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.text import quote_path, quote_word
 
 
 class CompareArguments(NamedTuple):

@@ -33,10 +33,11 @@ from onnxkvrename.cli.output import (
 )
 from onnxkvrename.errors import KvRenameError, MissingFileError
 from onnxkvrename.files.read import is_occupied
-from onnxkvrename.findings import decide_exit_code, find_similar, quote_word, suggest_similar
+from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.options import FORMAT, Example
 from onnxkvrename.report.formats import Answer, Line, list_formats
 from onnxkvrename.report.formats.text import build_error_line
+from onnxkvrename.text import find_similar, quote_word, suggest_similar
 
 _COMMAND_GROUPS = {
     "Change models": {

@@ -14,7 +14,6 @@ from click.core import ParameterSource
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.files.find import check_is_local
 from onnxkvrename.files.read import is_directory, read_status
-from onnxkvrename.findings import find_similar, quote_path
 from onnxkvrename.options import (
     SIDES,
     Example,
@@ -25,6 +24,7 @@ from onnxkvrename.options import (
 )
 from onnxkvrename.report.formats import list_formats
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles
+from onnxkvrename.text import find_similar, quote_path
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 """The settings of every command."""

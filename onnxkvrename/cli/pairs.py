@@ -12,12 +12,13 @@ from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import ModelError
 from onnxkvrename.files.find import find_jobs
-from onnxkvrename.findings import decide_exit_code, format_count
+from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.options import Example, Format, Models, Option
 from onnxkvrename.report.documents.pairs_json import describe_pairs
 from onnxkvrename.report.formats import Answer, FileResult, Line, Note
 from onnxkvrename.report.tables import render_table
+from onnxkvrename.text import format_count
 from onnxkvrename.verification.pairs.hidden_states import StatePair
 from onnxkvrename.verification.pairs.infer_rules import (
     TracedModel,

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_lines
 from onnxkvrename.documents import parse_toml
-from onnxkvrename.findings import decide_exit_code, quote_path
+from onnxkvrename.findings import decide_exit_code
 from onnxkvrename.model.file import open_model
 from onnxkvrename.options import Example, Option
 from onnxkvrename.report.formats import Line
@@ -18,6 +18,7 @@ from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles, load_rules, rea
 from onnxkvrename.rules.nearest import find_nearest
 from onnxkvrename.rules.pick import pick_rules
 from onnxkvrename.rules.profile import Rules
+from onnxkvrename.text import quote_path
 
 _HEADINGS = ("side", "name", "rule", "kind", "part", "layer")
 

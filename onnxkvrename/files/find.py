@@ -19,7 +19,7 @@ from onnxkvrename.files.read import (
     resolve_path,
 )
 from onnxkvrename.files.temp_file import TEMP_PREFIX
-from onnxkvrename.findings import find_similar, quote_path, quote_word
+from onnxkvrename.text import find_similar, quote_path, quote_word
 
 _URL = r"(?i)[a-z][a-z0-9+.-]+://|(?:s3|gs|gcs|az|abfss?|wasbs?|hdfs|https?|ftp|file|hf):/"
 """The start of a URL, also as it is left in a `Path`, which makes one slash of two."""

@@ -42,7 +42,7 @@ from onnxkvrename.files.temp_file import (
     remove_leftovers,
 )
 from onnxkvrename.files.write_errors import translate_write_errors
-from onnxkvrename.findings import format_list
+from onnxkvrename.text import format_list
 
 _NO_SYNC_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system that cannot flush a directory by itself."""

@@ -25,8 +25,9 @@ from onnxkvrename.files.read import (
 from onnxkvrename.files.staged import find_existing_directory
 from onnxkvrename.files.temp_file import list_temp_paths
 from onnxkvrename.files.write_errors import SPACE_HINT, translate_write_errors
-from onnxkvrename.findings import Finding, build_finding, quote_path, quote_word
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.limits import MAX_MODEL_BYTES
+from onnxkvrename.text import quote_path, quote_word
 
 _MAX_COUNTS = 10
 """Counts of the names of a file while a run that is at work makes and removes some."""

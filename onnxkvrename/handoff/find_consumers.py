@@ -6,9 +6,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import suggest_similar
 from onnxkvrename.handoff import consumers
 from onnxkvrename.handoff.consumer import Consumer
+from onnxkvrename.text import suggest_similar
 
 DEFAULT_CONSUMER = "vllm-qaic"
 """The consumer of a command without ``--target``."""

@@ -8,16 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from onnxkvrename.findings import (
-    Finding,
-    begin_message,
-    build_finding,
-    format_count,
-    report_names,
-)
+from onnxkvrename.findings import Finding, begin_message, build_finding, report_names
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferName, ConsumerView
 from onnxkvrename.rules.request import suggest_rename
+from onnxkvrename.text import format_count
 
 _BOTH_SIDES_HINT = "export the model again: a buffer needs both sides"
 NAMES_HINT = (

@@ -14,8 +14,6 @@ from onnxkvrename.findings import (
     Finding,
     begin_message,
     build_finding,
-    format_count,
-    format_list,
     report_names,
 )
 from onnxkvrename.handoff.consumer import Consumer
@@ -42,6 +40,7 @@ from onnxkvrename.handoff.selection import (
 from onnxkvrename.handoff.worker import HAS_NO_BUFFER, HandoffSide
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.rules.request import suggest_rename
+from onnxkvrename.text import format_count, format_list
 
 _SIDE_CODES = ("KV120", "KV602", "KV606", "KV609", "KV610", UNKNOWN_TRANSFER)
 """Findings of one side that are also findings of a hand-off, if they are errors.

@@ -14,11 +14,11 @@ from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
-from onnxkvrename.findings import format_count
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import BufferId, SelectedValue
 from onnxkvrename.layout.layout import Layout, Shape, list_symbols
 from onnxkvrename.model.proto_reader import get_dtype_bits
+from onnxkvrename.text import format_count
 
 
 class MemorySlot(NamedTuple):

@@ -11,14 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from onnxkvrename.finding_table import CODES
 from onnxkvrename.findings import (
+    CODES,
     UNKNOWN_TRANSFER,
     Finding,
     begin_message,
     build_finding,
-    format_layers,
-    format_list,
     report_names,
 )
 from onnxkvrename.handoff.comparison import (
@@ -40,6 +38,7 @@ from onnxkvrename.handoff.simulate import (
 )
 from onnxkvrename.handoff.slots import format_token_count
 from onnxkvrename.handoff.worker import HAS_NO_BUFFER, UNKNOWN_SIZE, UNLIMITED_LENGTH
+from onnxkvrename.text import format_layers, format_list
 
 Outcome = Literal["works", "corrupts", "fails", "loses", "unknown"]
 

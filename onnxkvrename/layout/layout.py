@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import quote_word
 from onnxkvrename.layout.kinds import (
     find_context_axis,
     find_pair_dtype,
@@ -26,6 +25,7 @@ from onnxkvrename.model.signature import Dim, Value
 from onnxkvrename.rules.kinds import BufferKind, KindTraits, get_kind_traits
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.plan import KvPair, UnchangedName
+from onnxkvrename.text import quote_word
 
 NamedValue = TypeVar("NamedValue", Value, UnchangedName)
 

@@ -13,13 +13,7 @@ from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.files.find import list_models
 from onnxkvrename.files.read import ModelSource, open_file, read_status, read_text_file
-from onnxkvrename.findings import (
-    Finding,
-    format_list,
-    promote_to_errors,
-    quote_path,
-    suggest_similar,
-)
+from onnxkvrename.findings import Finding, promote_to_errors
 from onnxkvrename.layout.json import parse_layout
 from onnxkvrename.layout.layout import (
     Layout,
@@ -37,6 +31,7 @@ from onnxkvrename.rules.qefficient import MERGED, PREFIXED, WINDOW
 from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.rules.windows import PartGroup, group_parts
+from onnxkvrename.text import format_list, quote_path, suggest_similar
 
 _STAGE_PRECEDENCE = (MERGED, PREFIXED, WINDOW)
 """The stages of an export, the last one first: its models replace those of earlier ones."""

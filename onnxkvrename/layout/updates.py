@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.limits import MAX_MATCHED_CHARS
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.model.signature import Dim, format_shape
 from onnxkvrename.records import Spread
 from onnxkvrename.rules.checks import is_other_shape
 from onnxkvrename.rules.plan import KvPair, RenamePlan
+from onnxkvrename.text import format_list
 
 UpdateKind = Literal["inplace", "shift", "append", "delta", "once", "unknown", "untraced"]
 """The ways to update a buffer.

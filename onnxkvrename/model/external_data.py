@@ -19,9 +19,10 @@ from onnxkvrename.files.read import (
     is_occupied,
     open_file,
 )
-from onnxkvrename.findings import Finding, build_finding, quote_word
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.limits import MAX_FILES, build_limit_error, shorten_text
 from onnxkvrename.model.proto_reader import ExternalReference
+from onnxkvrename.text import quote_word
 
 
 class DataFile(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.files.read import read_status
-from onnxkvrename.findings import quote_path
+from onnxkvrename.text import quote_path
 
 _DATA_NAME = re.compile(r"(?P<stem>.+?)(?:\.onnx)?[._]data(?:[._-]?[0-9]+)?", re.IGNORECASE)
 """The name of external data: ``model.onnx_data``, ``model.onnx.data``, ``model.data``."""

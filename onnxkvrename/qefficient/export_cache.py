@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 from onnxkvrename.documents import ObjectReader, UnreadableTextError, parse_json
 from onnxkvrename.errors import ModelError
 from onnxkvrename.files.read import read_text_file
-from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.limits import MAX_TEXT_BYTES
 from onnxkvrename.rules.plan import TokenChange
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import PARAMS_FILE, split_directory_name
+from onnxkvrename.text import format_list, quote_path
 
 ExportParams = Mapping[str, Any]
 """The parameters of an export as :func:`parse_export_params` returns them, in the file's order."""

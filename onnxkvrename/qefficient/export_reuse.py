@@ -9,7 +9,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError
 from onnxkvrename.files.find import find_jobs
 from onnxkvrename.files.read import resolve_path
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.qefficient.export_cache import (
     ExportParams,
     collect_tokens,
@@ -20,6 +20,7 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import find_cached_export
 from onnxkvrename.rules.request import Request, format_rename
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.text import format_list
 
 REUSE_CODE = "KV402"
 _SPLIT_CODE = "KV303"

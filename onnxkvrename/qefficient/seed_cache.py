@@ -12,7 +12,7 @@ from typing import NamedTuple
 from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.files.find import RenameJob, build_job
 from onnxkvrename.files.read import is_occupied
-from onnxkvrename.findings import Finding, build_finding, quote_path
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.file import open_model
 from onnxkvrename.qefficient.export_cache import (
     WEIGHTS_FILE,
@@ -35,6 +35,7 @@ from onnxkvrename.rules.qefficient import MERGED, PARAMS_FILE, find_exports, sho
 from onnxkvrename.rules.request import Request, format_rename
 from onnxkvrename.rules.results import ModelReport, report_model
 from onnxkvrename.sidecars.rewrite import RewrittenSidecar
+from onnxkvrename.text import quote_path
 
 _OLD_MERGE_FOLDER = "final_data"
 """The directory in an export where older releases put merged files, and all look for them."""

@@ -11,13 +11,7 @@ from onnxkvrename.errors import KvRenameError, ModelError
 from onnxkvrename.files.find import RenameJob, build_job, identify_path
 from onnxkvrename.files.read import FileIdentity, open_file, resolve_path
 from onnxkvrename.files.targets import check_output, has_result
-from onnxkvrename.findings import (
-    Finding,
-    build_finding,
-    format_count,
-    promote_to_errors,
-    quote_path,
-)
+from onnxkvrename.findings import Finding, build_finding, promote_to_errors
 from onnxkvrename.limits import MAX_TEXT_BYTES, shorten_text
 from onnxkvrename.renaming.prepare import PreparedModel, SidecarPlan
 from onnxkvrename.rules.profile import Rules
@@ -29,6 +23,7 @@ from onnxkvrename.sidecars.model_names import ModelNames, OneModel
 from onnxkvrename.sidecars.rewrite import STALE_CODE, RewrittenSidecar, rewrite_sidecar
 from onnxkvrename.sidecars.search import FoundSidecar, Neighbours, read_neighbours, read_value_names
 from onnxkvrename.sidecars.stale import build_unknown_finding
+from onnxkvrename.text import format_count, quote_path
 
 
 class Sidecar(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from onnxkvrename.findings import format_count, format_layer_numbers, format_layers
 from onnxkvrename.handoff.compare import Handoff, SimulatedPrompt
 from onnxkvrename.handoff.comparison import BufferPair, format_buffer_type
 from onnxkvrename.handoff.consumer import MemoryKind
@@ -31,6 +30,7 @@ from onnxkvrename.report.formats import FileResult, Line, Span
 from onnxkvrename.report.formats.text import BOLD, GREEN, RED, build_verdict_line
 from onnxkvrename.report.layout_text import format_missing_windows
 from onnxkvrename.report.tables import Cell, render_table, wrap_line
+from onnxkvrename.text import format_count, format_layer_numbers, format_layers
 
 _SOME_PROMPTS = "prompts from some length on, which depends on unknown sizes"
 _REFUSALS: dict[MemoryKind, str] = {

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.finding_table import CODES, FindingCode
-from onnxkvrename.findings import suggest_similar
+from onnxkvrename.findings import CODES, FindingCode
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import fold_text, render_table
+from onnxkvrename.text import suggest_similar
 
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from onnxkvrename.findings import format_count, format_layers
 from onnxkvrename.layout.layout import Layout
 from onnxkvrename.rules.qefficient import MERGED, WINDOW_SETS
+from onnxkvrename.text import format_count, format_layers
 
 
 def format_layout_title(layout: Layout) -> str:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from onnxkvrename.errors import FlushError, UndoError
-from onnxkvrename.findings import format_count, format_layers, format_list
 from onnxkvrename.report.formats import (
     Answer,
     FileResult,
@@ -36,6 +35,7 @@ from onnxkvrename.report.tables import measure_text, render_facts, wrap_line
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED, KvPair, TokenChange
 from onnxkvrename.rules.request import Request
 from onnxkvrename.rules.results import ModelReport, Report, SidecarReport
+from onnxkvrename.text import format_count, format_layers, format_list
 
 _STATUS_STYLES = {
     "renamed": GREEN,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from onnxkvrename.findings import UNKNOWN_TRANSFER, format_count
+from onnxkvrename.findings import UNKNOWN_TRANSFER
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.selection import Selection, find_distinct_types, select_values
 from onnxkvrename.handoff.target import CheckedSet, TargetCheck
 from onnxkvrename.report.layout_text import format_missing_windows
 from onnxkvrename.rules.results import ModelReport
+from onnxkvrename.text import format_count
 
 
 class TargetVerdict(NamedTuple):

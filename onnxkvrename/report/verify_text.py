@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import partial
 from typing import Literal
 
-from onnxkvrename.findings import format_count, format_layers, format_list
 from onnxkvrename.handoff.target import TargetCheck
 from onnxkvrename.report.documents.verify_json import describe_verified
 from onnxkvrename.report.formats import (
@@ -37,6 +36,7 @@ from onnxkvrename.report.target_text import (
 )
 from onnxkvrename.rules.profile import ProfileChoice
 from onnxkvrename.rules.results import ModelReport, Report
+from onnxkvrename.text import format_count, format_layers, format_list
 from onnxkvrename.verification.dataflow import BufferFlow
 from onnxkvrename.verification.renamed_from import RenameProof
 from onnxkvrename.verification.verify import VerifiedModel

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from onnxkvrename.findings import (
-    format_bytes,
-    format_count,
-    format_layer_numbers,
-    format_layers,
-)
 from onnxkvrename.model.signature import format_shape
 from onnxkvrename.report.formats import Line
 from onnxkvrename.report.tables import render_facts, render_table, wrap_line
+from onnxkvrename.text import format_bytes, format_count, format_layer_numbers, format_layers
 from onnxkvrename.vllm.groups import Grouping
 from onnxkvrename.vllm.memory import Allocation, CanonicalKvCacheRef
 from onnxkvrename.vllm.projection import Projection

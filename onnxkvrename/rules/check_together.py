@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from onnxkvrename.findings import Finding, build_finding, format_list, quote_path
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import find_profiles
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import Request
+from onnxkvrename.text import format_list, quote_path
 
 _MATCH_COMMAND = "onnxkvrename profiles --match"
 NO_CACHE_HINT = (

@@ -6,14 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from onnxkvrename.findings import (
-    Finding,
-    build_finding,
-    build_names_finding,
-    format_layer_runs,
-    format_list,
-    quote_word,
-)
+from onnxkvrename.findings import Finding, build_finding, build_names_finding
 from onnxkvrename.limits import MAX_MATCHED_CHARS
 from onnxkvrename.model.signature import (
     NameUses,
@@ -31,6 +24,7 @@ from onnxkvrename.rules.plan import (
     RenamePlan,
     find_conflicting_symbols,
 )
+from onnxkvrename.text import format_layer_runs, format_list, quote_word
 
 WINDOW_SIZE_HINT = (
     "export again, layer by layer with layerwise_window_size=1: QEfficient gives larger windows "

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.files.read import is_occupied, read_text_file
-from onnxkvrename.findings import suggest_similar
 from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import PROFILE as DEFAULT_PROFILE
+from onnxkvrename.text import suggest_similar
 
 PROFILES_DIRECTORY = Path(__file__).parent / "profiles"
 AUTO_PROFILE = "auto"

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from onnxkvrename.documents import ObjectReader, parse_toml
 from onnxkvrename.errors import RulesError
-from onnxkvrename.findings import find_similar
 from onnxkvrename.rules.kinds import list_kind_words
 from onnxkvrename.rules.pattern import (
     SHORTHAND,
@@ -27,6 +26,7 @@ from onnxkvrename.rules.profile import (
     Rules,
     split_sum,
 )
+from onnxkvrename.text import find_similar
 
 _SHARED_KEYS = ("input", "output", "update", "runner")
 """The keys that a file may have at its top, for each [[kv]] without its own."""

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.files.find import list_models
 from onnxkvrename.files.read import ModelSource
-from onnxkvrename.findings import format_list
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.signature import Signature
 from onnxkvrename.rules.load import AUTO_PROFILE, list_profiles, load_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import ProfileChoice, Rules
+from onnxkvrename.text import format_list
 
 
 class _Fit(NamedTuple):

@@ -13,13 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxkvrename.findings import (
-    Finding,
-    begin_message,
-    build_finding,
-    format_layer_runs,
-    format_layers,
-)
+from onnxkvrename.findings import Finding, begin_message, build_finding
 from onnxkvrename.model.signature import (
     Value,
     format_shape,
@@ -32,6 +26,7 @@ from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.qefficient import MERGED, WINDOW, PartName, SetRule
 from onnxkvrename.rules.request import Request, format_rename
+from onnxkvrename.text import format_layer_runs, format_layers
 
 _EXPORT_AGAIN_HINT = "export all of them again, together"
 

@@ -16,7 +16,6 @@ from itertools import islice, takewhile
 from typing import NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError
-from onnxkvrename.findings import format_list
 from onnxkvrename.limits import (
     MAX_ALTERNATIVES,
     MAX_FILES,
@@ -35,6 +34,7 @@ from onnxkvrename.sidecars.tree import (
     SequenceNode,
     list_children,
 )
+from onnxkvrename.text import format_list
 
 PLACEHOLDER = "%d"
 """Where a template has the number of a layer, as printf writes it."""

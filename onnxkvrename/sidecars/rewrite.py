@@ -7,12 +7,13 @@ from typing import Literal, NamedTuple
 
 from onnxkvrename.documents import UnreadableTextError
 from onnxkvrename.errors import ModelError
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.sidecars.bindings import BindingPlan, BoundModels, plan_bindings
 from onnxkvrename.sidecars.formats import SidecarFormat
 from onnxkvrename.sidecars.model_names import ModelNames, check_distinct
 from onnxkvrename.sidecars.tree import Node, ScalarNode, read_content, splice_values
+from onnxkvrename.text import format_list
 
 STALE_CODE = "KV406"
 """The code of a sidecar with names from before a rename, or that cannot get the new ones."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnxkvrename.errors import ModelError
 from onnxkvrename.files.read import read_status
-from onnxkvrename.findings import Finding, build_finding, format_count, quote_path
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.rules.checks import find_appended_word
 from onnxkvrename.rules.plan import KvPair, TokenChange
@@ -31,6 +31,7 @@ from onnxkvrename.sidecars.search import (
     read_neighbours,
     read_sidecar_head,
 )
+from onnxkvrename.text import format_count, quote_path
 
 
 def find_stale_sidecars(

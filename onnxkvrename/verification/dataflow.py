@@ -36,7 +36,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from onnxkvrename.display import show_briefly
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.layout.updates import (
     UNKNOWN_UPDATE,
     BufferFault,
@@ -53,6 +53,7 @@ from onnxkvrename.layout.updates import (
     is_reported_shape,
 )
 from onnxkvrename.rules.plan import KvPair
+from onnxkvrename.text import format_list
 from onnxkvrename.verification.axis_faults import find_axis_fault
 from onnxkvrename.verification.graph_bodies import ModelGraph
 from onnxkvrename.verification.operators import SizeChange

@@ -36,9 +36,10 @@ from onnx import (
 )
 from onnx.checker import ValidationError, check_model
 
-from onnxkvrename.findings import Finding, build_finding, format_list
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.proto_reader import get_dtype_bits, get_dtype_name
 from onnxkvrename.model.protobuf import ByteSource, read_fields
+from onnxkvrename.text import format_list
 from onnxkvrename.verification.strip_weights import RemovedData, hash_fields, list_removed_data
 
 _FIXED_SIZE_FIELDS = ("raw_data", "float_data", "double_data")

@@ -10,12 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from onnxkvrename.display import show_briefly
 from onnxkvrename.errors import ModelError
 from onnxkvrename.files.read import ModelSource, is_in_memory
-from onnxkvrename.findings import (
-    Finding,
-    build_names_finding,
-    format_list,
-    promote_to_errors,
-)
+from onnxkvrename.findings import Finding, build_names_finding, promote_to_errors
 from onnxkvrename.limits import MAX_LISTED
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
@@ -47,6 +42,7 @@ from onnxkvrename.rules.profile import Rules
 from onnxkvrename.rules.request import RULES_FILE, Request, format_rename, suggest_rename
 from onnxkvrename.rules.results import ModelReport, ReportCheck, report_model
 from onnxkvrename.sidecars.stale import find_stale_sidecars
+from onnxkvrename.text import format_list
 from onnxkvrename.verification import trace_needs
 from onnxkvrename.verification.dataflow import BufferFlow, check_buffer_flows, trace_buffer_flows
 from onnxkvrename.verification.graph_bodies import read_graph

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from onnxkvrename.finding_table import CODES
+from onnxkvrename.findings import CODES
 
 
 @pytest.mark.parametrize("code", CODES)

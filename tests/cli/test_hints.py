@@ -19,7 +19,7 @@ from hints import find_commands, run_commands, split_words
 from models import saved
 
 import onnxkvrename
-from onnxkvrename.findings import quote_path
+from onnxkvrename.text import quote_path
 from onnxkvrename.verification.pairs import unnamed_caches
 
 EXPORTS = Path(__file__).resolve().parents[3] / "shared" / "exports-other"

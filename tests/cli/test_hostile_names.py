@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from tiers import thin
 
 from onnxkvrename.cli.main import main
-from onnxkvrename.findings import quote_path, quote_word
 from onnxkvrename.report.inert import escape_text
+from onnxkvrename.text import quote_path, quote_word
 
 NAMES = st.text(max_size=8) | st.text(st.sampled_from("`'\"$\\-#;&|! \nMODEL\udcff"), max_size=8)
 """Any names, and such as shells and hints give a meaning."""

@@ -12,7 +12,7 @@ import pytest
 from conftest import FIXTURES
 from models import saved
 
-from onnxkvrename.findings import quote_path
+from onnxkvrename.text import quote_path
 
 DELTA = """
     <ir_version: 8, opset_import: ["": 17]>

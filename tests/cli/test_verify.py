@@ -14,7 +14,7 @@ from onnx import ModelProto
 from tiers import full, thin
 
 import onnxkvrename
-from onnxkvrename.finding_table import CODES
+from onnxkvrename.findings import CODES
 from onnxkvrename.rules.load import list_profiles
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"

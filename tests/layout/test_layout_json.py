@@ -24,8 +24,7 @@ from tiers import thin
 
 from onnxkvrename import KvRenameError, ModelError, compare, load_rules
 from onnxkvrename.files.find import list_models
-from onnxkvrename.finding_table import CODES
-from onnxkvrename.findings import Finding, build_finding
+from onnxkvrename.findings import CODES, Finding, build_finding
 from onnxkvrename.handoff.consumer_checks import check_consumer
 from onnxkvrename.handoff.find_consumers import list_consumers, load_consumer
 from onnxkvrename.layout import layout as layouts

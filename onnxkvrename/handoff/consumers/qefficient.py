@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxkvrename.findings import Finding, format_count, report_names
+from onnxkvrename.findings import Finding, report_names
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumers import vllm_qaic
 from onnxkvrename.handoff.selection import ConsumerView
+from onnxkvrename.text import format_count
 
 _PREFIXES = ("past_", "conv_state.", "recurrent_state.", "compressed_", "k_pe")
 _LINEAR_PREFIXES = ("conv_state.", "recurrent_state.")

@@ -12,13 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from onnxkvrename.findings import (
-    Finding,
-    build_finding,
-    format_count,
-    format_list,
-    report_names,
-)
+from onnxkvrename.findings import Finding, build_finding, report_names
 from onnxkvrename.handoff.consumer import Consumer
 from onnxkvrename.handoff.consumer_checks import (
     describe_content,
@@ -37,6 +31,7 @@ from onnxkvrename.handoff.selection import (
 )
 from onnxkvrename.layout.layout import KvBuffer, Shape
 from onnxkvrename.model.signature import format_shape
+from onnxkvrename.text import format_count, format_list
 
 TOKEN = "vllmKvCache"
 SUFFIX = "_RetainedState"

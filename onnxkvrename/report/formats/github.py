@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.findings import Finding, format_count
+from onnxkvrename.findings import Finding
 from onnxkvrename.report.formats import Answer, FileResult, Format, Line, Note
 from onnxkvrename.report.formats.text import (
     fold_findings,
@@ -19,6 +19,7 @@ from onnxkvrename.report.formats.text import (
     format_finding,
 )
 from onnxkvrename.report.inert import MAX_WHOLE_SENTENCE, escape_text, shorten_text
+from onnxkvrename.text import format_count
 
 _MAX_FILE_LENGTH = 240
 _MAX_MESSAGE_LENGTH = 2 * MAX_WHOLE_SENTENCE + 200

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.errors import KvRenameError
-from onnxkvrename.finding_table import Severity
-from onnxkvrename.findings import Finding, format_count
+from onnxkvrename.findings import Finding, Severity
 from onnxkvrename.report.formats import Answer, FileResult, Format, Line, Span, build_line
 from onnxkvrename.report.inert import MAX_LINE_LENGTH, escape_text, shorten_parts
+from onnxkvrename.text import format_count
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 """Styles of a :class:`Span`."""

@@ -6,12 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from onnxkvrename.files.read import is_in_memory
-from onnxkvrename.findings import (
-    format_bytes,
-    format_count,
-    format_layers,
-    format_list,
-)
 from onnxkvrename.layout.inspect import (
     BufferGroup,
     InspectedBuffer,
@@ -23,6 +17,7 @@ from onnxkvrename.model.signature import UNDECLARED, format_dtype, format_shape
 from onnxkvrename.report.inert import escape_text, shorten_text
 from onnxkvrename.rules.kinds import get_kind_traits
 from onnxkvrename.rules.plan import REASON_NOT_RETAINED
+from onnxkvrename.text import format_bytes, format_count, format_layers, format_list
 
 _FEW, _SOME = 3, 6
 """Things of a sort that are listed: long ones, and short ones."""

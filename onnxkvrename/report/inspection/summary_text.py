@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxkvrename.findings import format_bytes
 from onnxkvrename.layout.inspect import ModelSummary
 from onnxkvrename.report.formats import Line, Span, build_line
 from onnxkvrename.report.formats.text import BOLD, DIM
@@ -15,6 +14,7 @@ from onnxkvrename.report.inspection.facts import (
 )
 from onnxkvrename.report.inspection.map_text import render_kv_map
 from onnxkvrename.report.tables import render_facts
+from onnxkvrename.text import format_bytes
 
 _INDENT = "  "
 _PIPED_MAP = 80

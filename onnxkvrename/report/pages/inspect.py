@@ -5,7 +5,6 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
-from onnxkvrename.findings import format_bytes
 from onnxkvrename.layout.inspect import ModelSummary
 from onnxkvrename.report.formats import FileResult
 from onnxkvrename.report.formats.text import FoldedFinding, choose_findings
@@ -26,6 +25,7 @@ from onnxkvrename.report.inspection.grid import (
 )
 from onnxkvrename.report.pages.page import render_page, shorten_path
 from onnxkvrename.rules.kinds import BufferKind, get_kind_traits, list_kinds
+from onnxkvrename.text import format_bytes
 
 _MAX_TITLE = 80
 _BAND = 10

@@ -18,8 +18,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from onnxkvrename.files.read import read_text_file
-from onnxkvrename.findings import format_bytes, format_count
 from onnxkvrename.report.inert import escape_json, escape_text, shorten_text
+from onnxkvrename.text import format_bytes, format_count
 
 _SOURCES = Path(__file__).parent
 _MAX_NAME = 120

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.files.read import ModelSource
-from onnxkvrename.findings import quote_path
 from onnxkvrename.limits import shorten_text
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
@@ -28,6 +27,7 @@ from onnxkvrename.rules.parse import parse_rules
 from onnxkvrename.rules.plan import REASON_UNKNOWN, RenamePlan, TokenChange, build_rename_plan
 from onnxkvrename.rules.profile import EXAMPLE_TOKEN, UPDATES, NameMatch, Rules
 from onnxkvrename.rules.rules_text import clean_comment, find_suffixes, split_end, write_rules
+from onnxkvrename.text import quote_path
 from onnxkvrename.verification.graph_bodies import read_graph
 from onnxkvrename.verification.pairs.features import find_features
 from onnxkvrename.verification.pairs.find_pairs import find_states

@@ -13,7 +13,6 @@ import re
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from itertools import takewhile
 
-from onnxkvrename.findings import format_list
 from onnxkvrename.limits import MAX_ENTRIES
 from onnxkvrename.model.signature import (
     UNDECLARED,
@@ -22,6 +21,7 @@ from onnxkvrename.model.signature import (
     Value,
     is_dtype_compatible,
 )
+from onnxkvrename.text import format_list
 from onnxkvrename.verification.dataflow import PROVED_VERDICTS, BufferFlow, trace_buffer_flows
 from onnxkvrename.verification.graph_bodies import ModelGraph
 from onnxkvrename.verification.pairs.find_pairs import build_pair, may_be_state

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from onnxkvrename.errors import ModelError, RulesError
 from onnxkvrename.files.read import is_in_memory
-from onnxkvrename.findings import Finding, build_finding, quote_path
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.lone_sides import list_lone_sides
 from onnxkvrename.rules.plan import KvPair
 from onnxkvrename.rules.request import RULES_FILE
+from onnxkvrename.text import quote_path
 from onnxkvrename.verification.pairs.infer_rules import infer_rules, trace_source
 
 OWN_RULES_HINT = "add `--rules FILE` with the rules of the rename"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
 from onnxkvrename.files.read import MemoryFile, ModelSource, is_in_memory
-from onnxkvrename.findings import Finding, build_finding, format_count, quote_path
+from onnxkvrename.findings import Finding, build_finding
 from onnxkvrename.limits import MAX_SEARCHED_NODES
 from onnxkvrename.model.file import open_model
 from onnxkvrename.model.protobuf import ByteSource
@@ -16,6 +16,7 @@ from onnxkvrename.rules.check_together import NO_CACHE_HINT, is_about_own_rules
 from onnxkvrename.rules.checks import CONSUMER_TOKENS
 from onnxkvrename.rules.kv_model import KvModel
 from onnxkvrename.rules.load import find_profiles
+from onnxkvrename.text import format_count, quote_path
 from onnxkvrename.verification.pairs.infer_rules import (
     TracedModel,
     carries_token,
