@@ -138,7 +138,8 @@ def _build_example(findings: Sequence[Finding], own_name: str, *, is_one_file: b
     more = (
         [f"{len(others) - len(shown):,} more"] if is_one_file and len(others) > len(shown) else []
     )
-    also = " and ".join(part for part in (", ".join(shown), *more) if part)
+    names = ", ".join(subject.removesuffix(":") for subject in shown)  # a path before its error
+    also = " and ".join(part for part in (names, *more) if part)
     message = f"{first.message}; likewise {also}" if also else first.message
     if is_one_file:
         return first._replace(message=message)

@@ -41,6 +41,22 @@ def test_findings_that_are_alike_come_once_unless_verbose() -> None:
     assert len(told(many, verbose=True)) == 6 * 2
 
 
+def test_errors_about_results_elsewhere_come_once() -> None:
+    reports = [
+        ModelReport(
+            f"{name}.onnx",
+            f"out/{name}.onnx",
+            "failed",
+            error=WriteError("needs 9 bytes", path=f"out/{name}.onnx", hint="free some"),
+        )
+        for name in "ab"
+    ]
+    (line,) = told(*reports)
+    assert line.endswith(
+        "for example, out/a.onnx: needs 9 bytes; likewise out/b.onnx (free some; -v shows each)"
+    )
+
+
 def test_of_findings_that_differ_the_first_three_are_shown() -> None:
     messages = ("is wrong", "is empty", "is missing", "is odd", "is new")
     lines = told(report(*(fault()._replace(message=message) for message in messages)))
