@@ -42,8 +42,8 @@ def explain_unknown_names(report: Report, request: Request, token: str | None) -
         token: The token that it means.
     """
 
-    def format_command(path: Path) -> str:
-        models = request.models if len(report.models) == 1 else (path,)
+    def format_command(*paths: Path) -> str:
+        models = request.models if len(report.models) == len(paths) else paths
         return format_rename(request._replace(models=models), RULES_FILE)
 
     explained = explain_no_buffers(
@@ -82,8 +82,8 @@ def explain_layout(
     if str(models[0]).endswith(".json"):
         return loaded
 
-    def format_command(path: Path) -> str:
-        return command or _format_inspect(path)
+    def format_command(*paths: Path) -> str:
+        return command or _format_inspect(*paths)
 
     findings = [report.findings for report in loaded.reports]
     if not loaded.layout.buffers:
@@ -140,7 +140,7 @@ def explain_summaries(
             outputs = [value.name for value in graph.signature.outputs]
             base = build_no_buffers_finding(outputs, rules, summaries[index].path)
             base = base._replace(severity="warning")
-            hint = suggest_rules_file(graph, _format_inspect)
+            hint = suggest_rules_file([graph], _format_inspect)
             findings = (*summaries[index].findings, explain_graph(base, graph, None, hint))
             explained[index] = summaries[index]._replace(findings=findings)
     return tuple(explained)
@@ -162,8 +162,9 @@ def _explain_lone_buffers(summary: ModelSummary, model: ModelSource, rules: Rule
     return summary._replace(findings=findings, buffers=buffers)
 
 
-def _format_inspect(path: Path) -> str:
-    return f"onnxkvrename inspect {quote_path(str(path))} --rules {RULES_FILE}"
+def _format_inspect(*paths: Path) -> str:
+    words = " ".join(quote_path(str(path)) for path in paths)
+    return f"onnxkvrename inspect {words} --rules {RULES_FILE}"
 
 
 def warn_of_stops(model: TracedModel) -> tuple[Finding, ...]:
@@ -171,7 +172,7 @@ def warn_of_stops(model: TracedModel) -> tuple[Finding, ...]:
     if model.pairs or not model.lone_states:
         return ()
     base = build_no_buffers_finding(value.name for value in model.signature.outputs)
-    hint = suggest_rules_file(model, _format_first_rename)
+    hint = suggest_rules_file([model], _format_first_rename)
     return (explain_graph(base, model, None, hint)._replace(severity="warning"),)
 
 

@@ -188,8 +188,9 @@ def verify_window_sets(
     rename = build_rename(request)
     across = check_models_together(models, rules, rename, is_complete=is_complete)
 
-    def format_again(path: Path) -> str:
-        return _format_verify(path, request, rules=RULES_FILE)
+    def format_again(*paths: Path) -> str:
+        shown = request.models if len(paths) == len(models) else paths
+        return _format_verify(shown, request, rules=RULES_FILE)
 
     if not any(is_in_memory(model.path) for model in models):
         paths = [Path(model.path) for model in models]
@@ -316,7 +317,7 @@ def _verify_open_model(opened: OpenModel, rules: Rules, request: VerifyRequest) 
     path, beside = opened.file.path, opened.data_beside
     model = scan_model(opened.source, opened.signature, path, rules, data_beside=beside).model
     model = trace_needs(opened.source, model)
-    again = _format_verify(path, request, rules=RULES_FILE)
+    again = _format_verify((path,), request, rules=RULES_FILE)
     hint = "" if is_in_memory(model.path) else join_commands(model.path, again)
     flows, proofs = prove_retention(
         opened.source, model.pairs, model.plan.updates_by_kind, rules.name, hint
@@ -357,11 +358,11 @@ def build_rename(request: VerifyRequest) -> Request:
     )
 
 
-def _format_verify(path: Path, request: VerifyRequest, **changes: Any) -> str:
-    """Return the command that verifies a model as asked for, with other values in some fields."""
+def _format_verify(models: Sequence[Path], request: VerifyRequest, **changes: Any) -> str:
+    """Return the command that verifies models as asked for, with other values in some fields."""
     if "rules" in changes:
         request = request._replace(profile=None)
-    return format_command("verify", request._replace(models=(path,), **changes))
+    return format_command("verify", request._replace(models=tuple(models), **changes))
 
 
 def prove_retention(
@@ -467,5 +468,5 @@ def _suggest_token(
     rename = Request(models, known, replace=tokens != {""})
     command = suggest_rename(rename, rules)
     if tokens == {known}:
-        command = f"`{_format_verify(path, request, token=known)}`"
+        command = f"`{_format_verify((path,), request, token=known)}`"
     return command if known == expected else f"{consumer} selects names with {known}: {command}"

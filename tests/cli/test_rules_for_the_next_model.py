@@ -238,3 +238,28 @@ def test_a_model_without_a_cache_is_named_among_others(run: Run) -> None:
     outcome = run("pairs", "a.onnx", "b.onnx", "--as", "rules")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("error: b.onnx: no cache found in the graph")
+
+
+@pytest.mark.parametrize(
+    ("command", "count"), [("folder --prefix VLLM", 2), ("verify folder", 2), ("folder", 1)]
+)
+def test_kv001_has_one_command_for_all_models_of_one_file(
+    command: str, count: int, run: Run
+) -> None:
+    """Two models of one folder, or two whose names contradict each other."""
+    Path("folder").mkdir()
+    (cache,) = list_caches(("past.{layer}.{part}", "present.{layer}.{part}"), [0], ["k"])
+    other = cache._replace(input="in_k_0", output="out_k_0")
+    if count == 1:
+        command, other = f"{command} --prefix VLLM", cache._replace(output="next.0.k")
+    saved(build_model([cache]), Path("folder/a.onnx"))
+    saved(build_model([other]), Path("folder/b.onnx"))
+    outcome = run(*command.split())
+    assert outcome.code == 1
+    asked = " ".join(f"folder/{name}.onnx" for name in "ab"[:count])
+    rules = f"pairs {asked} --as rules"
+    assert f"`onnxkvrename {rules} > rules.toml`, then `onnxkvrename" in outcome.err
+    assert write_rules(run, *asked.split())
+    if count == 2:
+        assert run("folder", "--prefix", "VLLM", *RULES).code == 0
+        assert run("verify", "folder", *RULES).code == 0

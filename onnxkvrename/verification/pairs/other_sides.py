@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,14 +27,16 @@ _REPLACED = ("KV101", "KV102", "KV111")
 """Findings that say less about a name than its other side does."""
 
 
-def join_commands(path: str, command: str) -> str:
+def join_commands(path: str, command: str, others: Iterable[str] = ()) -> str:
     """Return the command that writes rules for a model, and the one that uses them.
 
     Args:
         path: The model.
         command: The second command, with that file of rules.
+        others: Further models that the rules are for.
     """
-    rules = f"onnxkvrename pairs {quote_path(path)} --as rules > {RULES_FILE}"
+    paths = " ".join(map(quote_path, (path, *others)))
+    rules = f"onnxkvrename pairs {paths} --as rules > {RULES_FILE}"
     return f"`{rules}`, then `{command}`"
 
 

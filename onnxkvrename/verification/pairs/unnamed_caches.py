@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from onnxkvrename.errors import KvRenameError, ModelError, RulesError
@@ -34,8 +35,10 @@ from onnxkvrename.verification.pairs.other_sides import (
 )
 
 _SHOWN_REASONS = 3
-FormatCommand = Callable[[Path], str]
-"""Returns the command for one model, with the file of rules that is suggested."""
+_MAX_TOGETHER = 4
+"""Models that one command writes rules for, at most: more make no readable line."""
+FormatCommand = Callable[..., str]
+"""Returns the command for some models, by their paths, with the file of rules that is suggested."""
 
 
 def find_unnamed_caches(
@@ -83,8 +86,8 @@ def explain_no_buffers(
     """Return the findings of models, with what the graphs of those without buffers show in KV001.
 
     A graph that another profile knows is left to that hint. Beyond `MAX_SEARCHED_NODES` nodes, in
-    all models together, no graph is searched. All hints have the commands for the first model that
-    needs rules.
+    all models together, no graph is searched. All hints have the same commands: for all models that
+    need rules, where one file can be for all, else for the first of them.
 
     Args:
         findings: What is known of each model.
@@ -102,7 +105,7 @@ def explain_no_buffers(
         if isinstance(graph, TracedModel) and graph.list_names() and not find_token(graph, token)
     ]
     traced.sort(key=lambda graph: not graph.buffers)
-    common = suggest_rules_file(traced[0], format_command) if traced else ""
+    common = suggest_rules_file(_choose_models(traced), format_command) if traced else ""
     explained = [tuple(own) for own in findings]
     for index, graph in graphs.items():
         hint = common
@@ -114,6 +117,16 @@ def explain_no_buffers(
             for each in findings[index]
         )
     return explained
+
+
+def _choose_models(traced: Sequence[TracedModel]) -> Sequence[TracedModel]:
+    """Return the models of one file of rules: all, or the first where that cannot be."""
+    proved = [model for model in traced if model.buffers]
+    if 1 < len(proved) <= _MAX_TOGETHER:
+        with suppress(RulesError):  # two of them contradict each other
+            infer_rules(*proved)
+            return proved
+    return traced[:1]
 
 
 def explain_graph(
@@ -174,21 +187,22 @@ def _describe_stops(finding: Finding, graph: TracedModel) -> str:
     return f"{finding.message}; {what}, but that is not proved: {shown}{more}"
 
 
-def suggest_rules_file(graph: TracedModel, format_command: FormatCommand | None) -> str:
-    """Return how to get rules for the caches of a graph, and the command that uses them.
+def suggest_rules_file(graphs: Sequence[TracedModel], format_command: FormatCommand | None) -> str:
+    """Return how to get rules for the caches of graphs, and the command that uses them.
 
     Args:
-        graph: A graph with caches, or with outputs that may be some.
+        graphs: Graphs with caches; or one with outputs that may be some.
         format_command: Returns the command; ``None`` where tokens are removed.
     """
     if format_command is None:
         return OWN_RULES_HINT
-    if is_in_memory(str(graph.path)):
-        return MEMORY_HINT if graph.buffers else MEMORY_DRAFT_HINT
-    command = format_command(graph.path)
-    if graph.buffers:
-        return join_commands(str(graph.path), command)
-    return join_draft_commands(str(graph.path), command)
+    first, *others = graphs
+    if is_in_memory(str(first.path)):
+        return MEMORY_HINT if first.buffers else MEMORY_DRAFT_HINT
+    command = format_command(*(graph.path for graph in graphs))
+    if first.buffers:
+        return join_commands(str(first.path), command, [str(each.path) for each in others])
+    return join_draft_commands(str(first.path), command)
 
 
 def find_token(graph: TracedModel, token: str | None) -> str:
