@@ -147,6 +147,12 @@ FULL_TRANSFER = Option(
     "The consumer transfers all of each buffer, whatever the prompt: "
     "VLLM_QAIC_USE_FULL_KV_TRANSFER=1 is set on both sides.",
 )
+FullTransferOfTarget = Annotated[
+    bool,
+    FULL_TRANSFER._replace(
+        help=FULL_TRANSFER.help.replace("The consumer", "With --target: it"), needs=("target",)
+    ),
+]
 DIM = Option(
     "--dim", "The size of a symbolic dimension, e.g. ctx_len=4096. May be repeated.", "SYMBOL=SIZE"
 )

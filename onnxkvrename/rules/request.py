@@ -6,10 +6,10 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from onnxkvrename.options import (
     FORMAT,
-    FULL_TRANSFER,
     JOBS,
     RULES,
     VERBOSE,
+    FullTransferOfTarget,
     Models,
     Option,
     Profile,
@@ -62,12 +62,7 @@ class Request(NamedTuple):
             is_main=True,
         ),
     ] = None
-    full_transfer: Annotated[
-        bool,
-        FULL_TRANSFER._replace(
-            help=FULL_TRANSFER.help.replace("The consumer", "With --target: it"), needs=("target",)
-        ),
-    ] = False
+    full_transfer: FullTransferOfTarget = False
     strip: Annotated[
         bool,
         Option(

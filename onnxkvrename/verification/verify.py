@@ -15,9 +15,9 @@ from onnxkvrename.limits import MAX_LISTED
 from onnxkvrename.model.file import OpenModel, open_model
 from onnxkvrename.model.protobuf import ByteSource
 from onnxkvrename.options import (
-    FULL_TRANSFER,
     VERBOSE,
     Format,
+    FullTransferOfTarget,
     Jobs,
     Models,
     Option,
@@ -83,12 +83,7 @@ class VerifyRequest(NamedTuple):
             yields_to=("token",),
         ),
     ] = None
-    full_transfer: Annotated[
-        bool,
-        FULL_TRANSFER._replace(
-            help=FULL_TRANSFER.help.replace("The consumer", "With --target: it"), needs=("target",)
-        ),
-    ] = False
+    full_transfer: FullTransferOfTarget = False
     renamed_from: Annotated[
         Path | None,
         Option(
