@@ -329,6 +329,17 @@ def is_occupied(path: str | Path) -> bool:
     return read_status(path, follow_links=False) is not None
 
 
+def find_existing_directory(directory: Path) -> Path:
+    """Return a directory, or the nearest one above it that exists.
+
+    Raises:
+        ModelError: It cannot be determined what is there.
+    """
+    # The root always exists, even if the system reports an error for it.
+    candidates = (directory, *directory.parents)
+    return next(filter(is_occupied, candidates), Path(directory.anchor))
+
+
 def resolve_path(path: str | Path) -> str:
     """Return the absolute path without links and ``..``; parts that are missing stay.
 

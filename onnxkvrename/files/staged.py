@@ -24,6 +24,7 @@ from onnxkvrename.files.read import (
     FileIdentity,
     build_changed_error,
     close_quietly,
+    find_existing_directory,
     has_content,
     is_file_unchanged,
     is_occupied,
@@ -44,6 +45,7 @@ from onnxkvrename.files.temp_file import (
 from onnxkvrename.files.write_errors import translate_write_errors
 from onnxkvrename.text import format_list
 
+SAME_FILES_HINT = "all workers must see the same files, under the same paths"
 _NO_SYNC_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system that cannot flush a directory by itself."""
 
@@ -224,17 +226,6 @@ def clear_leftovers(locks: Locks, inputs: Iterable[Path], *, links_only: bool = 
         remove_leftovers(directory, kept=kept, links_only=links_only)
 
 
-def find_existing_directory(directory: Path) -> Path:
-    """Return a directory, or the nearest one above it that exists.
-
-    Raises:
-        ModelError: It cannot be determined what is there.
-    """
-    # The root always exists, even if the system reports an error for it.
-    candidates = (directory, *directory.parents)
-    return next(filter(is_occupied, candidates), Path(directory.anchor))
-
-
 class _NewDirectory(NamedTuple):
     """A directory that is missing, with all that is below it.
 
@@ -305,7 +296,7 @@ class _Run:
                     raise WriteError(
                         "a worker wrote it, but it is not visible here",
                         path=str(stage.output.display_path),
-                        hint="all workers must see the same files, under the same paths",
+                        hint=SAME_FILES_HINT,
                     )
         for output in self.outputs:
             _check_source(output)
@@ -404,6 +395,7 @@ class _Run:
 
     def clean_up(self) -> None:
         """Remove all temporary names of the run; what the system refuses to remove stays."""
+        # By their names first: a directory that takes files cannot always be listed.
         for step in self.steps:
             for path in (step.backup, step.temp_path):
                 if path is not None:

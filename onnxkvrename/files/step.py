@@ -162,12 +162,11 @@ def _read_inode(path: Path) -> tuple[int, int] | None:
         OSError: This cannot be determined.
     """
     try:
-        status = os.lstat(path)
+        return require_inode(path)
     except OSError as error:
         if error.errno in _NOTHING_ERRNOS:
             return None
         raise
-    return status.st_dev, status.st_ino
 
 
 def require_inode(path: Path) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from onnxkvrename.errors import ModelError, WriteError
 from onnxkvrename.files.find import RenameJob
 from onnxkvrename.files.inside import CACHE_FAULT, check_inside, find_cache
 from onnxkvrename.files.read import (
+    find_existing_directory,
     has_content,
     is_directory,
     is_link,
@@ -22,7 +23,6 @@ from onnxkvrename.files.read import (
     read_status,
     resolve_path,
 )
-from onnxkvrename.files.staged import find_existing_directory
 from onnxkvrename.files.temp_file import list_temp_paths
 from onnxkvrename.files.write_errors import SPACE_HINT, translate_write_errors
 from onnxkvrename.findings import Finding, build_finding

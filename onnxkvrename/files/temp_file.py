@@ -26,7 +26,7 @@ TEMP_PREFIX = ".onnxkvrename-"
 """Start of every temporary name. None ends in `.onnx`: some exporters take any file in a
 window's directory that does."""
 TEMP_NAME = re.compile(
-    rf"{re.escape(TEMP_PREFIX)}(?P<key>[0-9a-f]{{24}})-[0-9a-f]{{12}}-[a-z]{{3,4}}"
+    rf"{re.escape(TEMP_PREFIX)}(?P<key>[0-9a-f]{{24}})-[0-9a-f]{{12}}-(?:new|old|dir)"
 )
 """Every name that this program gives to a temporary file, a backup or a directory in the making."""
 

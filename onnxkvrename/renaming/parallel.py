@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxkvrename import __version__
 from onnxkvrename.errors import KvRenameError, MissingFileError, ReadError, WriteError
+from onnxkvrename.files.staged import SAME_FILES_HINT
 from onnxkvrename.files.temp_file import ProgressCallback
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-SAME_FILES_HINT = "all workers must see the same files, under the same paths"
 _CHUNK_SIZE = 16
 """On Dask, 300 windows take three times as long with a task for each."""
 _MIN_ITEMS_PER_PROCESS = 8

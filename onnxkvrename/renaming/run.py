@@ -14,8 +14,8 @@ from onnxkvrename.errors import (
 )
 from onnxkvrename.files.find import RenameJob
 from onnxkvrename.files.lock import Locks, open_locks
-from onnxkvrename.files.read import MEMORY, is_directory
-from onnxkvrename.files.staged import WrittenInterrupt, clear_leftovers, find_existing_directory
+from onnxkvrename.files.read import MEMORY, find_existing_directory, is_directory
+from onnxkvrename.files.staged import WrittenInterrupt, clear_leftovers
 from onnxkvrename.files.targets import check_result_size
 from onnxkvrename.findings import CheckError, Finding, promote_to_errors
 from onnxkvrename.model.file import join_pieces, read_model_signature, sum_piece_sizes
