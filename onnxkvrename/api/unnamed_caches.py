@@ -180,7 +180,7 @@ def _format_first_rename(path: Path) -> str:
     return format_rename(Request((path,), "KV"), RULES_FILE)
 
 
-def suggest_rename(models: Iterable[TracedModel]) -> str:
+def suggest_first_rename(models: Iterable[TracedModel]) -> str:
     """Return the commands that rename the first model with caches that no profile knows.
 
     Empty if there is none, or its names have a token already.

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from onnxkvrename.api.unnamed_caches import suggest_rename, warn_of_stops
+from onnxkvrename.api.unnamed_caches import suggest_first_rename, warn_of_stops
 from onnxkvrename.cli.options import declare_command
 from onnxkvrename.cli.output import print_answer
 from onnxkvrename.errors import ModelError
@@ -98,7 +98,7 @@ def _render_tables(
         yield Line(f"{result.path}: {_count_pairs(result)}")
         rows = [_HEADINGS, *(_build_row(pair) for pair in result.pairs)]
         yield from render_table(rows if result.pairs else (), width, indent="  ")
-    commands = suggest_rename(each for each in results if isinstance(each, TracedModel))
+    commands = suggest_first_rename(each for each in results if isinstance(each, TracedModel))
     if commands:
         yield Line(f"to rename: {commands}")
 

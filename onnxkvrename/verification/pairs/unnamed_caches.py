@@ -96,7 +96,9 @@ def explain_no_buffers(
         format_command: As for :func:`suggest_rules_file`.
     """
     asked = [
-        index for index, own in enumerate(findings) if any(each.code == "KV001" for each in own)
+        index
+        for index, own in enumerate(findings)
+        if any(each.code == "KV001" and not is_about_own_rules(each) for each in own)
     ]
     graphs = dict(zip(asked, search_graphs([models[index] for index in asked]), strict=True))
     traced = [
