@@ -274,7 +274,9 @@ def test_the_command_that_others_advise_seeds_an_export(
     args: tuple[str, ...], plain: Path, run: Run
 ) -> None:
     places = {"MODEL": str(plain / "decoder.onnx"), "EXPORT": str(plain)}
-    (command,) = find_commands(run(*(places.get(word, word) for word in args)).err)
+    said = run(*(places.get(word, word) for word in args)).err
+    (command,) = find_commands(said)
+    assert f"`{command}` makes a renamed copy: then pass that" in said
     assert command.startswith(f"onnxkvrename {plain} ")
     assert command.endswith(" --seed-cache")
     assert run(*split_words(command)[1:]).code == 0
